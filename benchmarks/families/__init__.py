@@ -1,0 +1,17 @@
+"""The names of the families of workloads, in the order of the table."""
+
+from __future__ import annotations
+
+IN_MEMORY = (
+    "construction",
+    "access",
+    "views",
+    "indexing",
+    "shape",
+    "pieces",
+    "copies",
+    "locking",
+    "apply",
+    "casting",
+)
+FAMILIES = (*IN_MEMORY, "storage")

@@ -1,0 +1,242 @@
+"""The table of medians and ratios, and the verdict on each target."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+SIDES = ("ours", "reference", "floor")
+WIDTH = 48
+
+IN_MEMORY_SPEEDUP = 2.0
+NEAR_FLOOR = 2.0
+SAVE_SPEEDUP = 4.0
+SAVE_OF_RAW = 0.8
+PEAK_GROWTH = 64 * 1024 * 1024
+LOAD_SPEEDUP = 2.0
+
+
+@dataclass
+class Row:
+    """A workload and what was measured: seconds per call, one figure per side and round."""
+
+    family: str
+    name: str
+    in_memory: bool
+    target: str
+    payload_bytes: int
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    errors: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def median(self, side: str) -> float | None:
+        """Return the median seconds per call of a side, None where it was not measured."""
+        return statistics.median(self.seconds[side]) if self.seconds[side] else None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster this package is than the reference."""
+        return _ratio(self.median("reference"), self.median("ours"))
+
+    @property
+    def best_speedup(self) -> float:
+        """The speedup between the fastest round of each: other processes can only make a round slower."""
+        return min(self.seconds["reference"]) / min(self.seconds["ours"])
+
+    @property
+    def over_floor(self) -> float | None:
+        """How many times slower this package is than the floor."""
+        return _ratio(self.median("ours"), self.median("floor"))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything known about the workload, for `--json`."""
+        return {
+            "family": self.family,
+            "name": self.name,
+            "median_seconds": {side: self.median(side) for side in SIDES},
+            "reference_over_ours": self.speedup,
+            "best_reference_over_ours": self.best_speedup if self.speedup is not None else None,
+            "ours_over_floor": self.over_floor,
+            "seconds": self.seconds,
+            "payload_bytes": self.payload_bytes,
+            "errors": self.errors,
+            "warnings": self.warnings,
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target: whether it is met (None: not measured in this run) and the figures."""
+
+    target: str
+    met: bool | None
+    figures: str
+
+    def __str__(self) -> str:
+        word = {True: "met", False: "MISSED", None: "not measured"}[self.met]
+        return f"[{word}] {self.target}: {self.figures}"
+
+
+def header() -> str:
+    """Return the heading of the table."""
+    return _line("", "ours", "reference", "floor", "ref/ours", "ours/floor")
+
+
+def family_table(family: str, rows: list[Row]) -> str:
+    """Return the lines of a family, its geometric means last."""
+    lines = [family]
+    for row in rows:
+        cells = [_cell(row, side) for side in SIDES]
+        lines.append(_line(f"  {row.name}", *cells, _times(row.speedup), _times(row.over_floor)))
+        if row.payload_bytes:
+            rates = [_rate(row.payload_bytes, row.median(side)) for side in SIDES]
+            lines.append(_line("", *rates, "", ""))
+        lines += [f"    ! {side}: {error}" for side, error in row.errors.items()]
+        lines += [f"    ! {warning}" for warning in row.warnings]
+    speedup, over_floor = means(rows)
+    lines.append(_line("  geometric mean", "", "", "", _times(speedup), _times(over_floor)))
+    return "\n".join(lines)
+
+
+def means(rows: list[Row]) -> tuple[float | None, float | None]:
+    """Return the geometric means of reference/ours and of ours/floor over the rows that have them."""
+    return _mean([row.speedup for row in rows]), _mean([row.over_floor for row in rows])
+
+
+def verdicts(rows: list[Row], memory: dict[str, dict[str, int]], quick: bool) -> list[Verdict]:
+    """Return the verdict on each target; `memory` is bytes of growth per side and layout."""
+    return [
+        _overall(rows),
+        _none_slower(rows),
+        _near_floor(rows),
+        _saving_speedup(rows),
+        _saving_of_raw(rows),
+        _peak_memory(memory, quick),
+        _loading(rows),
+    ]
+
+
+def failures(rows: list[Row]) -> list[str]:
+    """Return the workloads in which a side failed or did other work than the others."""
+    return [f"{row.family}: {row.name}" for row in rows if row.errors or row.warnings]
+
+
+def human(seconds: float | None) -> str:
+    """Return a duration in three digits and its own unit."""
+    if seconds is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return (
+                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
+            )
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def _overall(rows: list[Row]) -> Verdict:
+    target = f"in-memory families at least {IN_MEMORY_SPEEDUP} times faster than the reference"
+    measured = [row for row in rows if row.in_memory and row.speedup is not None]
+    asked = sum(row.in_memory for row in rows)
+    mean = _mean([row.speedup for row in measured])
+    if mean is None:
+        return Verdict(target, None, "no workload")
+    return Verdict(
+        target, mean >= IN_MEMORY_SPEEDUP, f"{mean:.2f}x over {len(measured)} of {asked} workloads"
+    )
+
+
+def _none_slower(rows: list[Row]) -> Verdict:
+    target = "no workload slower than the reference"
+    ratios = [(row, row.speedup) for row in rows if row.speedup is not None]
+    slower = sorted(((ratio, row) for row, ratio in ratios if ratio < 1), key=lambda pair: pair[0])
+    if not ratios:
+        return Verdict(target, None, "no workload")
+    listed = "".join(
+        f"\n    {ratio:.3f}x (best rounds: {row.best_speedup:.3f}x)  {row.family}: {row.name}"
+        for ratio, row in slower
+    )
+    return Verdict(target, not slower, f"{len(slower)} of {len(ratios)} slower{listed}")
+
+
+def _near_floor(rows: list[Row]) -> Verdict:
+    target = f"10 leaves: int and slice index, clone, unbind, stack at most {NEAR_FLOOR} times the floor"
+    ratios = [
+        (row.over_floor, row) for row in rows if row.target == "near_floor" and row.over_floor is not None
+    ]
+    if not ratios:
+        return Verdict(target, None, "no workload")
+    listed = "".join(f"\n    {ratio:.2f}x  {row.family}: {row.name}" for ratio, row in ratios)
+    return Verdict(
+        target, all(ratio <= NEAR_FLOOR for ratio, _ in ratios), f"{len(ratios)} workloads{listed}"
+    )
+
+
+def _saving_speedup(rows: list[Row]) -> Verdict:
+    ratio = next((row.speedup for row in rows if row.target == "save"), None)
+    return _at_least(
+        f"saving 64 leaves, 2 threads, at least {SAVE_SPEEDUP} times the reference", ratio, SAVE_SPEEDUP
+    )
+
+
+def _saving_of_raw(rows: list[Row]) -> Verdict:
+    found = next((row for row in rows if row.target == "save"), None)
+    ratio = None if found is None else _ratio(found.median("floor"), found.median("ours"))
+    return _at_least(
+        f"saving 64 leaves at least {SAVE_OF_RAW} of raw writes by 2 threads", ratio, SAVE_OF_RAW
+    )
+
+
+def _loading(rows: list[Row]) -> Verdict:
+    ratio = next((row.speedup for row in rows if row.target == "load"), None)
+    return _at_least(
+        f"load_memmap of many small leaves at least {LOAD_SPEEDUP} times faster than the reference",
+        ratio,
+        LOAD_SPEEDUP,
+    )
+
+
+def _at_least(target: str, ratio: float | None, bound: float) -> Verdict:
+    if ratio is None:
+        return Verdict(target, None, "no workload")
+    return Verdict(target, ratio >= bound, f"{ratio:.2f}x")
+
+
+def _peak_memory(memory: dict[str, dict[str, int]], quick: bool) -> Verdict:
+    target = f"peak memory grows by at most {PEAK_GROWTH >> 20} MiB while saving"
+    ours = memory.get("ours", {})
+    if not ours:
+        return Verdict(target, None, "not measured")
+    listed = "".join(
+        f"\n    {side}: {layout}: {growth / 2**20:.1f} MiB"
+        for side, layouts in memory.items()
+        for layout, growth in layouts.items()
+    )
+    # A quick run saves no more than the bound: staying under it would prove nothing.
+    return Verdict(target, None if quick else max(ours.values()) <= PEAK_GROWTH, listed)
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return None if over is None or under is None else over / under
+
+
+def _mean(ratios: list[float | None]) -> float | None:
+    logs = [math.log(ratio) for ratio in ratios if ratio is not None]
+    return math.exp(statistics.fmean(logs)) if logs else None
+
+
+def _cell(row: Row, side: str) -> str:
+    return "error" if side in row.errors else human(row.median(side))
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def _rate(payload: int, seconds: float | None) -> str:
+    return "" if seconds is None else f"{payload / seconds / 2**30:.2f} GiB/s"
+
+
+def _line(name: str, *cells: str) -> str:
+    return f"{name:{WIDTH}}" + "".join(f"{cell:>12}" for cell in cells)

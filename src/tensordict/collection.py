@@ -1,0 +1,54 @@
+"""TensorCollection: the root of all containers, assembled from the families of operations in `ops/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tensordict import torch_functions
+from tensordict.context import Context
+from tensordict.ops.applying import Applying
+from tensordict.ops.casting import Casting
+from tensordict.ops.comparison import Comparison
+from tensordict.ops.converting import Converting
+from tensordict.ops.copying import Copying
+from tensordict.ops.factories import Factories
+from tensordict.ops.gathering import Gathering
+from tensordict.ops.indexing import Indexing
+from tensordict.ops.naming import Naming
+from tensordict.ops.saving import Saving
+from tensordict.ops.shape import Shape
+from tensordict.ops.stacking import Stacking
+from tensordict.ops.structure import Structure
+from tensordict.printing import Printing
+
+
+class TensorCollection(
+    Gathering,
+    Indexing,
+    Structure,
+    Applying,
+    Stacking,
+    Shape,
+    Factories,
+    Casting,
+    Comparison,
+    Copying,
+    Converting,
+    Saving,
+    Naming,
+    Printing,
+    Context,
+):
+    """A container of tensors that behaves as one tensor along its batch dimensions.
+
+    Every public method comes from one of the families above and is written once, on the primitives of
+    :class:`~tensordict.contract.Contract`, which a container supplies.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Torch's own functions on containers; see `torch_functions.py` for the table."""
+        return torch_functions.call(func, types, args, kwargs)

@@ -1,0 +1,89 @@
+"""Containers as context managers: an operation remembers how it is undone, and the end of the block undoes it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tensordict.contract import Contract
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def remember(result: Any, source: Any, undo: Callable[[Any], Any]) -> Any:
+    """Note on `result` that `undo(result)` has the form of `source` again; returns `result`.
+
+    The source is held weakly: a loop that rebinds one name to view after view would otherwise keep every container
+    it went through alive. Compiled code, which cannot trace weak references, holds it strongly.
+    """
+    result._undo = (source if torch.compiler.is_compiling() else weakref.ref(source), undo)
+    return result
+
+
+def remember_state(container: Any, undo: Callable[[Any], Any]) -> Any:
+    """Note that `undo(container)` takes back a change of state, such as a lock; returns `container`."""
+    container._undo = (None, undo)
+    return container
+
+
+class Context(Contract):
+    """`with td.unlock_():`, `with td.view(-1) as flat:` ... over the operation that was called last."""
+
+    _blocks: list[tuple[Any, Callable[[Any], Any], set[Any]]] | None = None
+
+    def __enter__(self) -> Self:
+        """Open a block at whose end the operation that made this container is undone.
+
+        Raises:
+            RuntimeError: when the container does not come from an operation that can be undone.
+        """
+        pending, self._undo = self._undo, None
+        if pending is None:
+            raise RuntimeError(
+                "`with` needs an operation that can be undone, as in `with td.unlock_():` or "
+                "`with td.view(-1) as flat:`; this container does not come from one"
+            )
+        source, undo = pending
+        if isinstance(source, weakref.ref):
+            source = source()
+        before = set() if source is None else set(source.keys(True, True))
+        if self._blocks is None:
+            self._blocks = []
+        self._blocks.append((source, undo, before))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Undo the operation; what was written in the block is kept, also when it raised."""
+        assert self._blocks is not None
+        source, undo, before = self._blocks.pop()
+        if not self._blocks:
+            del self._blocks
+        restored = undo(self)
+        if source is not None:
+            _write_back(source, restored, before)
+
+
+def _write_back(source: Any, restored: Any, before: set[Any]) -> None:
+    """Bring `source` to the entries of `restored`: write what is new or has moved, delete what has gone."""
+    changed = {}
+    kept = set()
+    for key, value in restored.items(True, True):
+        kept.add(key)
+        current = source.get(key, None)
+        if current is not value and (current is None or not _same_memory(current, value)):
+            changed[key] = value
+    if changed:
+        source.update(changed)
+    for key in before - kept:
+        source.del_(key)
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    same_form = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
+    return same_form and a.data_ptr() == b.data_ptr()

@@ -1,0 +1,38 @@
+"""The exception types of the package."""
+
+from __future__ import annotations
+
+
+class KeyMismatchError(KeyError, RuntimeError):
+    """Containers that should have the same keys do not."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class BatchIndexError(IndexError, RuntimeError):
+    """An index does not fit the batch size."""
+
+
+class LockedError(RuntimeError):
+    """A structural write to a locked container, or an unlock that a locked parent forbids."""
+
+
+class ShapeError(ValueError, RuntimeError):
+    """A shape does not fit: that of a value in an in-place write, or that asked of a batch."""
+
+
+class DimError(IndexError, ValueError, RuntimeError):
+    """A dim is out of range."""
+
+
+class SaveError(OSError, RuntimeError, ValueError):
+    """A save that cannot be written, or whose files do not add up.
+
+    Failures of the operating system itself (a missing file, no permission, a full disk) are plain `OSError`s of the
+    fitting kind, with the path and the key in their message.
+    """
+
+
+class UnsupportedEntryError(SaveError, NotImplementedError):
+    """An entry or an option that this version cannot save or load."""

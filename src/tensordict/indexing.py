@@ -1,0 +1,162 @@
+"""Indices on the batch dimensions: how to apply one to a leaf, and the batch size that results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict.errors import BatchIndexError
+
+_FULL = slice(None)
+
+
+def leaf_index(index: Any, batch_size: torch.Size) -> Any:
+    """The index that does to a leaf what `index` does to a tensor of shape `batch_size`.
+
+    Lists, ranges and numpy arrays become tensors once, instead of once per leaf; an Ellipsis is spelled out, since a
+    leaf has feature dims behind the batch dims.
+
+    Raises:
+        IndexError: when the index addresses more dims than there are.
+    """
+    kind = type(index)
+    if kind is int or kind is slice or index is None:
+        if not batch_size and index is not None:
+            if kind is slice:
+                raise _too_many(1, batch_size)
+            raise BatchIndexError(f"a container without batch dims (batch_size=[]) cannot be indexed with {index!r}")
+        return index
+    if kind is tuple:
+        return _tuple_index(index, batch_size)
+    if index is Ellipsis:
+        return ()
+    index = _component(index)
+    consumed = _consumed(index)
+    if consumed > len(batch_size):
+        raise _too_many(consumed, batch_size)
+    if type(index) is Tensor and index.dtype in _MASKS and index.ndim:
+        return _from_mask(index, batch_size, 0)
+    return index
+
+
+def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
+    """The shape of a tensor of shape `batch_size` once indexed with `index`, an output of `leaf_index`."""
+    kind = type(index)
+    if kind is int:
+        size = batch_size[0]
+        if not -size <= index < size:
+            raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
+        return batch_size[1:]
+    if kind is slice:
+        start, stop, step = index.indices(batch_size[0])
+        if step <= 0:
+            raise ValueError("step must be greater than zero")
+        return torch.Size((max(0, -((start - stop) // step)), *batch_size[1:]))
+    if kind is Tensor and index.dtype not in _MASKS:
+        return index.shape + batch_size[1:]
+    # A tensor of this size that owns one byte: torch itself says what its indexing gives.
+    return torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape
+
+
+def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]:
+    """The dim names after indexing dims called `names`, giving `count` dims.
+
+    A dim that is kept keeps its name; dims made by `None` or by tensors have none.
+    """
+    items = list(index) if isinstance(index, tuple) else [index]
+    out: list[str | None] = []
+    position = 0
+    advanced_at: list[int] = []
+    for item in items:
+        if item is None:
+            out.append(None)
+        elif isinstance(item, slice):
+            out.append(names[position])
+            position += 1
+        elif isinstance(item, int) and not isinstance(item, bool):
+            position += 1
+        else:
+            advanced_at.append(len(out))
+            position += _consumed(item)
+    rest = names[position:]
+    added = count - len(out) - len(rest)
+    if advanced_at and added:
+        contiguous = advanced_at[0] == advanced_at[-1]
+        at = advanced_at[0] if contiguous else 0
+        out[at:at] = [None] * added
+    return out + rest
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, ...]:
+    items = [
+        item if type(item) in (int, slice) or item is None or item is Ellipsis else _component(item) for item in index
+    ]
+    consumed = sum(map(_consumed, items))
+    ndim = len(batch_size)
+    if consumed > ndim:
+        raise _too_many(consumed, batch_size)
+    ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
+    if ellipses:
+        if len(ellipses) > 1:
+            raise IndexError("an index can only have a single ellipsis ('...')")
+        at = ellipses[0]
+        items[at : at + 1] = [_FULL] * (ndim - consumed)
+    return tuple(items)
+
+
+def _consumed(item: Any) -> int:
+    """How many dims one component of an index addresses."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    if isinstance(item, Tensor) and item.dtype in _MASKS:
+        return item.ndim
+    return 1
+
+
+def _component(item: Any) -> Any:
+    """A list, range, array or numpy scalar as torch's indexing takes it fastest."""
+    if isinstance(item, (Tensor, bool, int, slice)):
+        return item
+    if isinstance(item, range):
+        if item.step > 0 and item.start >= 0 and len(item):
+            return torch.arange(item.start, item.stop, item.step)
+        return torch.tensor(list(item), dtype=torch.long)
+    if isinstance(item, np.ndarray):
+        return torch.from_numpy(item)
+    if isinstance(item, (np.integer, np.bool_)):
+        return item.item()
+    if isinstance(item, Sequence) and not isinstance(item, str):
+        tensor = torch.stack([torch.as_tensor(x) for x in item]) if _has_tensors(item) else torch.tensor(item)
+        return tensor if tensor.numel() else tensor.long()
+    if hasattr(item, "__index__"):
+        return item.__index__()
+    raise IndexError(
+        f"a container is indexed by integers, slices, None, Ellipsis, tensors, arrays, lists, ranges or tuples of "
+        f"these, got {item!r} of type {type(item).__name__}"
+    )
+
+
+def _has_tensors(items: Sequence[Any]) -> bool:
+    return any(isinstance(item, Tensor) for item in items)
+
+
+def _from_mask(mask: Tensor, batch_size: torch.Size, at: int) -> Any:
+    """A boolean mask as the integer index torch would make of it, so that this is done once and not per leaf."""
+    for dim, size in enumerate(mask.shape):
+        if size != batch_size[at + dim]:
+            raise IndexError(
+                f"the shape of the mask {list(mask.shape)} does not match the batch size {list(batch_size)} at dim {at + dim}"
+            )
+    found = mask.nonzero(as_tuple=True)
+    return found[0] if len(found) == 1 else found
+
+
+def _too_many(count: int, batch_size: torch.Size) -> BatchIndexError:
+    return BatchIndexError(f"too many indices: {count} for a container of batch size {list(batch_size)}")

@@ -1,0 +1,1 @@
+"""The on-disk formats, one file each, and the file operations under them."""

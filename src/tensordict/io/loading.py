@@ -1,0 +1,167 @@
+"""Reading the directory format: files are mapped, and nothing is touched until it is used."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.io import files
+from tensordict.io.meta import Leaf, Node, read_node
+from tensordict.io.names import LEAF_SUFFIX, META, file_name, folder_name
+from tensordict.keys import Path, joined, path_of
+from tensordict.memmap import PathLike, map_file
+
+
+@dataclass(slots=True)
+class LoadOptions:
+    """How to load; see `TensorDict.load_memmap`."""
+
+    device: torch.device | None = None
+    non_blocking: bool = False
+    robust: bool = True
+
+
+def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None) -> Any:
+    """The container saved in the folder `prefix`, or the nested one at `subpath` in it.
+
+    Raises:
+        FileNotFoundError: when a file is missing.
+        SaveError: when the files do not add up.
+        UnsupportedEntryError: when an entry is of a kind that this version cannot load.
+    """
+    shown = pathlib.Path(os.fspath(prefix))
+    folder = os.path.abspath(shown)
+    path = _subpath(subpath)
+    for count in range(len(path)):
+        inner = _nested_folder(folder, path[:count], path[count], options.robust, os.fspath(shown))
+        folder = f"{folder}/{inner}"
+        shown = shown / inner
+    try:
+        container = _load_node(folder, shown, path, options)
+    except RecursionError as error:
+        raise SaveError(f"the save in {folder!r} is nested too deeply") from error
+    device = options.device
+    if device is not None and device.type not in ("cpu", "meta") and not options.non_blocking:
+        torch.accelerator.synchronize(device)
+    return container
+
+
+def _subpath(subpath: Any) -> Path:
+    if subpath is None:
+        return ()
+    if isinstance(subpath, str):
+        return tuple(name for name in subpath.split("/") if name)
+    return path_of(subpath)
+
+
+def _nested_folder(folder: str, key: Path, name: str, robust: bool, prefix: str) -> str:
+    node = read_node(folder, key)
+    if _entry_of(node, name) is not None:
+        raise SaveError(f"subpath {joined((*key, name))!r} is a tensor in {prefix!r}; subpath loads nested containers")
+    if name not in node.entries:
+        raise SaveError(
+            f"no container at subpath {joined((*key, name))!r} in {prefix!r}; "
+            f"there are {[name for name, entry in node.entries.items() if entry is None]}"
+        )
+    return _folder_of(folder, name, _leaf_files(node, robust), robust)
+
+
+def _entry_of(node: Node, name: str) -> Leaf | None:
+    return node.entries.get(name)
+
+
+def _load_node(folder: str, shown: pathlib.Path, key: Path, options: LoadOptions) -> Any:
+    node = read_node(folder, key)
+    loader = LOADERS.get(node.class_name)
+    if loader is None:
+        entry = f"entry {joined(key)!r}: " if key else ""
+        raise UnsupportedEntryError(
+            f"{entry}{folder}/{META} is of a {node.class_name}, which this version cannot load yet; "
+            f"it loads {sorted(LOADERS)}"
+        )
+    return loader(node, folder, shown, key, options)
+
+
+def _load_tensordict(node: Node, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions) -> Any:
+    device = options.device
+    # In FakeTensorMode a new tensor is a fake one.
+    unread = (device is not None and device.type == "meta") or type(torch.empty((), device="cpu")) is not Tensor
+    leaf_files: frozenset[str] | None = None
+    entries: dict[str, Any] = {}
+    for name, entry in node.entries.items():
+        if entry is None:
+            if leaf_files is None:
+                leaf_files = _leaf_files(node, options.robust)
+            inner = _folder_of(folder, name, leaf_files, options.robust)
+            child = _load_node(f"{folder}/{inner}", shown / inner, (*key, name), options)
+            if child._batch_size[: len(node.batch_size)] != node.batch_size:
+                raise SaveError(
+                    f"entry {joined((*key, name))!r}: the batch size {list(child._batch_size)} in {folder}/{inner} "
+                    f"does not begin with that of its parent, {list(node.batch_size)}"
+                )
+            entries[name] = child
+        elif unread:
+            entries[name] = torch.empty(entry.shape, dtype=entry.dtype, device=device or "cpu")
+        else:
+            leaf = _load_leaf(folder, name, entry, key, options.robust)
+            if device is not None and device.type != "cpu":
+                leaf = leaf.to(device, non_blocking=True)
+            entries[name] = leaf
+    empty: Contract = registry.lookup(node.class_name)()
+    container = empty._build(entries, torch.Size(node.batch_size), device or node.device, node.names)
+    if device is None or device.type == "cpu":
+        container._memmap_prefix = shown
+    return container
+
+
+# Where the classes that have their own layout (lazy stacks, tensorclasses, non-tensor data) come in.
+LOADERS: dict[str, Callable[[Node, str, pathlib.Path, Path, LoadOptions], Any]] = {
+    "TensorDict": _load_tensordict,
+}
+
+
+def _load_leaf(folder: str, name: str, leaf: Leaf, key: Path, robust: bool) -> Tensor:
+    file = file_name(name, robust)
+    path = f"{folder}/{file}{LEAF_SUFFIX}"
+    try:
+        return map_file(path, leaf.dtype, leaf.shape, (*key, name))
+    except FileNotFoundError as error:
+        if file != name and "/" not in name and "\0" not in name:
+            # Saved with robust_key=False, or before names were encoded.
+            plain = f"{folder}/{name}{LEAF_SUFFIX}"
+            if os.path.exists(plain):
+                return map_file(plain, leaf.dtype, leaf.shape, (*key, name))
+        if 0 in leaf.shape:
+            # The reference writes no file for a tensor without elements.
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
+        raise files.named_os_error(error, "open the file", path, (*key, name)) from None
+    except OSError as error:
+        raise files.named_os_error(error, "map the file", path, (*key, name)) from error
+
+
+def _leaf_files(node: Node, robust: bool) -> frozenset[str]:
+    return frozenset(file_name(name, robust) + LEAF_SUFFIX for name, entry in node.entries.items() if entry is not None)
+
+
+def _folder_of(folder: str, name: str, leaf_files: frozenset[str], robust: bool) -> str:
+    inner = folder_name(name, robust, leaf_files)
+    if (
+        inner != name
+        and name not in ("", ".", "..", META)
+        and "/" not in name
+        and "\0" not in name
+        and not os.path.isdir(f"{folder}/{inner}")
+        and os.path.isdir(f"{folder}/{name}")
+    ):
+        # Saved with robust_key=False, or before names were encoded.
+        return name
+    return inner

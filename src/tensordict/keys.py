@@ -1,0 +1,88 @@
+"""Nested keys: a name, or a (possibly nested) tuple of names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard, Union
+
+Key = Union[str, tuple[Any, ...]]
+Path = tuple[str, ...]
+
+
+class _NestedKeyMeta(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return is_nested_key(instance)
+
+
+class NestedKey(metaclass=_NestedKeyMeta):
+    """The type of a nested key: `isinstance(x, NestedKey)` holds for a string or a (nested) tuple of strings.
+
+    Example:
+        >>> from tensordict import NestedKey
+        >>> isinstance(("a", ("b", "c")), NestedKey), isinstance(("a", 0), NestedKey)
+        (True, False)
+    """
+
+
+def is_nested_key(key: object) -> TypeGuard[Key]:
+    """Whether `key` is a string or a non-empty (nested) tuple of strings."""
+    if isinstance(key, str):
+        return True
+    return isinstance(key, tuple) and bool(key) and all(map(is_nested_key, key))
+
+
+def path_of(key: Any) -> Path:
+    """The flat tuple of names behind a nested key.
+
+    Raises:
+        TypeError: when `key` is anything but a string or a non-empty (nested) tuple of strings.
+    """
+    if type(key) is str:
+        return (key,)
+    if isinstance(key, tuple) and key:
+        for name in key:
+            if type(name) is not str:
+                return tuple(part for name in key for part in path_of(name))
+        return key
+    if isinstance(key, str):
+        return (str(key),)
+    raise TypeError(
+        f"a key must be a string or a non-empty (nested) tuple of strings, got {key!r} of type {type(key).__name__}"
+    )
+
+
+def joined(path: Path) -> Key:
+    """The canonical key of a path: the bare name of a one-name path, else the path itself."""
+    return path[0] if len(path) == 1 else path
+
+
+def unravel_key(key: Any) -> Key:
+    """Flatten a nested key to its canonical form: a string, or a flat tuple of at least two strings.
+
+    Raises:
+        TypeError: when `key` is not a string or a (nested) tuple of strings.
+
+    Example:
+        >>> from tensordict import unravel_key
+        >>> unravel_key(("a",)), unravel_key(("a", ("b", "c")))
+        ('a', ('a', 'b', 'c'))
+    """
+    if key == ():
+        return ()
+    return joined(path_of(key))
+
+
+def unravel_key_list(keys: Iterable[Any]) -> list[Key]:
+    """Flatten every nested key of a list or tuple; see :func:`unravel_key`.
+
+    Raises:
+        TypeError: when `keys` is a string (which would be read letter by letter) or holds something but keys.
+
+    Example:
+        >>> from tensordict import unravel_key_list
+        >>> unravel_key_list(["a", ("b", ("c",))])
+        ['a', ('b', 'c')]
+    """
+    if isinstance(keys, str) or not isinstance(keys, (Sequence, set, frozenset, Iterable)):
+        raise TypeError(f"expected a list of keys, got {keys!r} of type {type(keys).__name__}")
+    return [unravel_key(key) for key in keys]

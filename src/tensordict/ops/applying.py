@@ -1,0 +1,220 @@
+"""Calling a function on every leaf: `apply`, `apply_`, `named_apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract, Names
+from tensordict.keys import Path, joined
+from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.writing import Writing, _copy_all, _copyable, _to_tensor
+from tensordict.shapes import as_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of `apply`, as it goes down the tree."""
+
+    fn: Callable[..., Any]
+    named: bool
+    nested_names: bool
+    default: Any
+    filter_empty: bool | None
+    call_on_nested: bool
+    batch_size: torch.Size | None
+    device: Any
+    names: Any
+    # With `inplace`, the leaves and what is copied into them once every call has succeeded.
+    targets: list[Tensor] | None
+    results: list[Any]
+
+
+class Applying(Writing):
+    """`apply` and its kin."""
+
+    def apply(
+        self,
+        fn: Callable[..., Any],
+        *others: Any,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        out: Any = None,
+        **constructor_kwargs: Any,
+    ) -> Self | None:
+        """Call `fn` on every leaf and collect the results in a container of the same structure.
+
+        Args:
+            fn: takes a leaf, and the leaf of the same key of each of `others`; returns a tensor, a container, or
+                `None` to leave the entry out.
+            *others: containers of the same structure.
+            batch_size: the batch size of the result, at every level, when `fn` changes it.
+            device: the device of the result, when `fn` changes it.
+            names: the dim names of the result.
+            inplace: copy the results into the leaves instead; nothing is written if a call fails.
+            default: passed for leaves that `others` lack; without it a missing leaf is a `KeyError`.
+            filter_empty: `True` leaves out containers without entries, `False` keeps them; `None` leaves out those
+                whose entries `fn` all left out. When nothing at all is left the result is `None`.
+            propagate_lock: lock the result if this container is locked.
+            call_on_nested: call `fn` on the entries of this level only, nested containers included.
+            out: a container that the results are written to, in place where it has the entry.
+
+        Returns:
+            a new container, or `self` with `inplace`, or `out`.
+
+        Raises:
+            KeyError: one of `others` lacks a leaf and there is no default.
+            RuntimeError: a result does not begin with the batch size; the entry is named.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2), "b": {"c": torch.ones(2)}}, [2])
+            >>> td.apply(lambda x, y: x + y, td)["b", "c"]
+            tensor([2., 2.])
+        """
+        _refuse_unknown(constructor_kwargs)
+        call = _Call(
+            fn, False, False, default, filter_empty, call_on_nested, _size(batch_size), device, names,
+            [] if inplace else None, [],
+        )  # fmt: skip
+        return self._applied(call, others, propagate_lock, out)
+
+    def named_apply(
+        self,
+        fn: Callable[..., Any],
+        *others: Any,
+        nested_keys: bool = False,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        out: Any = None,
+        **constructor_kwargs: Any,
+    ) -> Self | None:
+        """As :meth:`apply`, for an `fn` that takes the name of the leaf first.
+
+        Args:
+            nested_keys: pass the whole nested key instead of the last name.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(1), "b": {"c": torch.zeros(1)}})
+            >>> td.named_apply(lambda name, x: x + len(name), nested_keys=True)["b", "c"]
+            tensor([2.])
+        """
+        _refuse_unknown(constructor_kwargs)
+        call = _Call(
+            fn, True, nested_keys, default, filter_empty, call_on_nested, _size(batch_size), device, names,
+            [] if inplace else None, [],
+        )  # fmt: skip
+        return self._applied(call, others, propagate_lock, out)
+
+    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+        """Call `fn` on every leaf and copy the results into the leaves: :meth:`apply` with `inplace=True`."""
+        self.apply(fn, *others, inplace=True, **kwargs)
+        return self
+
+    def _applied(self, call: _Call, others: tuple[Any, ...], propagate_lock: bool, out: Any) -> Any:
+        result = self._apply_tree(call, others, ())
+        if call.targets is not None:
+            _copy_all(call.targets, call.results, False)
+            return self
+        if out is not None:
+            return out if result is None else out.update(result, inplace=True)
+        if propagate_lock and self._locked and result is not None:
+            result.lock_()
+            result._undo = None
+        return result
+
+    def _apply_tree(self, call: _Call, others: tuple[Any, ...], path: Path) -> Any:
+        mapping = self._mapping()
+        size = self._batch_size if call.batch_size is None else call.batch_size
+        entries: dict[str, Any] = {}
+        plain = not (call.named or others or call.targets is not None)
+        fn, ndim = call.fn, len(size)
+        for name, value in mapping.items():
+            if type(value) is not Tensor and not call.call_on_nested and isinstance(value, Contract):
+                nested = value._apply_tree(call, self._counterparts(name, call, others, path), (*path, name))  # type: ignore[attr-defined]
+                if nested is not None:
+                    entries[name] = nested
+                continue
+            if plain:
+                result = fn(value)
+            else:
+                result = self._called(name, value, call, others, path)
+            if result is None:
+                continue
+            if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):
+                result = _to_tensor(result, (*path, name), self._device)
+            if ndim and call.targets is None and result.shape[:ndim] != size:
+                raise RuntimeError(
+                    f"apply: the result for {joined((*path, name))!r} has shape {list(result.shape)}, which does not "
+                    f"begin with the batch size {list(size)}; pass batch_size= for a function that changes it"
+                )
+            entries[name] = result
+        if call.targets is not None:
+            return None
+        if not entries and (call.filter_empty or (call.filter_empty is None and mapping)):
+            return None
+        names: Names | None = call.names
+        if names is NO_DEFAULT:
+            names = self._names if call.batch_size is None else None
+        device = self._device if call.device is NO_DEFAULT else call.device
+        return self._build(entries, size, None if device is None else torch.device(device), names and list(names))
+
+    def _called(self, name: str, value: Any, call: _Call, others: tuple[Any, ...], path: Path) -> Any:
+        """The result of one call; with `inplace` it is noted as a copy to make."""
+        head = ()
+        if call.named:
+            head = (joined((*path, name)),) if call.nested_names else (name,)  # type: ignore[assignment]
+        result = call.fn(*head, value, *self._counterparts(name, call, others, path))
+        if call.targets is None or result is None or result is value:
+            return result
+        if isinstance(value, Contract):
+            value.update_(result)  # type: ignore[attr-defined]
+        else:
+            call.targets.append(value)
+            call.results.append(_copyable(value, result, (*path, name)))
+        return result
+
+    def _counterparts(self, name: str, call: _Call, others: tuple[Any, ...], path: Path) -> tuple[Any, ...]:
+        """The entries of the same name in the other containers."""
+        found = []
+        for other in others:
+            value = other._mapping().get(name) if isinstance(other, Contract) else None
+            if value is None:
+                if call.default is NO_DEFAULT:
+                    raise KeyError(
+                        f"apply: one of the other containers has no entry {joined((*path, name))!r}; pass default="
+                    )
+                value = call.default
+            found.append(value)
+        return tuple(found)
+
+
+def _size(batch_size: Any) -> torch.Size | None:
+    return None if batch_size is None else as_size(batch_size)
+
+
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    if kwargs:
+        raise TypeError(f"apply got unknown keyword arguments {sorted(kwargs)}")

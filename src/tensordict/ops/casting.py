@@ -1,0 +1,470 @@
+"""Casting: the same entries on another device or with another dtype."""
+
+from __future__ import annotations
+
+import builtins
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tensordict.context import remember
+from tensordict.contract import Contract, named_error
+from tensordict.devices import as_device, wait_for
+from tensordict.ops.leaves import Leaves, _walk
+from tensordict.shapes import as_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Casting(Leaves):
+    """`to` and its kin. Annotations spell `builtins.bool`, since `bool` is a cast in this class."""
+
+    # --- device -----------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of all entries, or `None` when they may be on any; see :meth:`to` to change it."""
+        return self._device
+
+    @device.setter
+    def device(self, value: Any) -> None:
+        raise RuntimeError(
+            "the device cannot be assigned, since entries would have to move: use td.to(device), which returns a "
+            "new container, td.clear_device_() or td.auto_device_()"
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The same entries on another device, with another dtype, or both.
+
+        Called as `to(device)`, `to(dtype)`, `to(device, dtype)`, `to(tensor)` or `to(container)`, where the last two
+        give the device and dtype; `non_blocking` and `copy` may follow by position, as for `torch.Tensor.to`.
+
+        Args:
+            device: a device, or what makes one.
+            dtype: the dtype that every leaf gets.
+            other: a tensor, or a container whose device, and whose dtype if all its leaves share one, are taken over.
+            non_blocking: `True` returns while copies to or from an accelerator are still running. Otherwise all are
+                queued at once and waited for once.
+            copy: copy leaves that would be shared.
+            memory_format: the format of leaves with the number of dims it is made for.
+            batch_size: the batch size of the result.
+            non_blocking_pin: copy the leaves to pinned memory first, with `num_threads` threads.
+            num_threads: for `non_blocking_pin`; `None` takes torch's number, 0 the calling thread.
+            inplace: replace the leaves in this container instead of making a new one.
+
+        Returns:
+            the same container when it is on the device already and nothing else is asked for (a `batch_size` is then
+            set in place); else a new one, locked if this one is. Leaves that need no change are shared. As a context
+            manager, `with td.to("cuda") as moved:` brings back what was written, in the original dtypes.
+
+        Raises:
+            RuntimeError: torch cannot make the cast; the entry is named.
+            TypeError: the arguments are of no known form.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(2), b=torch.ones(2))
+            >>> td.to(torch.float16).dtype, td.to("cpu").device
+            (torch.float16, device(type='cpu'))
+            >>> with td.to(torch.float64) as precise:
+            ...     precise["b"] = precise["b"] / 3
+            >>> td["b"]
+            tensor([0.3333, 0.3333])
+        """
+        if not kwargs and len(args) == 1 and type(args[0]) is torch.dtype:
+            return self._cast(args[0])
+        request = _parsed(args, kwargs)
+        changed = request.dtype is not None or request.memory_format is not None or request.copy
+        if not changed and (request.device is None or request.device == self._device):
+            result = self
+        else:
+            result = self._moved(request)
+            if request.inplace:
+                result = self._replace_leaves(result)
+            else:
+                result = remember(self._same_lock(result), self, _undo(self))
+        if request.batch_size is not None:
+            result.batch_size = request.batch_size  # type: ignore[attr-defined]
+        return result
+
+    def cpu(self, **kwargs: Any) -> Self:
+        """The same entries on the CPU; keywords as for :meth:`to`."""
+        return self.to("cpu", **kwargs)
+
+    def cuda(self, device: int | None = None, **kwargs: Any) -> Self:
+        """The same entries on a CUDA device, the current one by default; keywords as for :meth:`to`."""
+        if device is None or type(device) is int:
+            device = torch.device("cuda" if device is None else f"cuda:{device}")  # type: ignore[assignment]
+        return self.to(device, **kwargs)
+
+    def clear_device_(self) -> Self:
+        """Forget the device of the whole tree: entries stay where they are, new ones may be anywhere."""
+        self._set_device(None)
+        return self
+
+    def auto_device_(self) -> Self:
+        """Set the device of the whole tree to that of the leaves, if they share one; returns the same container.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.zeros(2)).auto_device_().device
+            device(type='cpu')
+        """
+        devices = {leaf.device for leaf in self._leaves()}
+        if len(devices) == 1:
+            self._set_device(devices.pop())
+        return self
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+        for value in self._mapping().values():
+            if isinstance(value, Casting):
+                value._set_device(device)
+
+    @property
+    def is_cuda(self) -> builtins.bool:
+        """Whether the device is set, to a CUDA device."""
+        return self._device is not None and self._device.type == "cuda"
+
+    @property
+    def is_cpu(self) -> builtins.bool:
+        """Whether the device is set, to the CPU."""
+        return self._device is not None and self._device.type == "cpu"
+
+    @property
+    def is_meta(self) -> builtins.bool:
+        """Whether the device is set, to the meta device."""
+        return self._device is not None and self._device.type == "meta"
+
+    def pin_memory(self, num_threads: int | None = None, inplace: builtins.bool = False) -> Self:
+        """The same entries in pinned CPU memory, from which an accelerator copies asynchronously.
+
+        Args:
+            num_threads: how many threads do the copying; `None` leaves it to the executor, 0 uses the calling one.
+            inplace: replace the leaves in this container instead of making a new one.
+
+        Raises:
+            RuntimeError: there is no accelerator to pin memory for.
+        """
+        leaves = self._leaves()
+        if num_threads == 0 or len(leaves) < 2:
+            pinned = list(map(_pin, leaves))
+        else:
+            with ThreadPoolExecutor(num_threads) as pool:
+                pinned = list(pool.map(_pin, leaves))
+        following = iter(pinned)
+        result = self._map(lambda _: next(following))
+        return self._replace_leaves(result) if inplace else self._same_lock(result)
+
+    def pin_memory_(self, num_threads: int | None = 0) -> Self:
+        """Replace the leaves by ones in pinned memory; see :meth:`pin_memory`. Returns the same container."""
+        return self.pin_memory(num_threads, inplace=True)
+
+    def _moved(self, request: _Request) -> Self:
+        """A new container of the leaves as `request` wants them."""
+        device, dtype, memory_format = request.device, request.dtype, request.memory_format
+        options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        if request.copy:
+            options["copy"] = True
+        if device is None:
+            return self._map_or_name(_leaf_cast(options, memory_format))
+        source = self
+        if request.non_blocking_pin and device.type not in ("cpu", "meta"):
+            source = self.pin_memory(
+                max(1, torch.get_num_threads()) if request.num_threads is None else request.num_threads
+            )
+        options["device"] = device
+        # A compiled function can neither wait for a stream nor needs to: torch orders its copies itself.
+        queued = torch.compiler.is_compiling() is False
+        options["non_blocking"] = queued or request.non_blocking
+        result = source._map_or_name(_leaf_cast(options, memory_format), device)
+        if queued and not request.non_blocking and device.type != "meta":
+            origins = () if device.type != "cpu" else {leaf.device for leaf in self._leaves()}
+            wait_for({device, *origins})
+        return result
+
+    def _map_or_name(self, fn: Callable[[Any], Any], device: Any = "kept") -> Self:
+        """`_map`, with the device of every node set; an error of torch's names the entry."""
+        try:
+            return self._map(fn) if device == "kept" else _placed(self, fn, device)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            for path, leaf in _walk(self):
+                try:
+                    fn(leaf)
+                except type(error) as again:
+                    raise named_error(again, path) from error
+            raise
+
+    # --- dtype ------------------------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that all leaves share; `None` when they differ, or when there are none."""
+        dtypes = {leaf.dtype for leaf in self._leaves()}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    def is_floating_point(self) -> builtins.bool:
+        """Whether all leaves are floating point."""
+        return all(leaf.is_floating_point() for leaf in self._leaves())
+
+    def type(self, dst_type: Any) -> Self:
+        """Every leaf cast to a dtype, or to a tensor type such as `"torch.DoubleTensor"` (as `torch.Tensor.type`)."""
+        if isinstance(dst_type, torch.dtype):
+            return self._cast(dst_type)
+        return self._same_lock(self._map_or_name(methodcaller("type", dst_type)))  # type: ignore[no-any-return]
+
+    def _cast(self, dtype: torch.dtype) -> Self:
+        """Every leaf with this dtype, in a new container; leaves that have it already are shared."""
+        result = self._map_or_name(methodcaller("to", dtype))
+        if self._locked:
+            result._lock_tree()
+        return remember(result, self, _undo(self))  # type: ignore[no-any-return]
+
+    def bfloat16(self) -> Self:
+        """Every leaf as `torch.bfloat16`; as `to(torch.bfloat16)`."""
+        return self._cast(torch.bfloat16)
+
+    def bool(self) -> Self:
+        """Every leaf as `torch.bool`; as `to(torch.bool)`."""
+        return self._cast(torch.bool)
+
+    def complex32(self) -> Self:
+        """Every leaf as `torch.complex32`; as `to(torch.complex32)`."""
+        return self._cast(torch.complex32)
+
+    def complex64(self) -> Self:
+        """Every leaf as `torch.complex64`; as `to(torch.complex64)`."""
+        return self._cast(torch.complex64)
+
+    def complex128(self) -> Self:
+        """Every leaf as `torch.complex128`; as `to(torch.complex128)`."""
+        return self._cast(torch.complex128)
+
+    def double(self) -> Self:
+        """Every leaf as `torch.float64`; as `to(torch.float64)`."""
+        return self._cast(torch.float64)
+
+    def float(self) -> Self:
+        """Every leaf as `torch.float32`, integers too; as `to(torch.float32)`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.arange(2)).float()["a"]
+            tensor([0., 1.])
+        """
+        return self._cast(torch.float32)
+
+    def float16(self) -> Self:
+        """Every leaf as `torch.float16`; as `to(torch.float16)`."""
+        return self._cast(torch.float16)
+
+    def float32(self) -> Self:
+        """Every leaf as `torch.float32`; as `to(torch.float32)`."""
+        return self._cast(torch.float32)
+
+    def float64(self) -> Self:
+        """Every leaf as `torch.float64`; as `to(torch.float64)`."""
+        return self._cast(torch.float64)
+
+    def half(self) -> Self:
+        """Every leaf as `torch.float16`; as `to(torch.float16)`."""
+        return self._cast(torch.float16)
+
+    def int(self) -> Self:
+        """Every leaf as `torch.int32`; as `to(torch.int32)`."""
+        return self._cast(torch.int32)
+
+    def int8(self) -> Self:
+        """Every leaf as `torch.int8`; as `to(torch.int8)`."""
+        return self._cast(torch.int8)
+
+    def int16(self) -> Self:
+        """Every leaf as `torch.int16`; as `to(torch.int16)`."""
+        return self._cast(torch.int16)
+
+    def int32(self) -> Self:
+        """Every leaf as `torch.int32`; as `to(torch.int32)`."""
+        return self._cast(torch.int32)
+
+    def int64(self) -> Self:
+        """Every leaf as `torch.int64`; as `to(torch.int64)`."""
+        return self._cast(torch.int64)
+
+    def uint8(self) -> Self:
+        """Every leaf as `torch.uint8`; as `to(torch.uint8)`."""
+        return self._cast(torch.uint8)
+
+    def uint16(self) -> Self:
+        """Every leaf as `torch.uint16`; as `to(torch.uint16)`."""
+        return self._cast(torch.uint16)
+
+    def uint32(self) -> Self:
+        """Every leaf as `torch.uint32`; as `to(torch.uint32)`."""
+        return self._cast(torch.uint32)
+
+    def uint64(self) -> Self:
+        """Every leaf as `torch.uint64`; as `to(torch.uint64)`."""
+        return self._cast(torch.uint64)
+
+    def qint8(self) -> Self:
+        """Every leaf as `torch.qint8`, where torch can make that cast; as `to(torch.qint8)`."""
+        return self._cast(torch.qint8)
+
+    def qint32(self) -> Self:
+        """Every leaf as `torch.qint32`, where torch can make that cast; as `to(torch.qint32)`."""
+        return self._cast(torch.qint32)
+
+    def quint8(self) -> Self:
+        """Every leaf as `torch.quint8`, where torch can make that cast; as `to(torch.quint8)`."""
+        return self._cast(torch.quint8)
+
+    def quint4x2(self) -> Self:
+        """Every leaf as `torch.quint4x2`, where torch can make that cast; as `to(torch.quint4x2)`."""
+        return self._cast(torch.quint4x2)
+
+
+class _Request(NamedTuple):
+    """What a call of `to` asks for."""
+
+    device: torch.device | None
+    dtype: torch.dtype | None
+    non_blocking: builtins.bool
+    copy: builtins.bool
+    memory_format: torch.memory_format | None
+    batch_size: torch.Size | None
+    non_blocking_pin: builtins.bool
+    num_threads: builtins.int | None
+    inplace: builtins.bool
+
+
+_POSITIONS = ("device", "dtype", "non_blocking", "copy")
+_KEYWORDS = frozenset(
+    (*_POSITIONS, "other", "tensor", "memory_format", "batch_size", "non_blocking_pin", "num_threads", "inplace")
+)
+
+
+def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
+    """The arguments of `to`, whatever form they came in."""
+    given = dict(kwargs)
+    if args:
+        first = args[0]
+        names: tuple[str, ...]
+        if isinstance(first, torch.dtype):
+            names = _POSITIONS[1:]
+        elif isinstance(first, (Tensor, Contract)):
+            names = ("other", *_POSITIONS[2:])
+        else:
+            names = _POSITIONS
+        if len(args) > len(names):
+            raise TypeError(f"to() takes at most {len(names)} positional arguments of this form, got {len(args)}")
+        for name, value in zip(names, args):
+            if name in given:
+                raise TypeError(f"to() got {name!r} by position and by keyword")
+            given[name] = value
+    unknown = given.keys() - _KEYWORDS
+    if unknown:
+        raise TypeError(f"to() got unknown keywords {sorted(unknown)}; known are {sorted(_KEYWORDS)}")
+    device, dtype = given.get("device"), given.get("dtype")
+    other = given.get("other", given.get("tensor"))
+    if other is not None:
+        if device is not None or dtype is not None:
+            raise TypeError("to() takes the device and dtype from another tensor or container, or by themselves")
+        if not isinstance(other, (Tensor, Contract)):
+            raise TypeError(f"to() takes over the device and dtype of a tensor or container, not of {other!r}")
+        device, dtype = other.device, other.dtype  # type: ignore[union-attr]
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"to() needs a torch.dtype, got {dtype!r}")
+    size = given.get("batch_size")
+    return _Request(
+        None if device is None else as_device(device),
+        dtype,
+        bool(given.get("non_blocking", False)),
+        bool(given.get("copy", False)),
+        given.get("memory_format"),
+        None if size is None else as_size(size),
+        bool(given.get("non_blocking_pin", False)),
+        given.get("num_threads"),
+        bool(given.get("inplace", False)),
+    )
+
+
+_FORMAT_DIMS = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
+def _leaf_cast(options: dict[str, Any], memory_format: torch.memory_format | None) -> Callable[[Any], Any]:
+    """The cast of one leaf; a channels-last format is for leaves of its number of dims only."""
+    cast = methodcaller("to", **options)
+    if memory_format is None:
+        return cast
+    formatted = methodcaller("to", **options, memory_format=memory_format)
+    dims = _FORMAT_DIMS.get(memory_format)
+    if dims is None:
+        return formatted
+    return lambda leaf: formatted(leaf) if leaf.ndim == dims else cast(leaf)
+
+
+def _placed(node: Any, fn: Callable[[Any], Any], device: torch.device) -> Any:
+    """The same structure with leaves `fn(leaf)`, on `device` at every level."""
+    entries = {
+        name: fn(value)
+        if type(value) is Tensor
+        else (_placed(value, fn, device) if isinstance(value, Contract) else fn(value))
+        for name, value in node._mapping().items()
+    }
+    return node._build(entries, node._batch_size, device, node._names)
+
+
+_pin: Callable[[Any], Any] = methodcaller("pin_memory")
+
+
+def _undo(source: Any) -> Callable[[Any], Any]:
+    """What brings the outcome of a block back to the devices and dtypes of `source`."""
+    return partial(_restored, source if torch.compiler.is_compiling() else weakref.ref(source))
+
+
+def _restored(source: Any, result: Any) -> Any:
+    if isinstance(source, weakref.ref):
+        source = source()
+    return result if source is None else _back(result, source)
+
+
+def _back(result: Any, source: Any) -> Any:
+    """The entries of `result` as `source` stores them, copied into its leaves where there are any."""
+    current = source._mapping()
+    device = source._device
+    entries: dict[str, Any] = {}
+    for name, value in result._entries():
+        old = current.get(name)
+        if isinstance(value, Contract):
+            if isinstance(old, Contract):
+                value = _back(value, old)
+            elif device is not None:
+                value = _placed(value, methodcaller("to", device), device)
+        elif isinstance(old, Tensor):
+            value = _leaf_back(value, old)
+        elif device is not None:
+            value = value.to(device)
+        entries[name] = value
+    return result._build(entries, result._batch_size, device, result._names)
+
+
+def _leaf_back(value: Tensor, old: Tensor) -> Tensor:
+    """`value` in the form of the leaf it replaces: that leaf itself, written to, unless autograd or a shape forbids."""
+    if value is old:
+        return old
+    # A cast may have lost digits: what was not written to keeps its own.
+    if value.dtype != old.dtype and value.shape == old.shape and torch.equal(value, old.to(value.device, value.dtype)):
+        return old
+    if value.shape != old.shape or value.requires_grad or old.requires_grad:
+        return value.to(old.device, old.dtype)
+    return old.copy_(value)

@@ -1,0 +1,246 @@
+"""Converting: to and from dicts, lists and numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
+
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract, named_error
+from tensordict.keys import path_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ConvertTensors = bool | Literal["numpy"]
+
+
+class Converting(Contract):
+    """Plain Python structures out of containers, and containers out of them."""
+
+    def to_dict(
+        self, *, retain_none: bool = True, convert_tensors: ConvertTensors = False, tolist_first: bool = False
+    ) -> dict[str, Any]:
+        """A nested dict of the entries.
+
+        Args:
+            retain_none: keep entries that are `None`.
+            convert_tensors: `False` keeps the tensors themselves, `True` turns them into (nested) lists of numbers,
+                `"numpy"` into arrays, which share memory with CPU tensors.
+            tolist_first: turn nested containers with batch dims into lists of dicts; see :meth:`tolist`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(2), "b": {"c": torch.tensor(1.0)}}).to_dict(convert_tensors=True)
+            {'a': [0, 1], 'b': {'c': 1.0}}
+        """
+        if convert_tensors not in (True, False, "numpy"):
+            raise ValueError(f"convert_tensors is True, False or 'numpy', got {convert_tensors!r}")
+        plain: dict[str, Any] = dict(self._mapping())
+        for name, value in plain.items():
+            if type(value) is not Tensor and isinstance(value, Converting):
+                if tolist_first and value._batch_size:
+                    plain[name] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
+                else:
+                    plain[name] = value.to_dict(
+                        retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first
+                    )
+            elif convert_tensors and isinstance(value, Tensor):
+                plain[name] = _plain(name, value, convert_tensors)
+        if not retain_none:
+            return {name: value for name, value in plain.items() if value is not None}
+        return plain
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """A deep copy in which every container, of whatever kind, is a `TensorDict`; not locked.
+
+        Args:
+            retain_none: `False` leaves out entries that are `None`.
+        """
+        entries = {
+            name: value.to_tensordict(retain_none=retain_none)
+            if isinstance(value, Converting)
+            else (value.clone() if isinstance(value, Tensor) else value)
+            for name, value in self._entries()
+            if value is not None or retain_none is not False
+        }
+        return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
+
+    def numpy(self) -> dict[str, Any]:
+        """A nested dict of numpy arrays; those of CPU tensors share their memory.
+
+        Raises:
+            TypeError: numpy has no such dtype; the entry is named.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.arange(3)).numpy()
+            {'a': array([0, 1, 2])}
+        """
+        return self.to_dict(convert_tensors="numpy")
+
+    def tolist(
+        self,
+        *,
+        convert_nodes: bool = True,
+        convert_tensors: ConvertTensors = False,
+        tolist_first: bool = False,
+        as_linked_list: bool = False,
+    ) -> Any:
+        """Nested lists along the batch dims, with a dict for every item; the dict itself without batch dims.
+
+        Args:
+            convert_nodes: `False` keeps the items as containers.
+            convert_tensors: as for :meth:`to_dict`.
+            tolist_first: turn nested containers into lists along the batch dims that they have more than this one.
+            as_linked_list: the lists write through: assigning to one of their items assigns to this container.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(2)}, [2]).tolist(convert_tensors=True)
+            [{'a': 0}, {'a': 1}]
+        """
+        if not self._batch_size:
+            if not convert_nodes:
+                return self
+            return self.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
+        items = [
+            item.tolist(
+                convert_nodes=convert_nodes,
+                convert_tensors=convert_tensors,
+                tolist_first=tolist_first,
+                as_linked_list=as_linked_list,
+            )
+            for item in self.unbind(0)  # type: ignore[attr-defined]
+        ]
+        return LinkedList(items, self) if as_linked_list else items
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Any,
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Any = None,
+    ) -> Self:
+        """A container made from a (nested) dict, or from another container.
+
+        Args:
+            input_dict: what to read; keys may be nested, values are as for `TensorDict`. It is not changed.
+            auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
+            batch_size: the batch size; none by default.
+            device: where the entries are moved.
+            batch_dims: without a `batch_size`, find it as `auto_batch_size` does, but with at most this many dims.
+            names: one name per batch dim.
+
+        Raises:
+            ValueError: both `batch_size` and `batch_dims` are given.
+            RuntimeError: an entry does not fit the batch size.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> data = {"a": torch.zeros(3, 4), "b": {"c": torch.zeros(3, 5)}}
+            >>> TensorDict.from_dict(data, auto_batch_size=True).batch_size
+            torch.Size([3])
+        """
+        if batch_size is not None and batch_dims is not None:
+            raise ValueError("from_dict takes batch_size or batch_dims, not both: batch_dims is for finding the size")
+        make: Any = cls if hasattr(cls, "_make") else registry.lookup("TensorDict")
+        if not isinstance(input_dict, (Mapping, Contract)):
+            raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
+        if batch_size is not None or not (auto_batch_size or batch_dims is not None):
+            return make(input_dict, batch_size=batch_size, device=device, names=names)  # type: ignore[no-any-return]
+        # The copy keeps containers that are nested in the input from being given another batch size.
+        result = make(input_dict, device=device).copy().auto_batch_size_(batch_dims)
+        if names is not None:
+            result.names = names
+        return result  # type: ignore[no-any-return]
+
+    def from_dict_instance(
+        self,
+        input_dict: Any,
+        *others: Any,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Any = None,
+    ) -> Self:
+        """A container made from a dict, in which nested containers are of the kinds that this one has there.
+
+        Args:
+            input_dict: what to read, for instance the result of :meth:`to_dict`.
+            others: accepted for compatibility with the public signature; must be empty.
+            auto_batch_size: as for :meth:`from_dict`, and so are the rest.
+        """
+        if others:
+            raise TypeError("from_dict_instance reads one mapping")
+        entries = {}
+        for key, value in input_dict.items():
+            known = self._peek(path_of(key))  # type: ignore[attr-defined]
+            if isinstance(known, Converting) and isinstance(value, Mapping):
+                value = known.from_dict_instance(value)
+            entries[key] = value
+        return type(self).from_dict(
+            entries,
+            auto_batch_size=auto_batch_size,
+            batch_size=batch_size,
+            device=device,
+            batch_dims=batch_dims,
+            names=names,
+        )
+
+    @classmethod
+    def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> Self:
+        """A container without batch dims that has the same value under every (nested) key.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> TensorDict.fromkeys(["a", ("b", "c")], 1)["b", "c"]
+            tensor(1)
+        """
+        return cls.from_dict(dict.fromkeys(keys, value))
+
+
+class LinkedList(list[Any]):
+    """A list of the items of a container along its first batch dim; assigning to an item writes to the container.
+
+    Its length is that of the batch dim and cannot change.
+    """
+
+    def __init__(self, items: Iterable[Any], container: Any) -> None:
+        super().__init__(items)
+        self._container = container
+
+    def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
+        if isinstance(index, slice):
+            values = list(value)
+            positions = range(*index.indices(len(self)))
+            if len(values) != len(positions):
+                self._refuse()
+            for position, item in zip(positions, values):
+                self[position] = item
+            return
+        self._container[index.__index__()] = value
+        super().__setitem__(index, value)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("the length of this list is a batch dim of a container and cannot change")
+
+    append = extend = insert = pop = remove = clear = __delitem__ = __iadd__ = __imul__ = _refuse
+
+
+def _plain(name: str, value: Tensor, convert: ConvertTensors) -> Any:
+    try:
+        return value.numpy(force=True) if convert == "numpy" else value.tolist()
+    except (TypeError, RuntimeError) as error:
+        raise named_error(error, (name,)) from error

@@ -1,0 +1,88 @@
+"""Copying: of the data, of the structure, and by pickling."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tensordict.contract import Contract
+from tensordict.ops.leaves import Leaves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# Who holds the container and which block it is in: true of one object in one process only.
+_TRANSIENT = ("_lock_owners", "_undo", "_blocks")
+
+
+class Copying(Leaves):
+    """`clone`, `copy`, and the protocols of the `copy` and `pickle` modules."""
+
+    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
+        """A copy: new containers over new leaves.
+
+        Args:
+            recurse: `False` copies the containers only and shares the leaves, as :meth:`copy` does.
+            **kwargs: passed to `torch.Tensor.clone` (`memory_format`).
+
+        Returns:
+            a new container with the batch size, device and names of this one. It is not locked, and its leaves are
+            not memory-mapped, whatever this one is. Gradients flow back through the copy.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(1))
+            >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+            (False, True)
+        """
+        if not recurse:
+            return self.copy()
+        if kwargs:
+            return self._map(lambda leaf: leaf.clone(**kwargs))
+        return self._map(Tensor.clone)
+
+    def copy(self) -> Self:
+        """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
+        entries = dict(self._mapping())
+        for name, value in entries.items():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                entries[name] = value.copy()  # type: ignore[attr-defined]
+        return self._build(entries, self._batch_size, self._device, self._names)
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """An unlocked copy of everything; what was one tensor or container under two keys stays one."""
+        entries = {name: _deep_copy(value, memo) for name, value in self._entries()}
+        result = self._build(entries, self._batch_size, self._device, self._names)
+        memo[id(self)] = result
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in _TRANSIENT:
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Nested containers have been restored by now: each level tells its own children who holds them.
+        locked = state.get("_locked", False)
+        self.__dict__.update(state)
+        if locked:
+            self._lock_tree()
+        if state.get("_is_shared"):
+            # Plain pickling copies; only multiprocessing's own pickler hands over the shared memory itself.
+            self._is_shared = all(leaf.is_shared() for leaf in self._leaves())
+
+
+def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+        # Torch refuses to deep-copy what is in the middle of a graph; its clone is in the same graph.
+        if id(value) not in memo:
+            memo[id(value)] = value.clone()
+        return memo[id(value)]
+    return copy.deepcopy(value, memo)

@@ -1,0 +1,262 @@
+"""Choosing elements by an index or a mask that has the shape of the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract, Names
+from tensordict.errors import KeyMismatchError, ShapeError
+from tensordict.keys import Path, joined
+from tensordict.ops.sizing import replace_leaves
+from tensordict.shapes import as_dim, expanded
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Gathering(Contract):
+    """`gather`, `where` and the masked operations."""
+
+    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
+        """Gather elements along a batch dim (as :func:`torch.gather`), feature dims going along.
+
+        Args:
+            dim: the dim to gather along.
+            index: an integer tensor with the batch's number of dims, no larger than it in the other dims. With fewer
+                dims than the batch, it counts for all elements of the dims that it lacks.
+            out: a container to write into, in place, with the shape of the result.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+
+        Raises:
+            IndexError: the dim is out of range.
+            RuntimeError: the index does not fit the batch, or points outside of it.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2, 3])
+            >>> td.gather(1, torch.tensor([[0], [2]]))["a"].tolist()
+            [[0], [5]]
+        """
+        size = self._batch_size
+        lead = len(size)
+        dim = as_dim(dim, lead)
+        if not isinstance(index, Tensor):
+            raise TypeError(f"gather needs an index tensor, got {type(index).__name__}")
+        if out is not None and inplace:
+            raise TypeError("gather writes in place or into out, not both")
+        if not dim < index.ndim <= lead:
+            raise ShapeError(
+                f"gather along dim {dim} needs an index of {dim + 1} to {lead} dims for the batch size {list(size)}, "
+                f"got the shape {list(index.shape)}"
+            )
+        if index.ndim < lead:
+            rest = size[index.ndim :]
+            index = index.reshape(*index.shape, *[1] * len(rest)).expand(*index.shape, *rest)
+        for d, (count, extent) in enumerate(zip(index.shape, size, strict=True)):
+            if d != dim and count > extent:
+                raise ShapeError(f"the index has size {count} in dim {d}, where the batch has {extent} elements")
+        by_ndim = _ByNdim(index)
+
+        def fn(v: Tensor) -> Tensor:
+            return v.gather(dim, by_ndim[v.dim()].expand(*index.shape, *v.shape[lead:]))
+
+        if inplace:
+            return replace_leaves(self, fn, index.shape, lead, _same_names)  # type: ignore[no-any-return]
+        result = self._map(fn, index.shape, lead, _same_names)
+        return result if out is None else _written(out, result)
+
+    # --- masks ------------------------------------------------------------------------------------------------------
+
+    def masked_select(self, mask: Tensor) -> Self:
+        """Copies of the elements where the mask holds: `td[mask]`.
+
+        Args:
+            mask: a boolean tensor whose shape is that of the batch, or of its first dims.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.arange(3)}, batch_size=[3])
+            >>> td.masked_select(torch.tensor([True, False, True]))["a"]
+            tensor([0, 2])
+        """
+        return self._index(_checked_mask(mask))  # type: ignore[attr-defined, no-any-return]
+
+    def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
+        """Copies with `value` written where the mask holds.
+
+        Args:
+            mask: a boolean tensor that broadcasts to the batch size, or to its first dims when it has fewer.
+            value: a number or a tensor without dims.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, batch_size=[3])
+            >>> td.masked_fill(torch.tensor([True, False, True]), 1.0)["a"]
+            tensor([1., 0., 1.])
+        """
+        masks = self._masks(mask)
+        return self._map(lambda v: v.masked_fill(masks[v.dim()], value))
+
+    def masked_fill_(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
+        """Write `value` into the entries where the mask holds; arguments as :meth:`masked_fill`.
+
+        Returns:
+            the same container, which may be locked.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, batch_size=[3])
+            >>> td.masked_fill_(torch.tensor([True, False, True]), 1.0)["a"]
+            tensor([1., 0., 1.])
+        """
+        masks = self._masks(mask)
+        for leaf in _leaves(self):
+            leaf.masked_fill_(masks[leaf.dim()], value)
+        return self
+
+    def _masks(self, mask: Tensor) -> _ByNdim:
+        _checked_mask(mask)
+        self._check_broadcast(mask, "mask")
+        return _ByNdim(mask)
+
+    def _check_broadcast(self, tensor: Tensor, what: str) -> None:
+        """Refuse a tensor that does not broadcast to the batch size (its first dims, when it has fewer)."""
+        part = self._batch_size[: tensor.ndim]
+        try:
+            fits = tensor.ndim == len(part) and expanded(tuple(part), tensor.shape) == part
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ShapeError(
+                f"the {what} has shape {list(tensor.shape)}, which does not fit the batch size "
+                f"{list(self._batch_size)}: it has to broadcast to its first {tensor.ndim} dims"
+            )
+
+    def where(
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: int | bool | float | None = None,
+        update_batch_size: bool = False,
+    ) -> Self:
+        """The elements of this container where the condition holds, those of `other` elsewhere.
+
+        Args:
+            condition: a boolean tensor that broadcasts to the batch size, or to its first dims when it has fewer.
+            other: a container of the same keys, a number, or a tensor that broadcasts as the condition does.
+            out: a container to write into, in place; entries that it lacks are added.
+            pad: stands for the entries that only one of the containers has; without it, they are an error.
+            update_batch_size: give `out` the batch size of the result first.
+
+        Raises:
+            KeyError: an entry is missing in one of the containers and there is no `pad`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.ones(3)}, batch_size=[3])
+            >>> td.where(torch.tensor([True, False, True]), 0.0)["a"]
+            tensor([1., 0., 1.])
+        """
+        self._check_broadcast(condition, "condition")
+        masks = _ByNdim(condition)
+        if isinstance(other, Contract):
+            if other._batch_size != self._batch_size:
+                raise ShapeError(
+                    f"where needs containers of the same batch size, got {list(self._batch_size)} and "
+                    f"{list(other._batch_size)}"
+                )
+            result = _chosen(self, other, masks, pad, ())
+        elif isinstance(other, Tensor) and other.ndim:
+            self._check_broadcast(other, "tensor to take elements from")
+            others = _ByNdim(other)
+            result = self._map(lambda v: torch.where(masks[v.dim()], v, others[v.dim()]))
+        else:
+            result = self._map(lambda v: torch.where(masks[v.dim()], v, other))
+        if out is None:
+            if self._locked:
+                result._lock_tree()
+            return result  # type: ignore[no-any-return]
+        if update_batch_size and out._batch_size != result._batch_size:
+            out._rebatch(result._batch_size, ())
+        return _written(out, result)  # type: ignore[no-any-return]
+
+
+class _ByNdim(dict[int, Tensor]):
+    """A tensor over the batch dims with dims of size 1 behind, made once per number of dims that the leaves have."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self._tensor = tensor
+
+    def __missing__(self, ndim: int) -> Tensor:
+        tensor = self._tensor
+        made = self[ndim] = tensor.reshape(*tensor.shape, *[1] * (ndim - tensor.ndim))
+        return made
+
+
+def _checked_mask(mask: Any) -> Tensor:
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"a mask is a boolean tensor, got {kind}")
+    return mask
+
+
+def _leaves(node: Contract) -> list[Tensor]:
+    out: list[Tensor] = []
+    for value in node._mapping().values():
+        if isinstance(value, Contract):
+            out += _leaves(value)
+        else:
+            out.append(value)
+    return out
+
+
+def _written(out: Any, result: Any) -> Any:
+    """Write `result` into `out`, in place where the entries exist; the batch size of `out` has to fit."""
+    if not isinstance(out, Contract):
+        raise TypeError(f"out must be a container, got {type(out).__name__}")
+    if out._batch_size != result._batch_size:
+        raise ShapeError(
+            f"out must have the batch size of the result, {list(result._batch_size)}, got {list(out._batch_size)}"
+        )
+    return out.update(result, inplace=True)  # type: ignore[attr-defined]
+
+
+def _chosen(node: Any, other: Any, masks: _ByNdim, pad: Any, path: Path) -> Any:
+    """Elements of `node` where the mask holds, of `other` elsewhere, `pad` for entries that one of them lacks."""
+    ours, theirs = node._mapping(), other._mapping()
+    if pad is None and ours.keys() != theirs.keys():
+        odd = sorted(joined((*path, name)) for name in ours.keys() ^ theirs.keys())
+        raise KeyMismatchError(f"where: only one of the containers has the entries {odd}; give a pad value for them")
+    entries: dict[str, Any] = {}
+    for name in [*ours, *[name for name in theirs if name not in ours]]:
+        a, b = ours.get(name), theirs.get(name)
+        if a is None:
+            entries[name] = _map_any(b, lambda v: torch.where(masks[v.dim()], pad, v))
+        elif b is None:
+            entries[name] = _map_any(a, lambda v: torch.where(masks[v.dim()], v, pad))
+        elif isinstance(a, Contract) != isinstance(b, Contract):
+            raise TypeError(f"where: entry {joined((*path, name))!r} is a container in one place and a tensor in another")
+        elif isinstance(a, Contract):
+            entries[name] = _chosen(a, b, masks, pad, (*path, name))
+        else:
+            entries[name] = torch.where(masks[a.dim()], a, b)
+    return node._build(entries, node._batch_size, node._device, node._names)
+
+
+def _map_any(value: Any, fn: Any) -> Any:
+    return value._map(fn) if isinstance(value, Contract) else fn(value)
+
+
+def _same_names(names: Names) -> Names:
+    return names

@@ -1,0 +1,242 @@
+"""Indexing on the batch dimensions, reading and assigning; iteration; and `[]` with keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import indexing
+from tensordict.contract import Contract
+from tensordict.errors import ShapeError
+from tensordict.indexing import leaf_index, result_size
+from tensordict.keys import Path, is_nested_key, joined, path_of
+from tensordict.ops.locking import raise_locked
+from tensordict.ops.writing import Writing, _check_expandable, _nest, _to_tensor
+
+_KEY_KINDS = (str, tuple)
+_VIEW_KINDS = (int, slice, type(None), type(Ellipsis))
+
+
+class Indexing(Writing):
+    """`td[...]`: a key reads an entry, anything else indexes the batch dimensions as torch does."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """The entry at a key, or the container indexed along its batch dimensions.
+
+        Views where torch's indexing gives views, copies where it gives copies.
+
+        Raises:
+            KeyError: there is no such entry.
+            IndexError: the index does not fit the batch size.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.arange(6).view(3, 2)}, [3])
+            >>> td["a"].shape, td[0]["a"], td[:2].batch_size
+            (torch.Size([3, 2]), tensor([0, 1]), torch.Size([2]))
+        """
+        kind = type(index)
+        if kind is str:
+            try:
+                return self._get_entry(index)
+            except KeyError:
+                raise self._missing(index) from None
+        if kind is tuple and index and type(index[0]) in _KEY_KINDS:
+            try:
+                value = self._get_entry(index[0])
+                for name in index[1:]:
+                    value = value._get_entry(name)
+                return value
+            except (KeyError, AttributeError, TypeError):
+                # Not a flat key whose entries all exist: a nested tuple, a missing entry, or an index after all.
+                if is_nested_key(index):
+                    return self._existing(path_of(index))
+        return self._index(index)
+
+    def _index(self, index: Any) -> Any:
+        size = self._batch_size
+        at = leaf_index(index, size)
+        new_size = result_size(at, size)
+        rename = None
+        if self._names is not None:
+            rename = lambda names: indexing.renamed(names, at, len(new_size))  # noqa: E731
+        out = self._map(itemgetter(at), new_size, len(size), rename)
+        if self._is_memmap and (
+            type(at) in _VIEW_KINDS or (type(at) is tuple and all(type(x) in _VIEW_KINDS for x in at))
+        ):
+            _mark_memmap(out)
+            out.lock_()  # type: ignore[attr-defined]
+            out._undo = None
+        return out
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write an entry at a key, or assign to a part of the batch.
+
+        `td[index] = value` takes a container, a mapping, a tensor or a number, is in place and so allowed on a locked
+        container. Entries of `value` that this container lacks are allocated with zeros at its batch size, so that an
+        empty container can be filled item by item. All shapes are checked before the first write.
+
+        Raises:
+            IndexError: the index does not fit the batch size.
+            RuntimeError: batch sizes or shapes do not fit; the entry is named.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> buffer = TensorDict(batch_size=[100])
+            >>> buffer[3] = TensorDict({"obs": torch.ones(4)})
+            >>> buffer["obs"].shape, buffer["obs"].sum()
+            (torch.Size([100, 4]), tensor(4.))
+        """
+        if type(index) is str:
+            self._write_name(index, value)
+        elif type(index) is tuple and index and is_nested_key(index):
+            self._write(path_of(index), value)
+        else:
+            self._assign(index, value)
+
+    def _assign(self, index: Any, value: Any) -> None:
+        size = self._batch_size
+        at = leaf_index(index, size)
+        new_size = result_size(at, size)
+        if isinstance(value, Contract):
+            if value._batch_size != new_size and value._batch_size[: len(new_size)] != new_size:
+                raise ShapeError(
+                    f"cannot assign a container of batch size {list(value._batch_size)} to the index {index!r} of a "
+                    f"container of batch size {list(size)}: that part has batch size {list(new_size)}"
+                )
+        elif not isinstance(value, Mapping):
+            self._assign_everywhere(at, value)
+            return
+        copies: list[tuple[Tensor, Any]] = []
+        allocations: list[tuple[Any, str, Any]] = []
+        self._plan_assign(value, at, size, new_size, (), copies, allocations)
+        for target, item in copies:
+            target[at] = item
+        for node, name, fresh in allocations:
+            node._put_entry(name, fresh)
+
+    def _assign_everywhere(self, at: Any, value: Any) -> None:
+        """Assign one tensor or number to a part of every leaf."""
+        leaves = list(self.items(True, True))
+        shape = torch.as_tensor(value).shape if not isinstance(value, Tensor) else value.shape
+        if shape:
+            for key, leaf in leaves:
+                _check_expandable(shape, leaf[at].shape, path_of(key))
+        for _, leaf in leaves:
+            leaf[at] = value
+
+    def _plan_assign(
+        self,
+        value: Any,
+        at: Any,
+        lead: torch.Size,
+        new_size: torch.Size,
+        prefix: Path,
+        copies: list[tuple[Tensor, Any]],
+        allocations: list[tuple[Any, str, Any]],
+    ) -> None:
+        """Check every item and list what is assigned where, and what has to be allocated."""
+        mapping = self._mapping()
+        for key, item in value.items():
+            path = path_of(key)
+            current: Any = mapping.get(path[0]) if len(path) == 1 else self._peek(path)
+            full = (*prefix, *path)
+            if current is None:
+                if self._locked:
+                    raise_locked(f"allocate the entry {joined(full)!r}, which is not there yet")
+                fresh = _allocated(item, at, lead, new_size, full)
+                allocations.append(
+                    (self, path[0], self._admit(fresh if len(path) == 1 else _nest(path[1:], fresh), full))
+                )
+            elif type(current) is not Tensor and isinstance(current, Contract):
+                if isinstance(item, (Contract, Mapping)):
+                    current._plan_assign(item, at, lead, new_size, full, copies, allocations)  # type: ignore[attr-defined]
+                else:
+                    for sub, leaf in current.items(True, True):  # type: ignore[attr-defined]
+                        copies.append((leaf, _fitting(leaf, item, at, lead, new_size, (*full, *path_of(sub)))))
+            else:
+                copies.append((current, _fitting(current, item, at, lead, new_size, full)))
+
+    def __delitem__(self, key: Any) -> None:
+        """Delete the entry at a nested key; raises `KeyError` when there is none."""
+        self.del_(key)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an entry at a nested key."""
+        if isinstance(key, str):
+            return key in self._mapping()
+        if not is_nested_key(key):
+            raise TypeError(f"keys are strings or tuples of strings, got {key!r} of type {type(key).__name__}")
+        return self._peek(path_of(key)) is not None
+
+    def __len__(self) -> int:
+        """The size of the first batch dimension; 0 when there is none."""
+        return self._batch_size[0] if self._batch_size else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the first batch dimension.
+
+        Raises:
+            TypeError: the container has no batch dimension.
+        """
+        if not self._batch_size:
+            raise TypeError(
+                "iteration over a container without batch dims (batch_size=[]); iterate over td.items() for its entries"
+            )
+        return (self._index(i) for i in range(self._batch_size[0]))
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Several items of the first batch dimension in one indexing call, as a `DataLoader` asks for a batch.
+
+        Use `collate_fn=lambda batch: batch` with it: the batch comes as one container.
+        """
+        return self._index(indices if isinstance(indices, Tensor) else torch.as_tensor(indices))
+
+
+def _mark_memmap(node: Contract) -> None:
+    node._is_memmap = True
+    for value in node._mapping().values():
+        if type(value) is not Tensor and isinstance(value, Contract):
+            _mark_memmap(value)
+
+
+def _fitting(target: Tensor, item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
+    """`item` if it can be assigned to `target[at]`; raises naming `path` when not."""
+    if not isinstance(item, Tensor):
+        if isinstance(item, (Contract, Mapping)):
+            raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
+        item = _to_tensor(item, path, target.device)
+    # The feature dims come from the leaf: its shape behind the batch dims of the container that is indexed.
+    expected = new_size + target.shape[len(lead) :]
+    if item.shape != expected:
+        _check_expandable(item.shape, expected, path)
+    return item
+
+
+def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
+    """Zeros for all of the batch, shaped after `item`, with `item` assigned at the index."""
+    if isinstance(item, Contract):
+        size = lead + item._batch_size[len(new_size) :]
+        entries = {
+            name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._mapping().items()
+        }
+        names = None if item._names is None else [None] * len(lead) + item._names[len(new_size) :]
+        return item._build(entries, size, item._device, names)
+    if isinstance(item, Mapping):
+        return {key: _allocated(value, at, lead, new_size, (*path, *path_of(key))) for key, value in item.items()}
+    if not isinstance(item, Tensor):
+        item = _to_tensor(item, path, None)
+    if item.shape[: len(new_size)] != new_size:
+        raise ShapeError(
+            f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the size "
+            f"{list(new_size)} of the part of the batch it is assigned to"
+        )
+    fresh = item.new_zeros(lead + item.shape[len(new_size) :])
+    fresh[at] = item
+    return fresh

@@ -1,0 +1,258 @@
+"""What torch knows of the memory behind a tensor, asked of or done to every leaf: gradients, strides, addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.keys import Path, joined
+from tensordict.ops.locking import Locking
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Leaves(Locking):
+    """The state of the leaves' memory."""
+
+    def _leaves(self) -> list[Any]:
+        """All leaves of the tree, in the order of `keys(True, True)`."""
+        found: list[Any] = []
+        _gather(self, found)
+        return found
+
+    def _same_lock(self, result: Any) -> Any:
+        """`result`, locked if this container is."""
+        if self._locked:
+            result._lock_tree()
+        return result
+
+    # --- gradients -------------------------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any leaf requires grad."""
+        return any(leaf.requires_grad for leaf in self._leaves())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Make autograd record operations on every leaf, or stop doing so; returns the same container.
+
+        Raises:
+            RuntimeError: a leaf is neither floating point nor complex; nothing has changed then.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.zeros(2)).requires_grad_()["a"].requires_grad
+            True
+        """
+        pairs = list(_walk(self))
+        if requires_grad:
+            for path, leaf in pairs:
+                if not (leaf.is_floating_point() or leaf.is_complex()):
+                    raise RuntimeError(
+                        f"entry {joined(path)!r} has dtype {leaf.dtype}: only tensors of floating point and complex "
+                        "dtype can require gradients. Select the other entries first"
+                    )
+        for _, leaf in pairs:
+            leaf.requires_grad_(requires_grad)
+        return self
+
+    def detach(self) -> Self:
+        """A container of the same memory, cut from the autograd graph; locked if this one is."""
+        return self._same_lock(self._map(_detach))  # type: ignore[no-any-return]
+
+    def detach_(self) -> Self:
+        """Cut every leaf from the autograd graph that made it; returns the same container."""
+        for leaf in self._leaves():
+            leaf.detach_()
+        return self
+
+    @property
+    def data(self) -> Self:
+        """A container of the same memory that autograd does not see; locked if this one is."""
+        return self._same_lock(self._map(_data))  # type: ignore[no-any-return]
+
+    @property
+    def grad(self) -> Self | None:
+        """A container of the gradients of the leaves that have one; `None` when none has.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.ones(2, requires_grad=True), b=torch.zeros(2))
+            >>> td["a"].sum().backward()
+            >>> list(td.grad.keys())
+            ['a']
+        """
+        entries: dict[str, Any] = {}
+        for name, value in self._entries():
+            gradient = value.grad
+            if gradient is not None:
+                entries[name] = gradient
+        if not entries:
+            return None
+        return self._build(entries, self._batch_size, self._device, self._names)
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def is_contiguous(self) -> bool:
+        """Whether every leaf is contiguous."""
+        return all(leaf.is_contiguous() for leaf in self._leaves())
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
+        """A container whose leaves are contiguous; leaves that already are, are shared, others are copied.
+
+        Args:
+            canonical: also copy leaves that torch calls contiguous although their strides are not those of a fresh
+                tensor of that shape, as happens in dims of size 1.
+            inplace: replace the leaves in this container instead of making a new one.
+
+        Returns:
+            a new, unlocked container; the same one with `inplace`.
+
+        Raises:
+            RuntimeError: with `inplace`, the container is locked and a leaf has to be replaced.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(3, 4).T)
+            >>> td.is_contiguous(), td.contiguous().is_contiguous()
+            (False, True)
+        """
+        fn = _canonical if canonical else _contiguous
+        if inplace:
+            return self._replace_leaves(self._map(fn))
+        return self._map(fn)
+
+    def data_ptr(self, *, storage: bool = False) -> Any:
+        """The address of every leaf, as a container of int64 scalars without batch dims.
+
+        Args:
+            storage: give the address of the leaf's storage instead of that of its first element.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(2), b={"c": torch.zeros(2)})
+            >>> bool((td.data_ptr() == td.copy().data_ptr()).all())
+            True
+        """
+        entries = {
+            name: value.data_ptr(storage=storage)
+            if isinstance(value, Leaves)
+            else torch.tensor(value.untyped_storage().data_ptr() if storage else value.data_ptr())
+            for name, value in self._entries()
+        }
+        return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)
+
+    def bytes(self, *, count_duplicates: bool = True) -> int:
+        """How many bytes the elements of the leaves, and of their gradients, take.
+
+        Args:
+            count_duplicates: `False` counts a tensor object that is found under two keys once. Different views of
+                the same memory are always counted each.
+        """
+        leaves = self._leaves()
+        tensors = leaves + [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.grad is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in _counted(tensors, count_duplicates))
+
+    def param_count(self, *, count_duplicates: bool = True) -> int:
+        """How many elements the leaves have; `count_duplicates` as in :meth:`bytes`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.zeros(2, 3), b=torch.zeros(4)).param_count()
+            10
+        """
+        return sum(leaf.numel() for leaf in _counted(self._leaves(), count_duplicates))
+
+    def is_shared(self) -> bool:
+        """Whether other processes can see this memory: after `share_memory_()`, and on a CUDA device.
+
+        A container is not called shared for happening to hold tensors that are.
+        """
+        return self._is_shared or (self._device is not None and self._device.type == "cuda")
+
+    def record_stream(self, stream: torch.cuda.Stream) -> Self:
+        """Mark every leaf as used on `stream`, so that its memory is not reused before the stream is done with it."""
+        for leaf in self._leaves():
+            leaf.record_stream(stream)
+        return self
+
+    def _replace_leaves(self, source: Any) -> Self:
+        """Take over the leaves, and the devices, of a container of the same structure; returns `self`."""
+        writes: list[tuple[Contract, str, Any]] = []
+        devices: list[tuple[Contract, torch.device | None]] = []
+        _plan_replacement(self, source, writes, devices)
+        for node, _, _ in writes:
+            if node._locked:
+                self._refuse_if_locked("replace its leaves")
+        for node, name, value in writes:
+            node._put_entry(name, value)
+        for node, device in devices:
+            node._device = device
+        return self
+
+
+_detach: Callable[[Any], Any] = methodcaller("detach")
+_data: Callable[[Any], Any] = attrgetter("data")
+_contiguous: Callable[[Any], Any] = methodcaller("contiguous")
+
+
+def _gather(node: Contract, found: list[Any]) -> None:
+    for value in node._mapping().values():
+        if type(value) is not Tensor and isinstance(value, Contract):
+            _gather(value, found)
+        else:
+            found.append(value)
+
+
+def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The (path, leaf) pairs of a tree."""
+    for name, value in node._entries():
+        if type(value) is not Tensor and isinstance(value, Contract):
+            yield from _walk(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value
+
+
+def _canonical(leaf: Tensor) -> Tensor:
+    if leaf.layout != torch.strided or leaf.is_nested:
+        return leaf.contiguous()
+    stride = 1
+    for size, actual in zip(reversed(leaf.shape), reversed(leaf.stride()), strict=True):
+        if actual != stride:
+            return leaf.clone(memory_format=torch.contiguous_format)
+        stride *= max(size, 1)
+    return leaf
+
+
+def _counted(tensors: list[Tensor], count_duplicates: bool) -> list[Tensor]:
+    return tensors if count_duplicates else list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _plan_replacement(
+    node: Contract,
+    source: Contract,
+    writes: list[tuple[Contract, str, Any]],
+    devices: list[tuple[Contract, torch.device | None]],
+) -> None:
+    """List what differs between a container and one of the same structure."""
+    if node._device != source._device:
+        devices.append((node, source._device))
+    mapping = node._mapping()
+    for name, value in source._entries():
+        current = mapping[name]
+        if type(value) is not Tensor and isinstance(value, Contract):
+            _plan_replacement(current, value, writes, devices)
+        elif value is not current:
+            writes.append((node, name, value))

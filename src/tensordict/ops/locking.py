@@ -1,0 +1,129 @@
+"""Locking: a locked tree refuses structural writes and allows in-place ones."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tensordict.context import remember_state
+from tensordict.contract import Contract
+from tensordict.errors import LockedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Locking(Contract):
+    """`lock_`, `unlock_` and what they promise about shared children.
+
+    Every node knows its locked parents by weak reference, so a parent that is garbage-collected no longer keeps its
+    children from being unlocked.
+    """
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether structural writes are refused; assigning `True` or `False` locks or unlocks the tree."""
+        return self._locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    def lock_(self) -> Self:
+        """Lock this container and all nested ones; returns the same container.
+
+        Entries can then no longer be added, replaced, renamed or deleted; in-place writes (`set_`, `update_`,
+        `td[index] = ...`) stay possible. As a context manager, the lock lasts for the block.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(3)).lock_()
+            >>> td.set_("a", torch.ones(3))["a"]
+            tensor([1., 1., 1.])
+            >>> with td.unlock_():
+            ...     td["b"] = torch.zeros(1)
+            >>> td.is_locked
+            True
+        """
+        was_locked = self._locked
+        if not was_locked:
+            self._lock_tree()
+        return remember_state(self, _keep if was_locked else _unlock)  # type: ignore[no-any-return]
+
+    def unlock_(self) -> Self:
+        """Unlock this container and all nested ones; returns the same container.
+
+        A nested container that another locked container holds too stays locked until that one lets go. Unlocking
+        ends the memory-mapped or shared state of the container, since its entries may then be replaced.
+
+        Raises:
+            RuntimeError: when a locked parent holds this container: unlock the parent instead.
+        """
+        was_locked = self._locked
+        if was_locked:
+            if _locked_owners(self):
+                raise LockedError(
+                    "this container is nested in a locked one and cannot be unlocked alone; "
+                    "call unlock_() on the outermost container"
+                )
+            self._unlock_tree()
+        return remember_state(self, _lock if was_locked else _keep)  # type: ignore[no-any-return]
+
+    def _lock_tree(self) -> None:
+        self._locked = True
+        own = None
+        for value in self._mapping().values():
+            if type(value) is not Tensor and isinstance(value, Locking):
+                own = own or weakref.ref(self)
+                if value._lock_owners is None:
+                    value._lock_owners = [own]
+                else:
+                    value._lock_owners.append(own)
+                if not value._locked:
+                    value._lock_tree()
+
+    def _unlock_tree(self) -> None:
+        self._locked = False
+        self._is_memmap = self._is_shared = False
+        self._memmap_prefix = None
+        for value in self._mapping().values():
+            if type(value) is not Tensor and isinstance(value, Locking):
+                owners = [owner for owner in _locked_owners(value) if owner() is not self]
+                value._lock_owners = owners or None
+                if not owners and value._locked:
+                    value._unlock_tree()
+
+    def _refuse_if_locked(self, what: str) -> None:
+        if self._locked:
+            raise_locked(what)
+
+
+def raise_locked(what: str) -> None:
+    """Raise the error of a structural write to a locked container."""
+    raise LockedError(
+        f"cannot {what}: the container is locked. Write in place (set_, update_, td[index] = ...) "
+        "or unlock it first (with td.unlock_(): ...)"
+    )
+
+
+def _locked_owners(node: Contract) -> list[weakref.ref[Any]]:
+    """The parents that are alive and locked."""
+    return [ref for ref in node._lock_owners or () if (owner := ref()) is not None and owner._locked]
+
+
+def _lock(container: Any) -> None:
+    container.lock_()
+
+
+def _unlock(container: Any) -> None:
+    container.unlock_()
+
+
+def _keep(container: Any) -> None:
+    """The undoing of an operation that changed nothing."""

@@ -1,0 +1,175 @@
+"""Reading entries: by key, by key and index, and as views of keys, values and items."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, KeysView, ValuesView
+from typing import Any
+
+from torch import Tensor
+
+from tensordict import settings
+from tensordict.contract import Contract
+from tensordict.indexing import leaf_index
+from tensordict.keys import joined, path_of
+from tensordict.views import IsLeaf, _Items, _Keys, _Values
+
+
+class _NoDefault:
+    """The type of the marker for 'no default was given'."""
+
+    def __repr__(self) -> str:
+        return "<no default>"
+
+    def __reduce__(self) -> str:
+        return "NO_DEFAULT"
+
+
+NO_DEFAULT: Any = _NoDefault()
+
+
+class Reading(Contract):
+    """`get` and its kin, and the live views."""
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[Any]:
+        """A live view of the keys.
+
+        Args:
+            include_nested: show the entries of nested containers too, as tuples; children come before their parent.
+            leaves_only: leave out nested containers themselves.
+            is_leaf: takes a class and says whether its instances count as leaves (and are not entered).
+            sort: order the keys by their dotted form instead of by insertion.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2), "b": {"c": torch.zeros(2)}})
+            >>> list(td.keys(include_nested=True))
+            ['a', ('b', 'c'), 'b']
+            >>> ("b", "c") in td.keys(True)
+            True
+        """
+        if not (include_nested or leaves_only or sort):
+            return self._mapping().keys()
+        return _Keys(self, include_nested, leaves_only, is_leaf, sort)
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> ValuesView[Any]:
+        """A live view of the values; arguments and order as in :meth:`keys`."""
+        if not (include_nested or leaves_only or sort):
+            return self._mapping().values()
+        return _Values(self, include_nested, leaves_only, is_leaf, sort)
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> ItemsView[Any, Any]:
+        """A live view of the (key, value) pairs; arguments and order as in :meth:`keys`."""
+        if not (include_nested or leaves_only or sort):
+            return self._mapping().items()
+        return _Items(self, include_nested, leaves_only, is_leaf, sort)
+
+    @property
+    def sorted_keys(self) -> list[str]:
+        """The keys of this level in alphabetical order."""
+        return sorted(self._mapping())
+
+    @property
+    def depth(self) -> int:
+        """How many containers are nested in one another below this one; 0 when all entries are tensors."""
+        nested = [value.depth for value in self._mapping().values() if isinstance(value, Reading)]
+        return 1 + max(nested) if nested else 0
+
+    def is_empty(self) -> bool:
+        """Whether no leaf is found anywhere in the tree."""
+        return all(isinstance(value, Reading) and value.is_empty() for value in self._mapping().values())
+
+    def entry_class(self, key: Any) -> type:
+        """The class of the entry at a nested key; raises `KeyError` when there is none."""
+        return type(self._find(key))
+
+    def get_item_shape(self, key: Any) -> Any:
+        """The shape of the entry at a nested key; raises `KeyError` when there is none."""
+        return self._find(key).shape
+
+    def get(self, key: Any, default: Any = NO_DEFAULT, **kwargs: Any) -> Any:
+        """The entry at a nested key.
+
+        Args:
+            key: a string or a tuple of strings.
+            default: returned when there is no such entry. Without one, a missing entry gives `None`, or a `KeyError`
+                after :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
+            **kwargs: options of containers that build the value on reading (lazy stacks).
+
+        Returns:
+            the stored tensor or container itself, not a copy.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.arange(3)}})
+            >>> td.get(("a", "b"))
+            tensor([0, 1, 2])
+            >>> td.get("missing", "nothing")
+            'nothing'
+        """
+        try:
+            if type(key) is str:
+                return self._get_entry(key, **kwargs)
+            return self._find(key, **kwargs)
+        except KeyError:
+            if default is not NO_DEFAULT:
+                return default
+            if settings._get_defaults_to_none:
+                return None
+            raise self._missing(key) from None
+
+    def get_at(self, key: Any, index: Any, default: Any = NO_DEFAULT) -> Any:
+        """The entry at a nested key, indexed along the batch dimensions: `td.get(key)[index]`.
+
+        A view or a copy, as torch's indexing gives it. A missing key is treated as in :meth:`get`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(3)}, [3]).get_at("a", slice(1, None))
+            tensor([1, 2])
+        """
+        value = self.get(key, None if default is NO_DEFAULT else default)
+        if value is None and default is NO_DEFAULT:
+            raise self._missing(key)
+        if not isinstance(value, (Tensor, Contract)):
+            return value
+        return value[leaf_index(index, self._batch_size)]  # type: ignore[index]
+
+    def _find(self, key: Any, **kwargs: Any) -> Any:
+        """The entry at a nested key; raises `KeyError` when a name on the way is missing or is a tensor."""
+        node: Any = self
+        path = path_of(key)
+        for i, name in enumerate(path):
+            if type(node) is Tensor or not isinstance(node, Contract):
+                raise KeyError(
+                    f"there is no entry {joined(path)!r}: {joined(path[:i])!r} is a tensor and holds no entries"
+                )
+            node = node._get_entry(name, **kwargs)
+        return node
+
+    def _missing(self, key: Any) -> KeyError:
+        known = list(self.keys(include_nested=not isinstance(key, str), leaves_only=False))
+        return KeyError(f"key {key!r} not found in {type(self).__name__} with keys {known}")

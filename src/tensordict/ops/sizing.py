@@ -1,0 +1,205 @@
+"""The batch size itself: reading it, and changing it in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract, LeafFn, Names, Rename
+from tensordict.errors import ShapeError
+from tensordict.keys import Path, joined
+from tensordict.ops.locking import Locking, raise_locked
+from tensordict.shapes import as_dim, as_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Sizing(Contract):
+    """`batch_size` and the other ways to ask for it."""
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The leading dims that all entries share.
+
+        Assigning another size changes what counts as batch dims; entries stay as they are. Nested containers that do
+        not begin with the new size are given it. When an entry does not fit, a `RuntimeError` names it and nothing
+        changes. Allowed on locked containers.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3, 4)})
+            >>> td.batch_size = [3]
+            >>> td[0]["a"].shape
+            torch.Size([4])
+        """
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, size: Any) -> None:
+        self._rebatch(as_size(size), ())
+
+    @property
+    def shape(self) -> torch.Size:
+        """The same as :attr:`batch_size`."""
+        return self._batch_size
+
+    @shape.setter
+    def shape(self, size: Any) -> None:
+        self._rebatch(as_size(size), ())
+
+    @property
+    def batch_dims(self) -> int:
+        """The number of batch dims."""
+        return len(self._batch_size)
+
+    @property
+    def ndim(self) -> int:
+        """The number of batch dims."""
+        return len(self._batch_size)
+
+    def dim(self) -> int:
+        """The number of batch dims."""
+        return len(self._batch_size)
+
+    def ndimension(self) -> int:
+        """The number of batch dims."""
+        return len(self._batch_size)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The batch size, or the size of one batch dim.
+
+        Raises:
+            IndexError: the dim is out of range.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> TensorDict(batch_size=[3, 4]).size(-1)
+            4
+        """
+        return self._batch_size if dim is None else self._batch_size[as_dim(dim, len(self._batch_size))]
+
+    def numel(self) -> int:
+        """The number of elements of the batch; 1 at least, since stacking two empty batches gives two elements."""
+        return max(1, self._batch_size.numel())
+
+    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
+        """Set the batch size to the longest one that fits all entries.
+
+        Nested containers are given the longest size that fits their own entries.
+
+        Args:
+            batch_dims: the largest number of batch dims, here and in nested containers.
+            keep_compliant_size: leave nested containers whose batch size begins with the new one as they are.
+
+        Returns:
+            the same container; an empty one keeps its batch size.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3, 4, 5), "b": {"c": torch.zeros(3, 4, 6)}})
+            >>> td.auto_batch_size_().batch_size, td.auto_batch_size_(batch_dims=1).batch_size
+            (torch.Size([3, 4]), torch.Size([3]))
+        """
+        if batch_dims is not None and batch_dims < 0:
+            raise ShapeError(f"batch_dims is the largest number of batch dims, got {batch_dims}")
+        size = _common_size(self, batch_dims)
+        if size is not None:
+            _spread(self, size, batch_dims, keep_compliant_size)
+        return self
+
+    def _rebatch(self, size: torch.Size, path: Path) -> None:
+        """Change the batch size, nested ones where they must follow; checked before anything changes.
+
+        `path` is where this container sits, for the message of the error.
+        """
+        changed: list[Contract] = []
+        _plan_size(self, size, path, changed)
+        for node in changed:
+            resize(node, size)
+
+
+def resize(node: Contract, size: torch.Size) -> None:
+    """Set one container's batch size, known to fit; names of the dims that stay are kept."""
+    if node._names is not None:
+        kept = node._names[: len(size)]
+        padded: Names = kept + [None] * (len(size) - len(kept))
+        node._names = padded if any(name is not None for name in padded) else None
+    node._batch_size = size
+
+
+def replace_leaves(root: Any, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None) -> Any:
+    """`_map`, in place: every leaf is replaced by `fn(leaf)`, one at a time, so that no second copy of all exists.
+
+    Raises:
+        RuntimeError: a container of the tree is locked; nothing has changed then.
+    """
+    nodes: dict[int, Any] = {}
+    _collect_nodes(root, nodes)
+    for node in nodes.values():
+        if isinstance(node, Locking) and node._locked:
+            raise_locked("replace its entries in place")
+    for node in nodes.values():
+        for name in list(node._mapping()):
+            value = node._get_entry(name)
+            if not isinstance(value, Contract):
+                node._put_entry(name, fn(value))
+            del value
+        names = None if node._names is None else node._renamed(len(size), lead, rename)
+        node._batch_size = size + node._batch_size[lead:]
+        node._names = names
+    return root
+
+
+def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
+    out[id(node)] = node
+    for value in node._mapping().values():
+        if isinstance(value, Contract):
+            _collect_nodes(value, out)
+
+
+def _plan_size(node: Contract, size: torch.Size, path: Path, changed: list[Contract]) -> None:
+    """List the containers whose batch size has to become `size`; raises when an entry does not allow it."""
+    ndim = len(size)
+    for name, value in node._entries():
+        if type(value) is not Tensor and isinstance(value, Contract):
+            if value._batch_size[:ndim] != size:
+                _plan_size(value, size, (*path, name), changed)
+        elif ndim and value.shape[:ndim] != size:
+            raise ShapeError(
+                f"entry {joined((*path, name))!r} has shape {list(value.shape)}, which does not begin with the batch "
+                f"size {list(size)}"
+            )
+    changed.append(node)
+
+
+def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
+    """The longest size with which every leaf of the tree begins; `None` when there is no leaf."""
+    common: torch.Size | None = None
+    for value in node._mapping().values():
+        shape = _common_size(value, limit) if isinstance(value, Contract) else value.shape[:limit]
+        if shape is None:
+            continue
+        if common is None:
+            common = shape
+        elif shape[: len(common)] != common:
+            count = 0
+            for a, b in zip(common, shape, strict=False):
+                if a != b:
+                    break
+                count += 1
+            common = common[:count]
+    return common
+
+
+def _spread(node: Contract, size: torch.Size, limit: int | None, keep: bool) -> None:
+    """Set the size of a container and the longest fitting ones of those nested in it."""
+    resize(node, size)
+    for value in node._mapping().values():
+        if isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
+            own = _common_size(value, limit)
+            _spread(value, size if own is None else own, limit, keep)

@@ -1,0 +1,376 @@
+"""Changing which entries a container has, and where they sit in the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.context import remember, remember_state
+from tensordict.contract import Contract
+from tensordict.keys import Path, joined, path_of
+from tensordict.ops.locking import raise_locked
+from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.writing import Writing
+from tensordict.shapes import as_size
+from tensordict.views import IsLeaf
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Structure(Writing):
+    """`select`, `exclude`, `flatten_keys`, `split_keys` and their kin."""
+
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
+        """Only the entries at these nested keys.
+
+        Args:
+            *keys: nested keys; a key of a nested container takes all of it.
+            inplace: delete the other entries from this container instead.
+            strict: raise when a key is missing; otherwise ignore it.
+            as_tensordict: give a plain `TensorDict` when this container is of another kind.
+
+        Returns:
+            a new container over the same tensors (unlocked), or `self` with `inplace`.
+
+        Raises:
+            KeyError: a key is missing and `strict`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(1), "b": {"c": torch.zeros(1), "d": torch.zeros(1)}})
+            >>> list(td.select(("b", "c")).keys(True, True))
+            [('b', 'c')]
+        """
+        wanted: dict[str, Any] = {}
+        for key in keys:
+            path = (key,) if type(key) is str else path_of(key)
+            if self._peek(path) is None:
+                if strict:
+                    raise self._missing(joined(path))
+                continue
+            _want(wanted, path)
+        if inplace:
+            self._refuse_if_locked("select in place")
+            self._keep_only(wanted)
+            return self
+        selected = self._selected(wanted)
+        if as_tensordict and not isinstance(selected, registry.lookup("TensorDict")):
+            return selected.to_tensordict()  # type: ignore[attr-defined, no-any-return]
+        return selected
+
+    def _selected(self, wanted: dict[str, Any]) -> Self:
+        mapping = self._mapping()
+        entries = {
+            name: mapping[name] if below is None else mapping[name]._selected(below) for name, below in wanted.items()
+        }
+        return self._build(entries, self._batch_size, self._device, self._names)
+
+    def _keep_only(self, wanted: dict[str, Any]) -> None:
+        for name in list(self._mapping()):
+            if name not in wanted:
+                self._drop_entry(name)
+            elif wanted[name] is not None:
+                self._get_entry(name)._keep_only(wanted[name])
+
+    def exclude(self, *keys: Any, inplace: bool = False) -> Self:
+        """All entries but those at these nested keys; missing keys are ignored.
+
+        Returns:
+            a new container over the same tensors (unlocked), or `self` with `inplace`. A nested container that is
+            left without entries stays.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict({"a": torch.zeros(1), "b": torch.zeros(1)}).exclude("a").keys())
+            ['b']
+        """
+        paths = [path_of(key) for key in keys]
+        if inplace:
+            self._refuse_if_locked("exclude in place")
+            for path in paths:
+                if self._peek(path) is not None:
+                    self._holder(path)[0]._drop_entry(path[-1])
+            return self
+        return self._excluding(paths)
+
+    def _excluding(self, paths: list[Path]) -> Self:
+        entries = dict(self._mapping())
+        below: dict[str, list[Path]] = {}
+        for path in paths:
+            if len(path) == 1:
+                entries.pop(path[0], None)
+            else:
+                below.setdefault(path[0], []).append(path[1:])
+        for name, rest in below.items():
+            child = entries.get(name)
+            if isinstance(child, Structure):
+                entries[name] = child._excluding(rest)
+        return self._build(entries, self._batch_size, self._device, self._names)
+
+    def empty(
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = None,
+    ) -> Self:
+        """A new container without entries: same batch size, device and names unless others are given.
+
+        Args:
+            recurse: keep the nested containers, emptied too.
+        """
+        size = self._batch_size if batch_size is None else as_size(batch_size)
+        target = self._device if device is NO_DEFAULT else (None if device is None else torch.device(device))
+        own_names = names if names is not None or batch_size is not None else self._names
+        entries: dict[str, Any] = {}
+        if recurse:
+            for name, value in self._mapping().items():
+                if isinstance(value, Structure):
+                    entries[name] = value.empty(recurse=True, batch_size=batch_size, device=device, names=names)
+        return self._build(entries, size, target, own_names and list(own_names))
+
+    def replace(self, *args: Any, **kwargs: Any) -> Self:
+        """A shallow copy in which the entries of one mapping, or the keyword arguments, are replaced or added.
+
+        With nothing to replace the container itself is returned.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(1))
+            >>> td.replace(a=torch.ones(1))["a"], td["a"]
+            (tensor([1.]), tensor([0.]))
+        """
+        if len(args) > 1:
+            raise TypeError(f"replace takes one mapping, got {len(args)} positional arguments")
+        source: Any = args[0] if args else {}
+        if not isinstance(source, (Contract, Mapping)):
+            raise TypeError(f"replace takes a mapping or a container, got {type(source).__name__}")
+        if not len(source.keys()) and not kwargs:  # type: ignore[union-attr]
+            return self
+        return self.copy().update(source, **kwargs)  # type: ignore[attr-defined, no-any-return]
+
+    def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
+        """One level of entries, whose names are the nested keys joined by `separator`.
+
+        Args:
+            separator: what goes between the names.
+            inplace: change this container instead of making one.
+            is_leaf: takes a class and says whether its instances count as leaves (and are not flattened).
+
+        Returns:
+            a container over the same tensors (unlocked). As a context manager, entries written to it end up at their
+            nested keys in the original.
+
+        Raises:
+            KeyError: two keys have the same joined name.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.zeros(1)}})
+            >>> with td.flatten_keys(".") as flat:
+            ...     flat["a.c"] = torch.ones(1)
+            >>> sorted(td["a"].keys())
+            ['b', 'c']
+        """
+        entries: dict[str, Any] = {}
+        for key, value in self.items(True, True, is_leaf):
+            name = key if type(key) is str else separator.join(key)
+            if name in entries:
+                raise KeyError(
+                    f"flatten_keys: two entries would be called {name!r}; use another separator than {separator!r}"
+                )
+            entries[name] = value
+        undo = _Unflatten(separator)
+        if inplace:
+            self._refuse_if_locked("flatten the keys in place")
+            self._exchange(entries)
+            return remember_state(self, undo.in_place)  # type: ignore[no-any-return]
+        flat = self._build(entries, self._batch_size, self._device, self._names)
+        return remember(flat, self, undo)  # type: ignore[no-any-return]
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+        """A tree of entries, made by splitting the names at `separator`: the reverse of :meth:`flatten_keys`.
+
+        Raises:
+            KeyError: a name would need a container where another entry is a tensor.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict({"a.b": torch.zeros(1)}).unflatten_keys().keys(True, True))
+            [('a', 'b')]
+        """
+        tree = self._tree(separator)
+        undo = _Flatten(separator)
+        if inplace:
+            self._refuse_if_locked("unflatten the keys in place")
+            self._exchange(dict(tree._mapping()))
+            return remember_state(self, undo.in_place)  # type: ignore[no-any-return]
+        return remember(tree, self, undo)  # type: ignore[no-any-return]
+
+    def _tree(self, separator: str) -> Self:
+        entries: dict[str, Any] = {}
+        made: set[int] = set()
+        for name, value in self._mapping().items():
+            *parents, last = name.split(separator)
+            level = entries
+            for depth, parent in enumerate(parents):
+                child = level.get(parent)
+                if child is None:
+                    child = level[parent] = self._child()
+                    made.add(id(child))
+                elif not isinstance(child, Contract):
+                    raise KeyError(
+                        f"unflatten_keys: {name!r} needs a container at {separator.join(parents[: depth + 1])!r}, "
+                        "where there is a tensor"
+                    )
+                elif id(child) not in made:
+                    child = level[parent] = child.copy()  # type: ignore[attr-defined]
+                    made.add(id(child))
+                level = child._tensordict  # type: ignore[attr-defined]
+            if last in level:
+                raise KeyError(f"unflatten_keys: two entries would be at {tuple(name.split(separator))!r}")
+            level[last] = value
+        return self._build(entries, self._batch_size, self._device, self._names)
+
+    def _exchange(self, entries: dict[str, Any]) -> None:
+        """Make `entries` all there is in this container."""
+        for name in list(self._mapping()):
+            self._drop_entry(name)
+        for name, value in entries.items():
+            self._put_entry(name, value)
+
+    def rename_keys(self, mapping: Mapping[Any, Any], *, safe: bool = False) -> Self:
+        """A shallow copy whose entries have moved: `{old nested key: new nested key}`.
+
+        All moves happen at once, so names can be swapped.
+
+        Raises:
+            KeyError: an old key is missing, or a new one is taken and `safe=True`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict(a=torch.zeros(1)).rename_keys({"a": ("b", "c")}).keys(True, True))
+            [('b', 'c')]
+        """
+        out = self.copy()  # type: ignore[attr-defined]
+        moved = {path_of(new): out.pop(old) for old, new in mapping.items()}
+        for path, value in moved.items():
+            if safe and out._peek(path) is not None:
+                raise KeyError(f"cannot rename to {joined(path)!r}: there is such an entry already (safe=True)")
+            out._write(path, value)
+        return out  # type: ignore[no-any-return]
+
+    def split_keys(
+        self,
+        *key_sets: Any,
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        strict: bool = True,
+        reproduce_struct: bool = False,
+    ) -> tuple[Self, ...]:
+        """Split by keys: one container per set of keys, and one with what is left.
+
+        Args:
+            *key_sets: lists of nested keys, or mappings from a nested key to the key it gets in the result.
+            inplace: remove the entries from this container, which becomes the last one returned.
+            default: written for missing keys.
+            strict: raise when a key is missing and there is no default; otherwise ignore it.
+            reproduce_struct: give every result the nested containers of this one, empty if need be.
+
+        Raises:
+            KeyError: a key is missing, or asked for twice.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> one, two, rest = TensorDict(a=0, b=0, c=0).split_keys(["a"], {"b": "d"})
+            >>> list(one.keys()), list(two.keys()), list(rest.keys())
+            (['a'], ['d'], ['c'])
+        """
+        if inplace:
+            self._refuse_if_locked("split the keys in place")
+        last = self.copy()  # type: ignore[attr-defined]
+        outs: list[Any] = []
+        for key_set in key_sets:
+            out = self.empty(recurse=reproduce_struct)
+            pairs = key_set.items() if isinstance(key_set, Mapping) else [(key, key) for key in key_set]
+            for old, new in pairs:
+                fallback = default if default is not NO_DEFAULT or strict else None
+                value = last.pop(old, fallback)
+                if value is not None:
+                    out._write(path_of(new), value)
+            outs.append(out)
+        if not reproduce_struct:
+            last.filter_empty_()
+        if inplace:
+            self._exchange(dict(last._mapping()))
+            last = self
+        return (*outs, last)
+
+    def separates(self, *keys: Any, default: Any = NO_DEFAULT, strict: bool = True, filter_empty: bool = True) -> Self:
+        """Remove the entries at these nested keys from this container and return them in a new one.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=0, b=0)
+            >>> list(td.separates("a").keys()), list(td.keys())
+            (['a'], ['b'])
+        """
+        out, _ = self.split_keys(keys, inplace=True, default=default, strict=strict, reproduce_struct=not filter_empty)
+        return out
+
+    def filter_empty_(self) -> Self:
+        """Delete the nested containers in which no leaf is found; returns the same container."""
+        self._refuse_if_locked("filter empty containers")
+        for name, value in list(self._mapping().items()):
+            if isinstance(value, Structure):
+                if value.is_empty():
+                    self._drop_entry(name)
+                else:
+                    value.filter_empty_()
+        return self
+
+
+class _Flatten:
+    """The undoing of `unflatten_keys`."""
+
+    def __init__(self, separator: str) -> None:
+        self.separator = separator
+
+    def __call__(self, container: Any) -> Any:
+        return container.flatten_keys(self.separator)
+
+    def in_place(self, container: Any) -> None:
+        container.flatten_keys(self.separator, inplace=True)
+
+
+class _Unflatten(_Flatten):
+    """The undoing of `flatten_keys`."""
+
+    def __call__(self, container: Any) -> Any:
+        return container.unflatten_keys(self.separator)
+
+    def in_place(self, container: Any) -> None:
+        container.unflatten_keys(self.separator, inplace=True)
+
+
+def _want(wanted: dict[str, Any], path: Path) -> None:
+    """Add a path to a tree of wanted names, in which `None` stands for 'all of it'."""
+    for name in path[:-1]:
+        if name in wanted and wanted[name] is None:
+            return
+        wanted = wanted.setdefault(name, {})
+    wanted[path[-1]] = None

@@ -1,0 +1,684 @@
+"""Writing entries: the checks at the door, and every way through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.errors import ShapeError
+from tensordict.indexing import leaf_index
+from tensordict.keys import Path, joined, path_of
+from tensordict.ops.locking import Locking, raise_locked
+from tensordict.ops.reading import NO_DEFAULT, Reading
+from tensordict.views import IsLeaf
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
+class _Update:
+    """One call of `update`: its options, and the writes and copies to make once everything has been checked."""
+
+    def __init__(
+        self, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None, ignore_lock: bool
+    ) -> None:
+        self.clone = clone
+        self.inplace = inplace
+        self.non_blocking = non_blocking
+        self.is_leaf = is_leaf
+        self.ignore_lock = ignore_lock
+        self.writes: list[tuple[Any, dict[str, Any]]] = []
+        self.targets: list[Tensor] = []
+        self.values: list[Any] = []
+
+    def merges(self, item: Any) -> bool:
+        """Whether `item` is merged into a nested container, rather than put in its place."""
+        if self.is_leaf is not None and self.is_leaf(type(item)):
+            return False
+        return isinstance(item, (Contract, Mapping))
+
+
+class Writing(Reading, Locking):
+    """`set` and its kin. Whatever fails leaves the container as it was: values are checked before the first write."""
+
+    # --- out-of-place writes: an entry is added or replaced ---------------------------------------------------------
+
+    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
+        """Write an entry; nested containers on the way are created.
+
+        Args:
+            key: a string or a tuple of strings.
+            item: a tensor, container, mapping, number, list or numpy array. Its shape must begin with the batch size.
+                A tensor or container is stored as it is, not copied, unless its device must change.
+            inplace: if `True` and the entry exists, copy into it instead of replacing it.
+            non_blocking: passed to the device transfer, if there is one.
+
+        Returns:
+            the same container.
+
+        Raises:
+            RuntimeError: the container is locked, or the shape does not begin with the batch size.
+            TypeError: the item cannot be stored, or the key is not a key.
+            KeyError: the key goes through an entry that is a tensor.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(batch_size=[2])
+            >>> td.set(("a", "b"), torch.zeros(2, 3)).get("a").batch_size
+            torch.Size([2])
+        """
+        if inplace and self._peek(path_of(key)) is not None:
+            return self.set_(key, item, non_blocking=non_blocking)
+        if type(key) is str:
+            self._write_name(key, item, non_blocking)
+        else:
+            self._write(path_of(key), item, non_blocking)
+        return self
+
+    def _write_name(self, name: str, item: Any, non_blocking: bool = False) -> None:
+        """Check `item` and store it under a name of this level."""
+        if self._locked:
+            raise_locked(f"set the entry {name!r}")
+        # A plain tensor that fits is by far the most frequent item: 0.25 us here, 0.6 us through `_admit`.
+        if type(item) is Tensor and self._device is None:
+            size = self._batch_size
+            if not size or item.shape[: len(size)] == size:
+                self._put_entry(name, item)
+                return
+        self._put_entry(name, self._admit(item, (name,), non_blocking))
+
+    def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
+        """Check `item` and store it at `path`."""
+        node: Any = self
+        for depth, name in enumerate(path[:-1]):
+            child = node._mapping().get(name)
+            if child is None:
+                if node._locked:
+                    raise_locked(f"add the entry {joined(path)!r}")
+                node._put_entry(name, node._branch(path[depth + 1 :], item, path, non_blocking))
+                return
+            if not isinstance(child, Contract):
+                raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[: depth + 1])!r} is a tensor")
+            node = child
+        if node._locked:
+            raise_locked(f"set the entry {joined(path)!r}")
+        node._put_entry(path[-1], node._admit(item, path, non_blocking))
+
+    def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Contract:
+        """A new nested container that holds `item` at `rest`."""
+        child = self._child()
+        value = (
+            child._admit(item, path, non_blocking)
+            if len(rest) == 1
+            else child._branch(rest[1:], item, path, non_blocking)
+        )
+        child._put_entry(rest[0], value)
+        return child
+
+    def _child(self) -> Any:
+        """A new, empty container with the batch size, device and names of this one, to be nested in it."""
+        make = registry.lookup("TensorDict")
+        return make._make({}, self._batch_size, self._device, self._names)
+
+    def _admit(self, item: Any, path: Path, non_blocking: bool = False) -> Any:
+        """`item` as this container can store it; raises naming `path` when it cannot."""
+        if not isinstance(item, Tensor):
+            if isinstance(item, Contract):
+                return self._admit_node(item, path, non_blocking)
+            if isinstance(item, Mapping):
+                child = self._child()
+                child._fill(item, path, non_blocking)
+                return child
+            item = _to_tensor(item, path, self._device)
+        if self._device is not None and item.device != self._device:
+            item = item.to(self._device, non_blocking=non_blocking)
+        size = self._batch_size
+        if size and item.shape[: len(size)] != size:
+            raise RuntimeError(
+                f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the batch size "
+                f"{list(size)}; expand it, or give the container a shorter batch size"
+            )
+        return item
+
+    def _admit_node(self, node: Any, path: Path, non_blocking: bool) -> Any:
+        size = self._batch_size
+        if node._batch_size[: len(size)] != size:
+            node = node.copy()
+            try:
+                node._rebatch(size, path)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"entry {joined(path)!r}: a nested container's batch size must begin with its parent's, "
+                    f"{list(size)}, and this one cannot be given it: {error}"
+                ) from error
+        if self._device is not None and node._device != self._device:
+            node = node.to(self._device, non_blocking=non_blocking)
+        if self._names is not None:
+            node = _with_leading_names(node, self._names, path)
+        return node
+
+    def _fill(self, source: Mapping[Any, Any], prefix: Path = (), non_blocking: bool = False) -> None:
+        """Write every item of a mapping into this container, which nobody else has seen yet."""
+        size = self._batch_size
+        ndim = len(size)
+        first = size[0] if ndim == 1 else None
+        trusting = self._device is None
+        fresh: dict[str, Any] = {}
+        for key, item in source.items():
+            if type(key) is str:
+                # One batch dim is the common case: 120 ns to look at it, 220 ns to cut and compare shapes.
+                if (
+                    type(item) is Tensor
+                    and trusting
+                    and (
+                        not ndim
+                        or (item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first)
+                    )
+                ):
+                    fresh[key] = item
+                else:
+                    fresh[key] = self._admit(item, (*prefix, key), non_blocking)
+            else:
+                self._put_entries(fresh)
+                fresh = {}
+                self._write(path_of(key), item, non_blocking)
+        self._put_entries(fresh)
+
+    def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
+        """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""
+        if self._peek(path_of(key)) is None:
+            self.set(key, default, inplace=inplace)
+        return self._find(key)
+
+    def create_nested(self, key: Any) -> Self:
+        """Add an empty nested container at `key`, replacing what is there; returns the same container."""
+        path = path_of(key)
+        self._write(path, registry.lookup("TensorDict")._make({}, self._batch_size, self._device, self._names))
+        return self
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[Any] | None = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Write the entries of a mapping or container; nested ones are merged, not replaced.
+
+        All values are checked before the first is written.
+
+        Args:
+            input_dict_or_td: what to read from; keyword arguments may be given instead.
+            clone: store copies.
+            inplace: copy into the entries that exist instead of replacing them.
+            non_blocking: passed to device transfers.
+            keys_to_update: restrict the update to these (nested) keys.
+            is_leaf: takes a class and says whether its instances replace the entry as a whole.
+            update_batch_size: take over the batch size of the source first.
+            ignore_lock: write even if this container is locked.
+
+        Returns:
+            the same container.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.zeros(1)}})
+            >>> sorted(td.update({"a": {"c": torch.ones(1)}, "d": 1.0}).keys(True, True), key=str)
+            [('a', 'b'), ('a', 'c'), 'd']
+        """
+        source = _source(input_dict_or_td, kwargs)
+        if source is self:
+            return self
+        if update_batch_size:
+            return self._update_with_batch_size(source, clone)
+        if keys_to_update is not None:
+            source = _restricted(source, keys_to_update)
+        plan = _Update(clone, inplace, non_blocking, is_leaf, ignore_lock)
+        self._plan_update(source, (), plan)
+        for node, entries in plan.writes:
+            node._put_entries(entries)
+        _copy_all(plan.targets, plan.values, non_blocking)
+        return self
+
+    def _plan_update(self, source: Any, prefix: Path, plan: _Update) -> None:
+        """Check every item of `source` and note what has to be written where."""
+        mapping = self._mapping()
+        size = self._batch_size
+        ndim = len(size)
+        first = size[0] if ndim == 1 else None
+        writable = plan.ignore_lock or not self._locked
+        trusting = self._device is None and not plan.clone and not plan.inplace and writable
+        fresh: dict[str, Any] = {}
+        for key, item in source.items():
+            if type(key) is str:
+                if (
+                    type(item) is Tensor
+                    and trusting
+                    and (
+                        not ndim
+                        or (item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first)
+                    )
+                ):
+                    fresh[key] = item
+                    continue
+            else:
+                first, *rest = path_of(key)
+                key, item = first, _nest(rest, item)
+            current = fresh.get(key)
+            if current is None:
+                current = mapping.get(key)
+            path = (*prefix, key)
+            if isinstance(current, Writing) and plan.merges(item):
+                current._plan_update(item, path, plan)
+            elif plan.inplace and isinstance(current, Tensor):
+                plan.targets.append(current)
+                plan.values.append(_copyable(current, item, path))
+            elif not writable:
+                raise_locked(f"update the entry {joined(path)!r}")
+            else:
+                value = self._admit(item, path, plan.non_blocking)
+                fresh[key] = value.clone() if plan.clone and value is item else value
+        if fresh:
+            plan.writes.append((self, fresh))
+
+    def _update_with_batch_size(self, source: Any, clone: bool) -> Self:
+        if not isinstance(source, Contract):
+            raise TypeError(
+                f"update_batch_size=True needs a container to take the batch size from, got {type(source).__name__}"
+            )
+        if self._locked:
+            raise_locked("update the batch size")
+        staged: Any = self.copy() if set(self._mapping()) - set(source._mapping()) else self.empty()  # type: ignore[attr-defined]
+        staged._rebatch(source._batch_size, ()) if not staged._mapping() else None
+        for name, value in source._entries():
+            staged._put_entry(name, value.clone() if clone else value)
+        staged._rebatch(source._batch_size, ())
+        for name, value in staged._entries():
+            self._put_entry(name, value)
+        self._batch_size = source._batch_size
+        return self
+
+    # --- in-place writes: the memory of an entry changes, allowed on locked containers --------------------------------
+
+    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+        """Copy `item` into the existing entry at `key`; allowed on a locked container.
+
+        Raises:
+            KeyError: there is no such entry.
+            ValueError: the shapes differ.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(2))
+            >>> a = td["a"]
+            >>> _ = td.set_("a", torch.ones(2))
+            >>> a
+            tensor([1., 1.])
+        """
+        path = path_of(key)
+        current = self._existing(path)
+        if isinstance(current, Contract):
+            current.update_(item, non_blocking=non_blocking)  # type: ignore[attr-defined]
+        else:
+            current.copy_(_copyable(current, item, path), non_blocking=non_blocking)
+        return self
+
+    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """Copy `value` into `td.get(key)[index]`, `index` being applied to the batch dimensions.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 1.0, 0)["a"]
+            tensor([1., 0., 0.])
+        """
+        path = path_of(key)
+        current = self._existing(path)
+        if isinstance(current, Contract):
+            current[index] = value  # type: ignore[index]
+        else:
+            at = leaf_index(index, self._batch_size)
+            if not isinstance(value, Tensor):
+                value = torch.as_tensor(value, dtype=current.dtype, device=current.device)
+            _check_expandable(value.shape, current[at].shape, path)
+            current[at] = value.to(current.device, non_blocking=non_blocking)
+        return self
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Copy the values of a mapping or container into existing entries; allowed on a locked container.
+
+        All shapes are checked before the first copy. `clone` is accepted for symmetry with :meth:`update`.
+
+        Raises:
+            KeyError: an entry does not exist here.
+            ValueError: the shapes of an entry differ.
+        """
+        source = _source(input_dict_or_td, kwargs)
+        if source is self:
+            return self
+        if keys_to_update is not None:
+            source = _restricted(source, keys_to_update)
+        targets: list[Tensor] = []
+        values: list[Any] = []
+        self._plan_copies(source, (), targets, values)
+        _copy_all(targets, values, non_blocking)
+        return self
+
+    def _plan_copies(self, source: Any, prefix: Path, targets: list[Tensor], values: list[Any]) -> None:
+        mapping = self._mapping()
+        for key, item in source.items():
+            path = path_of(key)
+            current: Any = mapping.get(path[0]) if len(path) == 1 else self._peek(path)
+            path = (*prefix, *path)
+            if current is None:
+                raise KeyError(f"cannot update {joined(path)!r} in place: there is no such entry. Use update to add it")
+            if type(current) is not Tensor and isinstance(current, Contract):
+                if not isinstance(item, (Contract, Mapping)):
+                    raise TypeError(
+                        f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}"
+                    )
+                current._plan_copies(item, path, targets, values)  # type: ignore[attr-defined]
+            else:
+                targets.append(current)
+                values.append(_copyable(current, item, path))
+
+    def update_at_(
+        self,
+        input_dict_or_td: Any,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[Any] | None = None,
+    ) -> Self:
+        """Copy the values of a mapping or container into `self[idx]`; allowed on a locked container.
+
+        Raises:
+            KeyError: an entry does not exist here.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.update_at_({"a": 1.0}, 2)["a"]
+            tensor([0., 0., 1.])
+        """
+        source = input_dict_or_td if keys_to_update is None else _restricted(input_dict_or_td, keys_to_update)
+        if not isinstance(source, (Contract, Mapping)):
+            raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")
+        for key in _nested_keys(source):
+            self._existing(key)
+        self[idx] = source  # type: ignore[index]
+        return self
+
+    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
+        """Copy the values of another container into the entries of this one (as `Tensor.copy_`)."""
+        return self.update_(tensordict, non_blocking=non_blocking)
+
+    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
+        """Copy the values of another container into `self[idx]`."""
+        return self.update_at_(tensordict, idx, non_blocking=non_blocking)
+
+    # --- removal and renaming ------------------------------------------------------------------------------------------
+
+    def del_(self, key: Any) -> Self:
+        """Delete the entry at a nested key; returns the same container. `del td[key]` does the same.
+
+        Raises:
+            KeyError: there is no such entry.
+            RuntimeError: the container is locked.
+        """
+        path = path_of(key)
+        parent, name = self._holder(path)
+        if parent._locked:
+            raise_locked(f"delete the entry {joined(path)!r}")
+        parent._drop_entry(name)
+        return self
+
+    def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        """Delete the entry at a nested key and return it, or return `default` when there is none.
+
+        Raises:
+            KeyError: there is no such entry, and no default.
+        """
+        path = path_of(key)
+        value = self._peek(path)
+        if value is None:
+            if default is NO_DEFAULT:
+                raise self._missing(joined(path))
+            return default
+        self.del_(path)
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Delete the entry that was added last and return its name and value (as `dict.popitem`)."""
+        self._refuse_if_locked("pop an entry")
+        for name in reversed(list(self._mapping())):
+            value = self._get_entry(name)
+            self._drop_entry(name)
+            return name, value
+        raise KeyError("popitem: the container is empty")
+
+    def clear(self) -> Self:
+        """Delete all entries; returns the same container."""
+        self._refuse_if_locked("clear it")
+        for name in list(self._mapping()):
+            self._drop_entry(name)
+        return self
+
+    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
+        """Move an entry to another (nested) key; returns the same container.
+
+        Args:
+            old_key: where the entry is.
+            new_key: where it goes; what is there is replaced.
+            safe: refuse to replace.
+
+        Raises:
+            KeyError: there is no entry at `old_key`, or one at `new_key` and `safe=True`.
+        """
+        old, new = path_of(old_key), path_of(new_key)
+        value = self._existing(old)
+        if safe and self._peek(new) is not None:
+            raise KeyError(f"cannot rename {joined(old)!r}: there is an entry {joined(new)!r} already (safe=True)")
+        parent, name = self._holder(old)
+        if parent._locked:
+            raise_locked(f"rename the entry {joined(old)!r}")
+        if old == new:
+            return self
+        if new[: len(old)] == old:
+            raise KeyError(f"cannot move the entry {joined(old)!r} into itself, to {joined(new)!r}")
+        self._write(new, value)
+        parent._drop_entry(name)
+        return self
+
+    # --- the batch size ----------------------------------------------------------------------------------------------
+
+    def _rebatch(self, size: torch.Size, path: Path = ()) -> None:
+        """Change the batch size of this container, and of nested ones whose batch size would not begin with it.
+
+        Every entry is checked before anything changes.
+        """
+        changes: list[Contract] = []
+        self._plan_rebatch(size, path, changes)
+        for node in changes:
+            node._batch_size = size
+            if node._names is not None:
+                names = (node._names + [None] * len(size))[: len(size)]
+                node._names = names if any(name is not None for name in names) else None
+
+    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[Contract]) -> None:
+        ndim = len(size)
+        changes.append(self)
+        for name, value in self._mapping().items():
+            if type(value) is not Tensor and isinstance(value, Writing):
+                if value._batch_size[:ndim] != size:
+                    value._plan_rebatch(size, (*path, name), changes)
+            elif ndim and value.shape[:ndim] != size:
+                raise RuntimeError(
+                    f"entry {joined((*path, name))!r} has shape {list(value.shape)}, which does not begin with the "
+                    f"batch size {list(size)}"
+                )
+
+    # --- shared lookups ----------------------------------------------------------------------------------------------
+
+    def _peek(self, path: Path) -> Any:
+        """The entry at `path`, or `None`."""
+        node: Any = self
+        for name in path:
+            if not isinstance(node, Contract):
+                return None
+            node = node._mapping().get(name)
+        return node
+
+    def _existing(self, path: Path) -> Any:
+        try:
+            return self._find(path)
+        except KeyError:
+            raise self._missing(joined(path)) from None
+
+    def _holder(self, path: Path) -> tuple[Any, str]:
+        """The container that holds the entry at `path`, and its name there."""
+        self._existing(path)
+        return (self if len(path) == 1 else self._find(path[:-1])), path[-1]
+
+
+def _to_tensor(item: Any, path: Path, device: torch.device | None) -> Tensor:
+    """A number, list or numpy array as a tensor; numpy memory is shared where torch can."""
+    if isinstance(item, _NUMBERS):
+        return torch.as_tensor(item, device=device)
+    if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
+        return torch.as_tensor(item, device=device)
+    if isinstance(item, (list, tuple, range)):
+        try:
+            if any(isinstance(x, Tensor) for x in item):
+                return torch.stack([torch.as_tensor(x, device=device) for x in item])
+            return torch.as_tensor(np.asarray(item) if isinstance(item, range) else item, device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"entry {joined(path)!r}: a {type(item).__name__} that is not a regular array of numbers: {error}"
+            ) from error
+    if hasattr(item, "__array__") or hasattr(item, "__dlpack__"):
+        return torch.as_tensor(item, device=device)
+    raise TypeError(
+        f"entry {joined(path)!r} is a {type(item).__name__}; a container holds tensors, containers, mappings, numbers, "
+        "lists of numbers and numpy arrays"
+    )
+
+
+def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
+    """`node` with the leading dim names of its parent."""
+    own = node._names or [None] * len(node._batch_size)
+    merged = []
+    for i, name in enumerate(own):
+        outer = names[i] if i < len(names) else None
+        if outer is not None and name is not None and outer != name:
+            raise RuntimeError(f"entry {joined(path)!r} has dim names {own}, which disagree with its parent's {names}")
+        merged.append(outer if name is None else name)
+    if merged == own:
+        return node
+    node = node.copy()
+    node.names = merged
+    return node
+
+
+def _source(source: Any, kwargs: dict[str, Any]) -> Any:
+    """The one thing an update reads from."""
+    if source is None:
+        return kwargs
+    if kwargs:
+        source = {**dict(source.items()), **kwargs}
+    if not hasattr(source, "items"):
+        return dict(source)
+    return source
+
+
+def _restricted(source: Any, keys: Iterable[Any]) -> dict[Any, Any]:
+    """The entries of `source` at these nested keys, those that exist."""
+    if isinstance(keys, str):
+        keys = [keys]
+    out: dict[Any, Any] = {}
+    for key in keys:
+        path = path_of(key)
+        value: Any = source
+        for name in path:
+            value = value.get(name, None) if isinstance(value, (Contract, Mapping)) else None
+        if value is None and isinstance(source, Mapping):
+            value = source.get(key)
+        if value is not None:
+            out[joined(path)] = value
+    return out
+
+
+def _nest(path: Sequence[str], value: Any) -> Any:
+    """`value` inside one mapping per name."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+def _nested_keys(source: Any, prefix: Path = ()) -> list[Path]:
+    """The paths of the leaves of a container or (nested) mapping."""
+    out: list[Path] = []
+    for key, value in source.items():
+        path = (*prefix, *path_of(key))
+        out += _nested_keys(value, path) if isinstance(value, (Contract, Mapping)) else [path]
+    return out
+
+
+def _copyable(target: Tensor, item: Any, path: Path) -> Tensor:
+    """`item` as a tensor that can be copied into `target`; raises naming `path` when the shapes differ."""
+    if not isinstance(item, Tensor):
+        if isinstance(item, (Contract, Mapping)):
+            raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be updated with a container")
+        item = _to_tensor(item, path, None)
+        if not item.ndim:
+            return item
+    if item.shape != target.shape:
+        raise ShapeError(
+            f"entry {joined(path)!r} has shape {list(target.shape)} and cannot be updated in place with a value of "
+            f"shape {list(item.shape)}"
+        )
+    return item
+
+
+def _check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:
+    """Raise unless a value of `shape` broadcasts to `target`."""
+    if shape == target:
+        return
+    if len(shape) <= len(target) or all(n == 1 for n in shape[: len(shape) - len(target)]):
+        tail = shape[-len(target) :] if target else ()
+        if all(n in (1, m) for n, m in zip(reversed(tail), reversed(target))):
+            return
+    raise ShapeError(f"entry {joined(path)!r}: a value of shape {list(shape)} does not broadcast to {list(target)}")
+
+
+def _copy_all(targets: list[Tensor], values: list[Any], non_blocking: bool) -> None:
+    if not targets:
+        return
+    torch._foreach_copy_(targets, values, non_blocking=non_blocking)

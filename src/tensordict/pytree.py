@@ -1,0 +1,146 @@
+"""Containers as pytrees: how torch takes them apart into leaves and puts them together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import MappingKey, register_pytree_node
+
+from tensordict import registry
+from tensordict.contract import Contract, Names
+
+T = TypeVar("T", bound=type)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a container is apart from its entries."""
+
+    cls: type[Any]
+    keys: tuple[str, ...]
+    batch_size: tuple[int, ...]
+    names: tuple[str | None, ...] | None
+    device: torch.device | None
+    # How many levels of `vmap` the entries are in; says nothing about whether two structures are the same.
+    depth: int = field(default=0, compare=False)
+
+
+def register(
+    cls: T,
+    flatten: Callable[[Any], tuple[list[Any], Any]] | None = None,
+    unflatten: Callable[[Any, Any], Any] | None = None,
+) -> T:
+    """Register a container class with torch's pytrees; usable as a class decorator.
+
+    Args:
+        cls: the class; a subclass of a registered class has to be registered itself.
+        flatten: gives the entries and a hashable context. The default takes the container's names and values, as
+            suits any class with `_make`.
+        unflatten: makes a container from entries and that context.
+    """
+    own_form = flatten is not None
+    register_pytree_node(
+        cls,
+        flatten or flatten_container,
+        unflatten or unflatten_container,
+        serialized_type_name=f"tensordict.{cls.__name__}",
+        flatten_with_keys_fn=None if own_form else _flatten_with_keys,
+        to_dumpable_context=None if own_form else _dumpable,
+        from_dumpable_context=None if own_form else _from_dumpable,
+    )
+    return cls
+
+
+def flatten_container(container: Contract) -> tuple[list[Any], Context]:
+    """The entries of one level, in insertion order, and the context that makes a container of them again."""
+    mapping = container._mapping()
+    values = list(mapping.values())
+    names = container._names
+    return values, Context(
+        type(container),
+        tuple(mapping),
+        tuple(container._batch_size),
+        None if names is None else tuple(names),
+        container._device,
+        _depth(values),
+    )
+
+
+def unflatten_container(values: Any, context: Context) -> Any:
+    """A container of the entries `values`, which may have been changed meanwhile.
+
+    The batch size is kept as far as the entries still share it; entering or leaving a `vmap` takes one dim off it or
+    adds one. The device is kept if all entries are still there. The result is not locked.
+    """
+    values = list(values)
+    known = [value for value in values if isinstance(value, (Tensor, Contract))]
+    size = torch.Size(context.batch_size)
+    names: Names | None = None if context.names is None else list(context.names)
+    device = context.device
+    # Torch also builds trees of markers and specifications, which have no shape: these keep the batch size.
+    if len(known) == len(values) and values:
+        change = context.depth - _depth(values)
+        size = _shared_size(known, size, change)
+        if len(size) != len(context.batch_size) or change:
+            names = None
+        if device is not None and any(value.device != device for value in known):  # type: ignore[union-attr]
+            device = None
+    return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
+
+
+def _flatten_with_keys(container: Contract) -> tuple[list[tuple[Any, Any]], Context]:
+    values, context = flatten_container(container)
+    return [(MappingKey(key), value) for key, value in zip(context.keys, values, strict=True)], context
+
+
+def _dumpable(context: Context) -> dict[str, Any]:
+    """The context as JSON can hold it."""
+    return {
+        "cls": context.cls.__name__,
+        "keys": list(context.keys),
+        "batch_size": list(context.batch_size),
+        "names": None if context.names is None else list(context.names),
+        "device": None if context.device is None else str(context.device),
+    }
+
+
+def _from_dumpable(data: dict[str, Any]) -> Context:
+    return Context(
+        registry.lookup(data["cls"]),
+        tuple(data["keys"]),
+        tuple(data["batch_size"]),
+        None if data["names"] is None else tuple(data["names"]),
+        None if data["device"] is None else torch.device(data["device"]),
+    )
+
+
+def _depth(values: list[Any]) -> int:
+    """The number of `vmap` levels that the most deeply wrapped entry is in."""
+    deepest = 0
+    for value in values:
+        if isinstance(value, Contract):
+            deepest = max(deepest, _depth(list(value._mapping().values())))
+        elif isinstance(value, Tensor):
+            depth = 0
+            while torch._C._functorch.is_batchedtensor(value):
+                value = torch._C._functorch.get_unwrapped(value)
+                depth += 1
+            deepest = max(deepest, depth)
+    return deepest
+
+
+def _shared_size(values: list[Any], size: torch.Size, change: int) -> torch.Size:
+    """The longest leading shape that all the values share, of at most `len(size) + change` dims."""
+    ndim = max(0, len(size) + change)
+    shapes = [value._batch_size if isinstance(value, Contract) else value.shape for value in values]
+    if not change and all(shape[:ndim] == size for shape in shapes):
+        return size
+    first = shapes[0]
+    ndim = min(ndim, *(len(shape) for shape in shapes)) if len(shapes) > 1 else min(ndim, len(first))
+    while any(shape[:ndim] != first[:ndim] for shape in shapes):
+        ndim -= 1
+    return first[:ndim]

@@ -1,0 +1,126 @@
+"""TensorDict: the container whose entries live in a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict import pytree, registry
+from tensordict.base import TensorDictBase
+from tensordict.contract import Contract, Names
+from tensordict.shapes import as_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@pytree.register
+@registry.register
+class TensorDict(TensorDictBase):
+    """A dict of tensors with a common batch size.
+
+    Args:
+        source: a mapping from (nested) keys to tensors, containers, mappings, numbers, lists or numpy arrays; or
+            another container. Tensors are stored as they are, not copied, unless their device must change.
+        batch_size: the leading dims that all entries share; an int, a sequence of ints or a `torch.Size`.
+            `None` means no batch dims.
+        device: when given, entries are moved to it, now and on every later write.
+        names: one name (or `None`) per batch dim.
+        non_blocking: passed to device transfers.
+        lock: lock the new container.
+        **kwargs: entries, instead of `source`.
+
+    Raises:
+        RuntimeError: an entry's shape does not begin with the batch size; the entry is named.
+        TypeError: an entry cannot be stored, or the arguments are of the wrong type.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> td = TensorDict({"obs": torch.zeros(3, 4), "next": {"obs": torch.ones(3, 4)}}, batch_size=[3])
+        >>> td["next", "obs"].shape, td[0].batch_size
+        (torch.Size([3, 4]), torch.Size([]))
+    """
+
+    _tensordict: dict[str, Any]
+
+    def __init__(
+        self,
+        source: Any = None,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Any = None,
+        non_blocking: bool | None = None,
+        lock: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs:
+            if source is not None:
+                raise ValueError("entries come from a mapping or from keyword arguments, not from both")
+            source = kwargs
+        self._tensordict = {}
+        self._batch_size = as_size(batch_size)
+        if device is not None:
+            self._device = torch.get_default_device() if device == "default" else as_device(device)
+        if names is not None:
+            self.names = names
+        if source is not None:
+            if not isinstance(source, (Contract, Mapping)):
+                source = _as_mapping(source)
+            self._fill(source, (), bool(non_blocking))
+        if lock:
+            self.lock_()
+
+    @classmethod
+    def _make(
+        cls, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        """The trusted constructor: nothing is checked, `entries` is taken over."""
+        self = object.__new__(cls)
+        self._tensordict = entries
+        self._batch_size = batch_size
+        if device is not None:
+            self._device = device
+        if names is not None:
+            self._names = list(names)
+        return self
+
+    def _build(
+        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        return self._make(entries, batch_size, device, names)
+
+    def _mapping(self) -> dict[str, Any]:
+        return self._tensordict
+
+    def _get_entry(self, name: str, **kwargs: Any) -> Any:
+        return self._tensordict[name]
+
+    def _put_entry(self, name: str, value: Any) -> None:
+        self._tensordict[name] = value
+
+    def _put_entries(self, entries: dict[str, Any]) -> None:
+        self._tensordict.update(entries)
+
+    def _drop_entry(self, name: str) -> None:
+        del self._tensordict[name]
+
+
+def as_device(device: Any) -> torch.device:
+    """A device from a device, string or int, with the index that a bare `cuda` stands for."""
+    device = torch.device(device)
+    if device.index is None and device.type not in ("cpu", "meta"):
+        return torch.empty((), device=device).device
+    return device
+
+
+def _as_mapping(source: Any) -> dict[Any, Any]:
+    try:
+        return dict(source)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"a TensorDict is made from a mapping, a container or (key, value) pairs, got {type(source).__name__}"
+        ) from None

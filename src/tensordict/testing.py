@@ -1,0 +1,108 @@
+"""Assertions on containers, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract, raise_key_mismatch
+from tensordict.keys import Path, joined, path_of
+
+
+def assert_close(
+    actual: Any,
+    expected: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    equal_nan: bool = True,
+    intersection: bool = False,
+    msg: str = "",
+    prefix: Any = (),
+) -> bool:
+    """Check that two containers have the same keys and, up to a tolerance, the same values.
+
+    Batch sizes, names and containers' devices are not compared; the dtypes, shapes and devices of leaves are.
+
+    Args:
+        actual: a container.
+        expected: a container.
+        rtol: the relative tolerance; by default that of :func:`torch.testing.assert_close` for the dtype.
+        atol: the absolute tolerance; as `rtol`. One that is given alone makes the other zero.
+        equal_nan: whether NaNs are equal to each other.
+        intersection: compare only the keys that both have.
+        msg: put at the end of the error.
+        prefix: a nested key, put in front of the keys that the error names.
+
+    Returns:
+        `True`.
+
+    Raises:
+        AssertionError: leaves differ; every one of them is named.
+        KeyError: the containers do not have the same keys; the odd ones are named.
+        TypeError: an argument is not a container.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, assert_close
+        >>> assert_close(TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2) + 1e-7))
+        True
+    """
+    if not isinstance(actual, Contract) or not isinstance(expected, Contract):
+        raise TypeError(
+            f"assert_close compares two containers, got {type(actual).__name__} and {type(expected).__name__}; "
+            "for tensors there is torch.testing.assert_close"
+        )
+    if rtol is not None or atol is not None:
+        rtol, atol = rtol or 0.0, atol or 0.0
+    options = {"rtol": rtol, "atol": atol, "equal_nan": equal_nan}
+    differences: list[str] = []
+    path: Path = () if isinstance(prefix, tuple) and not prefix else path_of(prefix)
+    _compare(actual, expected, options, intersection, path, differences)
+    if differences:
+        raise AssertionError("\n".join([*differences, msg] if msg else differences))
+    return True
+
+
+assert_allclose_td = assert_close
+
+
+def _compare(
+    actual: Contract,
+    expected: Contract,
+    options: dict[str, Any],
+    intersection: bool,
+    prefix: Path,
+    differences: list[str],
+) -> None:
+    """Append a line for every pair of leaves that differ."""
+    ours, theirs = actual._mapping(), expected._mapping()
+    if not intersection and ours.keys() != theirs.keys():
+        raise_key_mismatch([ours, theirs], prefix)
+    for name in ours:
+        if name not in theirs:
+            continue
+        left, right = ours[name], theirs[name]
+        path = (*prefix, name)
+        if isinstance(left, Contract) and isinstance(right, Contract):
+            _compare(left, right, options, intersection, path, differences)
+        elif isinstance(left, Tensor) and isinstance(right, Tensor):
+            difference = _difference(left, right, options)
+            if difference:
+                differences.append(f"key {joined(path)!r} does not match: {difference}")
+        elif isinstance(left, (Contract, Tensor)) or isinstance(right, (Contract, Tensor)) or left != right:
+            kinds = f"{type(left).__name__} and {type(right).__name__}"
+            differences.append(f"key {joined(path)!r} does not match: the entries are a {kinds}")
+
+
+def _difference(actual: Tensor, expected: Tensor, options: dict[str, Any]) -> str:
+    """How two leaves differ, on one line; empty when they do not."""
+    try:
+        # Subclasses that only say where the memory is, such as memory-mapped tensors, compare by value.
+        torch.testing.assert_close(
+            actual.detach().as_subclass(Tensor), expected.detach().as_subclass(Tensor), **options
+        )
+    except AssertionError as error:
+        return " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return ""

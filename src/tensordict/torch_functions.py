@@ -1,0 +1,136 @@
+"""Torch's own functions on containers: the table behind `__torch_function__`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract
+from tensordict.ops.factories import like
+from tensordict.ops.stacking import cat_containers, stack_containers
+
+
+def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    """What `func(*args, **kwargs)` is when containers are among the arguments.
+
+    Raises:
+        TypeError: the function is not defined for containers.
+    """
+    implementation = _TABLE.get(func)
+    if implementation is not None:
+        return implementation(*args, **(kwargs or {}))
+    if not all(issubclass(kind, (Contract, Tensor)) for kind in types):
+        return NotImplemented
+    name = getattr(func, "__name__", repr(func))
+    raise TypeError(
+        f"torch's function {name!r} is not defined for containers; to call it on every tensor, use "
+        f"td.apply({name}); to call it on one, read that entry first"
+    )
+
+
+def _method(name: str, **renamed: str) -> Callable[..., Any]:
+    """The method `name` of the first argument; `renamed` maps torch's keywords to those of the method."""
+
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        container, *rest = args or (kwargs.pop("input"),)
+        if not isinstance(container, Contract):
+            raise TypeError(f"{name} needs a container as its first argument here, got {type(container).__name__}")
+        return getattr(container, name)(*rest, **{renamed.get(key, key): value for key, value in kwargs.items()})
+
+    return implementation
+
+
+def _joining(join: Callable[[Any, int, Any], Any]) -> Callable[..., Any]:
+    def implementation(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
+        return join(tensors, dim, out)
+
+    return implementation
+
+
+def _where(condition: Any, input: Any, other: Any, *, out: Any = None) -> Any:
+    if isinstance(input, Contract):
+        return input.where(condition, other, out=out)  # type: ignore[attr-defined]
+    if isinstance(condition, Tensor):
+        return other.where(~condition, input, out=out)
+    raise TypeError(f"torch.where on containers needs a tensor as its condition, got {type(condition).__name__}")
+
+
+def _gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out: Any = None) -> Any:
+    if sparse_grad:
+        raise TypeError("torch.gather on containers has no sparse_grad=True")
+    return input.gather(dim, index, out=out)
+
+
+def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_format) -> Any:
+    if memory_format is torch.preserve_format:
+        return input.clone()
+    return input._map(partial(torch.clone, memory_format=memory_format))
+
+
+def _full_like(input: Any, fill_value: Any, **kwargs: Any) -> Any:
+    return like(input, torch.full_like, fill_value, **kwargs)
+
+
+def _like(make: Callable[..., Tensor]) -> Callable[..., Any]:
+    def implementation(input: Any, **kwargs: Any) -> Any:
+        return like(input, make, **kwargs)
+
+    return implementation
+
+
+# The functions that are methods of the same name and the same arguments.
+_SAME_AS_METHOD = (
+    torch.all,
+    torch.any,
+    torch.atleast_1d,
+    torch.atleast_2d,
+    torch.atleast_3d,
+    torch.broadcast_to,
+    torch.chunk,
+    torch.flatten,
+    torch.flip,
+    torch.fliplr,
+    torch.flipud,
+    torch.masked_fill,
+    torch.masked_select,
+    torch.moveaxis,
+    torch.movedim,
+    torch.narrow,
+    torch.numel,
+    torch.permute,
+    torch.repeat_interleave,
+    torch.reshape,
+    torch.roll,
+    torch.rot90,
+    torch.squeeze,
+    torch.swapaxes,
+    torch.swapdims,
+    torch.tile,
+    torch.transpose,
+    torch.unbind,
+    torch.unsqueeze,
+)
+
+_TABLE: dict[Any, Callable[..., Any]] = {
+    **{func: _method(func.__name__) for func in _SAME_AS_METHOD},
+    torch.unflatten: _method("unflatten", sizes="unflattened_size"),
+    torch.split: _method("split", split_size_or_sections="split_size"),
+    torch.functional.split: _method("split", split_size_or_sections="split_size"),
+    torch.tensor_split: _method("tensor_split", sections="indices_or_sections", indices="indices_or_sections"),
+    torch.stack: _joining(stack_containers),
+    torch.cat: _joining(cat_containers),
+    torch.concat: _joining(cat_containers),
+    torch.concatenate: _joining(cat_containers),
+    torch.where: _where,
+    torch.gather: _gather,
+    torch.clone: _clone,
+    torch.full_like: _full_like,
+    **{
+        make: _like(make)
+        for make in (torch.zeros_like, torch.ones_like, torch.empty_like, torch.rand_like, torch.randn_like)
+    },
+}

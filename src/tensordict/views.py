@@ -1,0 +1,171 @@
+"""Live views on the keys, values and items of a container, nested or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from typing import Any
+
+from torch import Tensor
+
+from tensordict.contract import Contract
+from tensordict.keys import Key, is_nested_key, path_of
+
+IsLeaf = Callable[[type], bool]
+
+
+def is_tensor_collection(datatype: Any) -> bool:
+    """Whether an object, or a class, is a container of this package.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, is_tensor_collection
+        >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict()), is_tensor_collection(torch.zeros(1))
+        (True, True, False)
+    """
+    return issubclass(datatype if isinstance(datatype, type) else type(datatype), Contract)
+
+
+def default_is_leaf(cls: type) -> bool:
+    """The default of every `is_leaf` argument: any class that is not a container is a leaf.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, default_is_leaf
+        >>> default_is_leaf(torch.Tensor), default_is_leaf(TensorDict)
+        (True, False)
+    """
+    return not issubclass(cls, Contract)
+
+
+class _View:
+    """What the three views share: the container, and which of its entries the view shows."""
+
+    def __init__(self, source: Contract, nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool) -> None:
+        self._source = source
+        self._nested = nested
+        self._leaves_only = leaves_only
+        self._is_leaf = is_leaf
+        self._sort = sort
+
+    def _pairs(self) -> list[tuple[Any, Any]]:
+        pairs: list[tuple[Any, Any]] = []
+        if not self._nested:
+            pairs.extend(self._source._entries())
+            if self._leaves_only:
+                pairs = [pair for pair in pairs if self._counts_as_leaf(pair[1])]
+        elif self._is_leaf is None:
+            _collect(self._source, (), self._leaves_only, pairs)
+        else:
+            _collect_until(self._source, (), self._leaves_only, self._is_leaf, pairs)
+        if self._sort:
+            pairs.sort(key=lambda pair: pair[0] if isinstance(pair[0], str) else ".".join(pair[0]))
+        return pairs
+
+    def _counts_as_leaf(self, value: Any) -> bool:
+        return not isinstance(value, Contract) if self._is_leaf is None else self._is_leaf(type(value))
+
+    def __len__(self) -> int:
+        if self._nested or self._leaves_only:
+            return len(self._pairs())
+        return len(self._source._mapping())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.removeprefix('_')}({list(self)!r})"  # type: ignore[call-overload]
+
+
+class _Keys(_View, KeysView[Any]):
+    """`td.keys(...)`: set operations, `in` and `len` included."""
+
+    def __iter__(self) -> Iterator[Key]:
+        if self._nested and self._is_leaf is None and not self._sort:
+            keys: list[Any] = []
+            _collect_keys(self._source, (), self._leaves_only, keys)
+            return iter(keys)
+        return iter([key for key, _ in self._pairs()])
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            path: tuple[str, ...] = (key,)
+        elif is_nested_key(key):
+            path = path_of(key)
+            if len(path) > 1 and not self._nested:
+                raise TypeError(f"is {key!r} a key? Ask a view made with keys(include_nested=True) about nested keys")
+        else:
+            raise TypeError(f"keys are strings or tuples of strings, got {key!r} of type {type(key).__name__}")
+        value: Any = self._source
+        for i, name in enumerate(path):
+            if not isinstance(value, Contract) or (i and self._is_leaf is not None and self._counts_as_leaf(value)):
+                return False
+            mapping = value._mapping()
+            if name not in mapping:
+                return False
+            value = mapping[name]
+        return not self._leaves_only or self._counts_as_leaf(value)
+
+    @classmethod
+    def _from_iterable(cls, it: Any) -> set[Any]:  # type: ignore[override]
+        return set(it)
+
+
+class _Values(_View, ValuesView[Any]):
+    """`td.values(...)`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([value for _, value in self._pairs()])
+
+    def __contains__(self, value: object) -> bool:
+        return any(other is value for other in self)
+
+
+class _Items(_View, ItemsView[Any, Any]):
+    """`td.items(...)`."""
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self._pairs())
+
+    def __contains__(self, item: object) -> bool:
+        if not (isinstance(item, tuple) and len(item) == 2):
+            return False
+        return any(key == item[0] and value is item[1] for key, value in self)
+
+    @classmethod
+    def _from_iterable(cls, it: Any) -> set[Any]:  # type: ignore[override]
+        return set(it)
+
+
+def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[Any]) -> None:
+    """As `_collect`, for the keys alone."""
+    for name, value in node._mapping().items():
+        if type(value) is Tensor or not isinstance(value, Contract):
+            out.append((*prefix, name) if prefix else name)
+        else:
+            _collect_keys(value, (*prefix, name), leaves_only, out)
+            if not leaves_only:
+                out.append((*prefix, name) if prefix else name)
+
+
+def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[tuple[Any, Any]]) -> None:
+    """Append the (key, value) pairs of a tree, children before their parent."""
+    for name, value in node._mapping().items():
+        key = (*prefix, name) if prefix else name
+        if type(value) is Tensor:
+            out.append((key, value))
+        elif isinstance(value, Contract):
+            _collect(value, (*prefix, name), leaves_only, out)
+            if not leaves_only:
+                out.append((key, value))
+        else:
+            out.append((key, value))
+
+
+def _collect_until(
+    node: Contract, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf, out: list[tuple[Any, Any]]
+) -> None:
+    """As `_collect`, with the caller's idea of a leaf: what it calls a leaf is not entered."""
+    for name, value in node._mapping().items():
+        key = (*prefix, name) if prefix else name
+        leaf = is_leaf(type(value))
+        if not leaf and isinstance(value, Contract):
+            _collect_until(value, (*prefix, name), leaves_only, is_leaf, out)
+        if leaf or not leaves_only:
+            out.append((key, value))

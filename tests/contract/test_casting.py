@@ -1,0 +1,145 @@
+"""Devices and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from contract.kinds import Kind
+from contract.model import Plain, assert_matches, leaves, mapped, nodes
+
+DTYPES = {
+    "double": torch.float64, "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16,
+    "int": torch.int32, "bool": torch.bool, "float16": torch.float16, "float32": torch.float32,
+    "float64": torch.float64, "int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64,
+    "uint8": torch.uint8, "uint16": torch.uint16, "uint32": torch.uint32, "uint64": torch.uint64,
+    "complex64": torch.complex64, "complex128": torch.complex128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype"), DTYPES.items(), ids=DTYPES.keys())
+def test_cast_methods(td: Any, plain: Plain, kind: Kind, name: str, dtype: torch.dtype) -> None:
+    expected = mapped(lambda leaf: leaf.to(dtype), plain)
+    for result in (getattr(td, name)(), td.to(dtype), td.type(dtype)):
+        assert_matches(result, expected, kind.batch_size, kind.extra)
+        assert result.names == td.names and result.dtype == dtype
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_dtype(td: Any) -> None:
+    assert td.dtype is None
+    assert td.select("a").dtype == torch.int64
+    assert td.float().is_floating_point() and not td.int().is_floating_point()
+
+
+TO: dict[str, tuple[dict[str, Any] | tuple[Any, ...], torch.dtype | None, str | None]] = {
+    "device string": (("cpu",), None, "cpu"),
+    "device": ((torch.device("cpu"),), None, "cpu"),
+    "device keyword": ({"device": "cpu"}, None, "cpu"),
+    "non_blocking": ({"device": "cpu", "non_blocking": True}, None, "cpu"),
+    "dtype": ((torch.float64,), torch.float64, None),
+    "dtype keyword": ({"dtype": torch.float64}, torch.float64, None),
+    "dtype, non_blocking": ({"dtype": torch.float64, "non_blocking": True}, torch.float64, None),
+    "device, dtype": (("cpu", torch.float64), torch.float64, "cpu"),
+    "device, dtype keywords": ({"device": "cpu", "dtype": torch.float64}, torch.float64, "cpu"),
+    "other": ((torch.zeros(1, dtype=torch.float64),), torch.float64, "cpu"),
+}
+
+
+@pytest.mark.parametrize("form", TO)
+def test_to(td: Any, plain: Plain, kind: Kind, form: str) -> None:
+    arguments, dtype, device = TO[form]
+    result = td.to(**arguments) if isinstance(arguments, dict) else td.to(*arguments)
+    expected = plain if dtype is None else mapped(lambda leaf: leaf.to(dtype), plain)
+    assert_matches(result, expected, kind.batch_size, kind.extra)
+    assert result.device == (td.device if device is None else torch.device(device))
+    for path in nodes(plain):
+        assert result[path].device == result.device
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_to_a_container(td: Any, plain: Plain, kind: Kind) -> None:
+    other = TensorDict({"x": torch.zeros(1)}, device="cpu")
+    assert_matches(td.to(other), plain, kind.batch_size, kind.extra)
+
+
+def test_to_without_arguments(td: Any, plain: Plain, kind: Kind) -> None:
+    assert_matches(td.to(), plain, kind.batch_size, kind.extra)
+
+
+def test_to_an_unknown_device(td: Any) -> None:
+    with pytest.raises(RuntimeError):
+        td.to("nowhere")
+
+
+def test_to_meta(td: Any, plain: Plain, kind: Kind) -> None:
+    result = td.to("meta")
+    assert result.device == torch.device("meta") and result.is_meta
+    for path, leaf in leaves(plain).items():
+        assert result[path].is_meta and result[path].shape == leaf.shape and result[path].dtype == leaf.dtype
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_cpu(td: Any, plain: Plain, kind: Kind) -> None:
+    result = td.cpu()
+    assert_matches(result, plain, kind.batch_size, kind.extra)
+    assert result.device == torch.device("cpu") and result.is_cpu and not result.is_cuda
+
+
+def test_device_property_is_read_only(td: Any) -> None:
+    with pytest.raises((RuntimeError, AttributeError)):
+        td.device = "cpu"
+
+
+def test_clear_device(td: Any, plain: Plain, kind: Kind) -> None:
+    moved = td.to("cpu")
+    copy = moved.clone()
+    assert copy.clear_device_() is copy
+    assert copy.device is None
+    for path in nodes(plain):
+        assert copy[path].device is None
+    assert_matches(copy, plain, kind.batch_size, kind.extra)
+
+
+def test_auto_device(td: Any, kind: Kind) -> None:
+    copy = td.clone().clear_device_()
+    assert copy.auto_device_() is copy
+    assert copy.device == torch.device("cpu")
+    mixed = TensorDict({"a": torch.zeros(1), "b": torch.zeros(1, device="meta")}).auto_device_()
+    assert mixed.device is None
+
+
+def test_writes_move_to_the_device() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3], device="meta")
+    td["c"] = torch.zeros(3)
+    td["n", "d"] = torch.zeros(3)
+    td["m"] = TensorDict({"e": torch.zeros(3)}, [3])
+    td.update({"f": torch.zeros(3), "o": {"g": torch.zeros(3)}})
+    assert {leaf.device.type for leaf in td.values(True, True)} == {"meta"}
+    assert td["m"].device == td["o"].device == torch.device("meta")
+
+
+def test_a_node_given_to_a_parent_with_a_device_is_left_alone() -> None:
+    node = TensorDict({"x": torch.zeros(2)})
+    parent = TensorDict({"n": node}, device="meta")
+    assert parent["n", "x"].is_meta and not node["x"].is_meta and node.device is None
+
+
+def test_no_device_by_default() -> None:
+    td = TensorDict({"a": torch.zeros(1), "b": torch.zeros(1, device="meta")})
+    assert td.device is None and not td.is_cpu and not td.is_cuda and not td.is_meta
+
+
+@pytest.mark.gpu
+def test_cuda(td: Any, plain: Plain, kind: Kind) -> None:
+    moved = td.to("cuda")
+    assert moved.is_cuda and moved.device.type == "cuda"
+    assert all(leaf.is_cuda for leaf in moved.values(True, True))
+    assert_matches(moved.cpu(), plain, kind.batch_size, kind.extra)
+    assert_matches(td.cuda().to("cpu", non_blocking=True), plain, kind.batch_size, kind.extra)
+    moved["new"] = torch.ones(kind.batch_size)
+    assert moved["new"].is_cuda
+    assert all(leaf.is_pinned() for leaf in td.clone().clear_device_().pin_memory().values(True, True))

@@ -1,0 +1,193 @@
+"""Containers as context managers: an action and its undoing, also when the block raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from contract.kinds import Kind
+from contract.model import Plain, assert_leaf, assert_matches, changed, index_map, leaves, mapped
+
+SHAPES = [
+    "view(-1)", "view(4, 3)", "view(2, -1)", "permute(1, 0)", "permute(-1, 0, 1)", "transpose(0, 1)", "transpose(0, -1)",
+    "squeeze(0)", "squeeze(1)", "squeeze(-1)", "unsqueeze(0)", "unsqueeze(-1)", "unsqueeze(1)", "flatten()",
+    "flatten(0, 1)", "unflatten(0, (2, -1))", "unflatten(-1, (2, 2))", "unflatten(0, (1, 3))", "movedim(0, -1)",
+]  # fmt: skip
+
+
+def opened(td: Any, call: str) -> Any:
+    return eval(f"td.{call}", {"td": td})
+
+
+def skip_where_torch_refuses(kind: Kind, call: str) -> None:
+    try:
+        opened(index_map(kind.batch_size), call)
+    except (RuntimeError, IndexError):
+        pytest.skip("no such shape of this batch size")
+
+
+@pytest.mark.parametrize("call", SHAPES)
+@pytest.mark.parametrize("fails", [False, True], ids=["completes", "raises"])
+def test_shape_blocks(writable: Any, plain: Plain, kind: Kind, call: str, fails: bool) -> None:
+    skip_where_torch_refuses(kind, call)
+    numbers = opened(index_map(kind.batch_size), call)
+    expected = mapped(torch.clone, plain)
+
+    def block() -> None:
+        with opened(writable, call) as view:
+            assert view.batch_size == numbers.shape
+            view["new"] = numbers.clone()
+            view["n", "new"] = numbers.clone()
+            view.set_("a", changed(view["a"]))
+            view["z"] = changed(view["z"])
+            if kind.nested:
+                view["b", "new"] = numbers.clone()
+            if fails:
+                raise ZeroDivisionError
+
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            block()
+    else:
+        block()
+    ramp = index_map(kind.batch_size)
+    expected |= {"a": changed(plain["a"]), "z": changed(plain["z"]), "new": ramp, "n": {"new": ramp}}
+    if kind.nested:
+        expected["b"]["new"] = ramp
+    assert_matches(writable, expected, kind.batch_size, kind.extra)
+    assert not writable.is_locked
+
+
+@pytest.mark.parametrize("call", SHAPES)
+def test_deleting_in_a_shape_block(writable: Any, plain: Plain, kind: Kind, call: str) -> None:
+    skip_where_torch_refuses(kind, call)
+    with opened(writable, call) as view:
+        del view["a"]
+        view.rename_key_("mask", "renamed")
+    plain["renamed"] = plain.pop("mask")
+    del plain["a"]
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize("call", SHAPES)
+def test_locked_containers_take_in_place_writes_in_a_block(td: Any, plain: Plain, kind: Kind, call: str) -> None:
+    skip_where_torch_refuses(kind, call)
+    td.lock_()
+    with opened(td, call) as view:
+        view.apply_(changed)
+    assert td.is_locked
+    assert_matches(td, mapped(changed, plain), kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["completes", "raises"])
+def test_flatten_keys(writable: Any, plain: Plain, kind: Kind, fails: bool) -> None:
+    value = torch.rand(kind.batch_size)
+
+    def block() -> None:
+        with writable.flatten_keys("/") as flat:
+            assert set(flat.keys()) == {"/".join(path) for path in leaves(plain)}
+            flat["n/new"] = value
+            flat["top"] = value
+            flat.set_("a", changed(flat["a"]))
+            flat["mask"] = value
+            if fails:
+                raise ZeroDivisionError
+
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            block()
+    else:
+        block()
+    expected = plain | {"a": changed(plain["a"]), "mask": value, "n": {"new": value}, "top": value}
+    assert_matches(writable, expected, kind.batch_size, kind.extra)
+
+
+def test_deleting_in_flatten_keys(writable: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.nested:
+        pytest.skip("needs a node")
+    with writable.flatten_keys(".") as flat:
+        del flat["b.c"]
+        del flat["a"]
+    del plain["b"]["c"], plain["a"]
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["completes", "raises"])
+def test_unflatten_keys(kind: Kind, fails: bool) -> None:
+    x, y = torch.rand(kind.batch_size), torch.rand(kind.batch_size)
+    td = TensorDict({"a.b": x, "c": x}, kind.batch_size)
+
+    def block() -> None:
+        with td.unflatten_keys(".") as tree:
+            tree["a", "new"] = y
+            tree["a", "b"] = y
+            if fails:
+                raise ZeroDivisionError
+
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            block()
+    else:
+        block()
+    assert_matches(td, {"a.b": y, "c": x, "a.new": y}, kind.batch_size)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["completes", "raises"])
+def test_unlock_and_lock(td: Any, plain: Plain, kind: Kind, fails: bool) -> None:
+    value = torch.rand(kind.batch_size)
+
+    def unlocked() -> None:
+        with td.unlock_() as same:
+            assert same is td and not td.is_locked
+            td["new"] = value
+            if fails:
+                raise ZeroDivisionError
+
+    def locked() -> None:
+        with td.lock_():
+            assert td.is_locked
+            if fails:
+                raise ZeroDivisionError
+
+    for block, before in ((unlocked, True), (unlocked, False), (locked, False), (locked, True)):
+        td.lock_() if before else td.unlock_()
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                block()
+        else:
+            block()
+        assert td.is_locked == before
+        for node in td.values(True):
+            assert isinstance(node, torch.Tensor) or node.is_locked == before
+    td.unlock_()
+    assert_matches(td, plain | {"new": value}, kind.batch_size, kind.extra)
+
+
+def test_nested_blocks(writable: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("needs a dimension")
+    writable.lock_()
+    ramp = index_map(kind.batch_size)
+    with writable.unlock_(), writable.view(-1) as outer, outer.unsqueeze(0) as inner:
+        inner["new"] = ramp.reshape(1, -1)
+    assert writable.is_locked
+    assert_matches(writable, plain | {"new": ramp}, kind.batch_size, kind.extra)
+
+
+def test_blocks_of_one_container_one_after_the_other(writable: Any, plain: Plain, kind: Kind) -> None:
+    for i in range(3):
+        with writable.unsqueeze(0) as view:
+            view[f"new{i}"] = torch.full((1, *kind.batch_size), i)
+        plain[f"new{i}"] = torch.full(kind.batch_size, i)
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+def test_untouched_entries_stay_the_same_tensors(writable: Any, plain: Plain) -> None:
+    memory = {path: writable[path].data_ptr() for path in leaves(plain)}
+    with writable.unsqueeze(-1) as view:
+        view.set_("a", view["a"] * 2)
+    assert {path: writable[path].data_ptr() for path in leaves(plain)} == memory
+    assert_leaf(writable["a"], plain["a"] * 2, "a")

@@ -1,0 +1,264 @@
+"""Indexing, which follows torch's indexing of a tensor of the batch size: reading, assigning, iterating."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.utils.data import DataLoader
+
+from contract.kinds import Kind
+from contract.model import (
+    Plain,
+    assert_leaf,
+    assert_matches,
+    changed,
+    index_map,
+    leaves,
+    mapped,
+    nodes,
+    picked,
+    replaced,
+)
+
+INDICES: list[Any] = [
+    0, -1, 1, 3, 7, -9, True, False, None, ..., (), [],
+    slice(None), slice(1, 3), slice(-2, None), slice(None, None, 2), slice(1, None, 3), slice(2, 1), slice(0, 99),
+    slice(None, None, -1), slice(torch.tensor(0), torch.tensor(2)),
+    [0], [1, 0], [0, 0, 1], [0, 7], [True, False], [True, False, True], [True, False, True, False], range(2), range(9),
+    np.int64(1), np.int32(0), np.uint8(1), np.array(1), np.array([0, 1]), np.array([[0, 1], [1, 0]]),
+    np.array([True, False, True]), np.array([True, False, True, True]), np.array([1, 0], dtype=np.int32),
+    torch.tensor(1), torch.tensor(-1), torch.tensor([1, 0]), torch.tensor([[0, 1], [1, 1]]),
+    torch.zeros(0, dtype=torch.int64), torch.tensor([1, 0], dtype=torch.int32), torch.tensor([7]),
+    torch.tensor(True), torch.tensor(False), torch.tensor([True, False, True]), torch.tensor([True, False, True, False]),
+    torch.ones(3, 4, dtype=torch.bool), torch.eye(3, 4, dtype=torch.bool), torch.zeros(3, 4, dtype=torch.bool),
+    torch.ones(9, dtype=torch.bool), torch.tensor([0.5]), 1.5, {0: 1},
+    (0,), (0, 1), (0, 1, 0), (0, 0, 2), (0, 0, 0, 0), (-1, -1), (0, 9),
+    (slice(None), 0), (slice(None), 1), (slice(1, None), slice(None, 2)), (0, slice(1, 3)), (0, slice(None), None),
+    (..., 0), (0, ...), (..., None), (None, ..., 0), (..., slice(1, None)), (None, 0), (slice(None), None), (0, ..., 0),
+    (slice(None), ..., 1), (..., 0, 0), (None, None, slice(0, 1)), (..., ...),
+    (slice(None), [0, 1]), ([0, 1], [1, 2]), ([0, 1], 0), (0, [0, 1]), ([0, 1], slice(1, 3)), ([0, 1], None, [0, 1]),
+    (range(2), range(2)), (torch.tensor([0, 1]), 1), (1, torch.tensor([0, 1])), (torch.tensor([[0], [1]]), [0, 1]),
+    (torch.tensor(1), torch.tensor(0)), (slice(None), torch.tensor([True, False, True, True])),
+    (slice(None), np.array([0, 1])), (np.array([0, 1]), np.array([0, 1])), (1, True), (None, 0, [0, 1]),
+    (slice(None), slice(None), [0, 2]), ([0, 1], slice(None), [0, 2]), (0, slice(None), [0, 1]),
+    (torch.tensor([True, False, True]), 0), (torch.tensor([True, False, True]), [0, 1]),
+    (slice(0, 0),), ([0, 1], [0, 1, 2]), (0, "text"),
+]  # fmt: skip
+
+
+def describe(index: Any) -> str:
+    text = repr(index).replace("dtype=", "").replace("\n", "").replace(" ", "")
+    return text.replace("None,None", ":")[:60]
+
+
+def expected_numbers(index: Any, kind: Kind) -> torch.Tensor | None:
+    """Which batch elements torch picks, or None where it refuses the index."""
+    try:
+        return index_map(kind.batch_size)[index]
+    except (IndexError, TypeError, ValueError, RuntimeError):
+        return None
+
+
+@pytest.mark.parametrize("index", INDICES, ids=describe)
+def test_reading(td: Any, plain: Plain, kind: Kind, index: Any) -> None:
+    numbers = expected_numbers(index, kind)
+    if numbers is None:
+        with pytest.raises((IndexError, TypeError, ValueError, RuntimeError)):
+            td[index]
+        return
+    result = td[index]
+    assert result.batch_size == torch.zeros(kind.batch_size)[index].shape
+    assert_matches(result, picked(plain, kind.batch_size, numbers), tuple(numbers.shape), kind.extra)
+    assert result.device == td.device
+    assert len(result.names) == numbers.ndim
+
+
+@pytest.mark.parametrize("index", INDICES, ids=describe)
+def test_assigning_a_container(td: Any, plain: Plain, kind: Kind, index: Any) -> None:
+    numbers = expected_numbers(index, kind)
+    if numbers is None:
+        with pytest.raises((IndexError, TypeError, ValueError, RuntimeError)):
+            td[index] = 0
+        assert_matches(td, plain, kind.batch_size, kind.extra)
+        return
+    values = mapped(changed, picked(plain, kind.batch_size, numbers))
+    td[index] = TensorDict(values, numbers.shape)
+    assert_matches(td, replaced(plain, kind.batch_size, numbers, values), kind.batch_size, kind.extra)
+
+
+ASSIGNED: list[Any] = [0, slice(None, None, 2), [1, 0], torch.tensor([1, 0]), ..., None, np.array([1])]
+
+
+@pytest.mark.parametrize("index", ASSIGNED, ids=describe)
+def test_assigning_a_dict_a_scalar_a_tensor(td: Any, plain: Plain, kind: Kind, index: Any) -> None:
+    numbers = expected_numbers(index, kind)
+    if numbers is None:
+        pytest.skip("no such index of this batch size")
+    values = mapped(changed, picked(plain, kind.batch_size, numbers))
+    td[index] = values
+    assert_matches(td, replaced(plain, kind.batch_size, numbers, values), kind.batch_size, kind.extra)
+    for scalar in (0, 1.0, True):
+        td[index] = scalar
+        filled = mapped(lambda leaf, value=scalar: torch.full_like(leaf, float(value)), values)
+        assert_matches(td, replaced(plain, kind.batch_size, numbers, filled), kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize("scalar", [torch.tensor(1), torch.tensor(1.0), np.float32(1), np.int64(1)], ids=repr)
+def test_assigning_a_scalar_tensor(td: Any, plain: Plain, kind: Kind, scalar: Any) -> None:
+    td[...] = scalar
+    assert_matches(td, mapped(torch.ones_like, plain), kind.batch_size, kind.extra)
+
+
+def test_int_out_of_bounds(td: Any, kind: Kind) -> None:
+    bad = 99 if not kind.batch_size else kind.batch_size[0]
+    for index in (bad, -bad - 1):
+        with pytest.raises((IndexError, RuntimeError)):
+            td[index]
+        with pytest.raises((IndexError, RuntimeError)):
+            td[index] = 0
+
+
+def test_too_many_indices(td: Any, kind: Kind) -> None:
+    for index in ((0,) * (len(kind.batch_size) + 1), (slice(None),) * (len(kind.batch_size) + 1)):
+        with pytest.raises((IndexError, RuntimeError)):
+            td[index]
+
+
+@pytest.mark.parametrize("index", [3, -4, (0, 4), (slice(None), 5), (0, 0, 0), [5], (slice(None),) * 3])
+def test_empty_containers_keep_their_bounds(index: Any) -> None:
+    with pytest.raises(IndexError):
+        TensorDict({}, [3, 4])[index]
+    with pytest.raises(IndexError):
+        TensorDict({"n": {}}, [3, 4])[index]
+
+
+def test_empty_containers_are_indexed() -> None:
+    assert TensorDict({}, [3, 4])[:2, None, 0].batch_size == torch.Size([2, 1])
+
+
+def test_views_share_memory(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size or not kind.holds_views:
+        pytest.skip("no view to take")
+    for index in (0, slice(0, 1), (..., 0)):
+        td[index].zero_()
+        for leaf in leaves(plain).values():
+            leaf[index if index != (..., 0) else (slice(None),) * (len(kind.batch_size) - 1) + (0,)] = 0
+        assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_masks_and_lists_copy(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    td[[0]].zero_()
+    td[torch.ones(kind.batch_size[0], dtype=torch.bool)].zero_()
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_results_keep_names(td: Any, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    assert td[:].names == td.names
+    assert td[0].names == td.names[1:]
+    assert td[:, None].names == [td.names[0], None, *td.names[1:]]
+    assert td[[0]].names == td.names
+    assert td[..., 0].names == td.names[:-1]
+
+
+def test_wrong_values_change_nothing(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    rest = kind.batch_size[1:]
+    wrong: list[Any] = [
+        TensorDict({"a": torch.zeros(9, *rest, 2)}, [9]),
+        {"a": changed(plain["a"][0]), "mask": torch.zeros(9, 9)},
+        {"mask": changed(plain["mask"][0]), "a": torch.zeros(9, 9, 2)},
+        torch.zeros(9, 9),
+    ]
+    if kind.nested:
+        wrong.append({"a": changed(plain["a"][0]), "b": {"c": torch.zeros(9, 9)}})
+    for value in wrong:
+        with pytest.raises((RuntimeError, ValueError, IndexError)):
+            td[0] = value
+        assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_wrong_shape_names_the_nested_key() -> None:
+    td = TensorDict({"outer": {"inner": torch.zeros(3, 4)}}, [3])
+    with pytest.raises((RuntimeError, ValueError), match="outer.*inner"):
+        td[0] = {"outer": {"inner": torch.zeros(9)}}
+
+
+def test_partial_assignment(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    value = changed(plain["a"][0])
+    td[0] = {"a": value}
+    plain["a"][0] = value
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_preallocation(td: Any, plain: Plain, kind: Kind) -> None:
+    """Assigning items into an empty buffer allocates the item's entries at the buffer's size."""
+    buffer = TensorDict({}, batch_size=[6, *kind.batch_size])
+    for i in range(6):
+        buffer[i] = td
+    assert_matches(buffer, mapped(lambda leaf: torch.stack([leaf] * 6), plain), (6, *kind.batch_size), kind.extra)
+
+
+def test_preallocation_by_one_item() -> None:
+    buffer = TensorDict(batch_size=[2, 10])
+    buffer[:, 3] = TensorDict({"a": torch.ones(2, 5), "n": TensorDict({"b": torch.ones(2, 7)}, [2, 7])}, [2])
+    assert buffer["a"].shape == (2, 10, 5) and buffer["n"].batch_size == torch.Size([2, 10, 7])
+    assert buffer["a"].sum() == 10 and torch.equal(buffer["a"][:, 3], torch.ones(2, 5))
+    assert buffer["a"][:, :3].sum() == 0 and buffer["a"][:, 4:].sum() == 0
+    buffer[0, 0] = {"extra": torch.full((3,), 2, dtype=torch.int16)}
+    assert buffer["extra"].dtype == torch.int16 and buffer["extra"].shape == (2, 10, 3) and buffer["extra"].sum() == 6
+
+
+def test_preallocation_in_a_locked_container(kind: Kind, td: Any, plain: Plain) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    td.lock_()
+    with pytest.raises(RuntimeError, match="lock"):
+        td[0] = {"a": changed(plain["a"][0]), "new": torch.zeros(kind.batch_size[1:])}
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_iteration_and_len(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        assert len(td) == 0
+        with pytest.raises((RuntimeError, TypeError)):
+            list(td)
+        return
+    assert len(td) == kind.batch_size[0]
+    items = list(td)
+    assert len(items) == len(td)
+    for i, item in enumerate(items):
+        assert_matches(item, mapped(lambda leaf, at=i: leaf[at], plain), kind.batch_size[1:], kind.extra)
+
+
+def test_getitems(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    batch = td.__getitems__([1, 0])
+    assert_matches(batch, mapped(lambda leaf: leaf[[1, 0]], plain), (2, *kind.batch_size[1:]), kind.extra)
+
+
+def test_data_loader(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    torch.manual_seed(0)
+    loader = DataLoader(td, batch_size=2, shuffle=True, collate_fn=lambda batch: batch)
+    batches = list(loader)
+    assert all(type(batch).__name__ == type(td[:2]).__name__ for batch in batches)
+    assert sum(len(batch) for batch in batches) == len(td)
+    joined = torch.cat(batches)
+    order = joined["a"].reshape(len(td), -1)[:, 0].argsort()
+    for path, leaf in leaves(plain).items():
+        assert_leaf(joined[order][path], leaf, path)
+    for path in nodes(plain):
+        assert joined[path].batch_size == torch.Size((*kind.batch_size, *kind.extra.get(path, ())))

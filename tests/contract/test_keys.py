@@ -1,0 +1,187 @@
+"""Keys, values and items as live views, and the forms of nested keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, unravel_key, unravel_key_list
+
+from contract.kinds import Kind
+from contract.model import Plain, as_key, assert_leaf, assert_matches, leaves, nested_keys
+
+
+def ordered(keys: Any, kind: Kind) -> list[Any]:
+    """The keys as a list, which is compared in order where the kind promises one."""
+    return list(keys) if kind.keeps_order else sorted(keys, key=str)
+
+
+def test_keys(td: Any, plain: Plain, kind: Kind) -> None:
+    assert ordered(td.keys(), kind) == ordered(plain, kind)
+    everything = [as_key(path) for path in nested_keys(plain)]
+    assert ordered(td.keys(include_nested=True), kind) == ordered(everything, kind)
+    bottom = [as_key(path) for path in leaves(plain)]
+    assert ordered(td.keys(include_nested=True, leaves_only=True), kind) == ordered(bottom, kind)
+    top = [name for name, value in plain.items() if not isinstance(value, dict)]
+    assert ordered(td.keys(leaves_only=True), kind) == ordered(top, kind)
+
+
+def test_len_of_views(td: Any, plain: Plain) -> None:
+    assert len(td.keys()) == len(td.values()) == len(td.items()) == len(plain)
+    assert len(td.keys(True)) == len(nested_keys(plain))
+    assert len(td.keys(True, True)) == len(leaves(plain))
+
+
+def test_len_of_nested_values_and_items(td: Any, plain: Plain) -> None:
+    assert len(td.values(True)) == len(td.items(True)) == len(nested_keys(plain))
+    assert len(td.values(True, True)) == len(td.items(True, True)) == len(leaves(plain))
+
+
+def test_membership(td: Any, plain: Plain) -> None:
+    for path in nested_keys(plain):
+        assert as_key(path) in td.keys(True)
+        assert path in td.keys(True)
+        assert path in td
+    for name, value in plain.items():
+        assert name in td.keys() and name in td
+        assert (name in td.keys(leaves_only=True)) == (not isinstance(value, dict))
+    assert "absent" not in td.keys() and "absent" not in td and "absent" not in td.keys(True, True)
+    assert ("b", "absent") not in td.keys(True)
+    assert ("a", "below a leaf") not in td.keys(True)
+
+
+@pytest.mark.parametrize("key", [1, None, 2.5, ("a", 1)])
+def test_membership_of_no_key(td: Any, key: Any) -> None:
+    with pytest.raises(TypeError):
+        key in td.keys(True)  # noqa: B015
+
+
+def test_values_and_items(td: Any, plain: Plain) -> None:
+    for options in ((), (True,), (True, True)):
+        keys = list(td.keys(*options))
+        found = [key for key, _ in td.items(*options)]
+        # Whether a node comes before or after its children may differ between the views; leaves keep their order.
+        assert found == keys if options != (True,) else sorted(found, key=str) == sorted(keys, key=str)
+        assert len(list(td.values(*options))) == len(keys)
+        for (key, item), value in zip(td.items(*options), td.values(*options), strict=True):
+            for found in (item, value):
+                if isinstance(found, torch.Tensor):
+                    assert_leaf(found, leaves(plain)[(key,) if isinstance(key, str) else key], key)
+                else:
+                    assert set(found.keys()) == set(td[key].keys())
+
+
+def test_sorted_views(td: Any, plain: Plain) -> None:
+    for options in ((), (True, True)):
+        keys = list(td.keys(*options, sort=True))
+        assert keys == sorted(td.keys(*options), key=lambda key: key if isinstance(key, str) else ".".join(key))
+        assert [key for key, _ in td.items(*options, sort=True)] == keys
+        expected = [td[key] for key in keys]
+        for value, same in zip(td.values(*options, sort=True), expected, strict=True):
+            assert type(value) is type(same) and value.shape == same.shape
+    assert list(td.sorted_keys) == sorted(plain)
+
+
+def test_is_leaf_decides_where_to_stop(td: Any, plain: Plain) -> None:
+    stops = td.keys(True, True, is_leaf=lambda cls: True)
+    assert {name for name in stops if isinstance(name, str)} == set(plain)
+
+
+def test_views_are_live(writable: Any, plain: Plain, kind: Kind) -> None:
+    keys, nested, items = writable.keys(), writable.keys(True, True), writable.items()
+    writable.set("fresh", torch.zeros(kind.batch_size))
+    writable.set(("deep", "fresh"), torch.zeros(kind.batch_size))
+    assert "fresh" in keys and "fresh" in dict(items) and ("deep", "fresh") in nested
+    assert len(keys) == len(plain) + 2
+    writable.del_("a")
+    assert "a" not in keys and "a" not in set(nested)
+
+
+def test_keys_view_is_reusable(td: Any) -> None:
+    view = td.keys(True, True)
+    assert list(view) == list(view)
+    values = td.values(True, True)
+    assert len(list(values)) == len(list(values)) == len(list(view))
+
+
+def test_dot_is_no_separator(writable: Any, kind: Kind) -> None:
+    value = torch.zeros(kind.batch_size)
+    writable["x.y"] = value
+    assert "x.y" in writable.keys() and "x" not in writable.keys()
+    assert ("x", "y") not in writable.keys(True)
+    assert_leaf(writable["x.y"], value, "x.y")
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("a", "a"),
+        (("a",), "a"),
+        (("a", "b"), ("a", "b")),
+        (("a", ("b", "c")), ("a", "b", "c")),
+        ((("a",), (("b",), "c")), ("a", "b", "c")),
+        ("a.b", "a.b"),
+    ],
+)
+def test_unravel_key(key: Any, expected: Any) -> None:
+    assert unravel_key(key) == expected
+
+
+def test_unravel_key_list() -> None:
+    assert unravel_key_list([("a",), "b", ("c", ("d",))]) == ["a", "b", ("c", "d")]
+    assert unravel_key_list(("a", ("b",))) == ["a", "b"]
+    with pytest.raises(TypeError):
+        unravel_key_list("a")
+
+
+@pytest.mark.parametrize("key", [1, None, 1.5, {"a"}])
+def test_unravel_no_key(key: Any) -> None:
+    with pytest.raises((RuntimeError, TypeError, KeyError)):
+        unravel_key(key)
+
+
+@pytest.mark.parametrize("separator", [".", "_", "--", "/"])
+def test_flatten_and_unflatten_keys(td: Any, plain: Plain, kind: Kind, separator: str) -> None:
+    flat = td.flatten_keys(separator)
+    expected = {separator.join(path): leaf for path, leaf in leaves(plain).items()}
+    assert_matches(flat, expected, kind.batch_size)
+    assert flat.names == td.names and flat.device == td.device
+    assert_matches(flat.unflatten_keys(separator), plain, kind.batch_size)
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_flatten_keys_default_separator(td: Any, plain: Plain) -> None:
+    assert set(td.flatten_keys().keys()) == {".".join(path) for path in leaves(plain)}
+    assert_matches(td.flatten_keys().unflatten_keys(), plain)
+
+
+def test_flatten_keys_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
+    assert writable.flatten_keys("/", inplace=True) is writable
+    assert_matches(writable, {"/".join(path): leaf for path, leaf in leaves(plain).items()}, kind.batch_size)
+    assert writable.unflatten_keys("/", inplace=True) is writable
+    assert_matches(writable, plain, kind.batch_size)
+
+
+def test_flattening_into_an_existing_key() -> None:
+    td = TensorDict({"a.b": 1, "a": {"b": 2}})
+    with pytest.raises(KeyError, match="a.*b"):
+        td.flatten_keys(".")
+    with pytest.raises(KeyError, match="a.*b"):
+        td.flatten_keys(".", inplace=True)
+    assert td["a.b"] == 1 and td["a", "b"] == 2
+
+
+@pytest.mark.parametrize("entries", [{"a": 1, "a.b": 2}, {"a": {"b": 1}, "a.b": 2}])
+def test_unflattening_into_an_existing_key(entries: Plain) -> None:
+    td = TensorDict(entries)
+    before = td.to_dict()
+    for inplace in (False, True):
+        with pytest.raises(KeyError, match="a"):
+            td.unflatten_keys(".", inplace=inplace)
+        assert td.to_dict().keys() == before.keys()
+
+
+def test_unflatten_joins_existing_nodes() -> None:
+    td = TensorDict({"a": {"c": 1}, "a.b": 2}).unflatten_keys(".")
+    assert_matches(td, {"a": {"c": torch.tensor(1), "b": torch.tensor(2)}}, ())

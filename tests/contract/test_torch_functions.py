@@ -1,0 +1,234 @@
+"""torch's own functions on containers: stacking, concatenating, making alike, and the shape operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict import cat as td_cat
+from tensordict import stack as td_stack
+
+from contract.kinds import Kind
+from contract.model import Plain, as_path, assert_leaf, assert_matches, changed, index_map, leaves, mapped, picked
+
+Build = Callable[[], Any]
+
+
+def joined(fn: Callable[..., torch.Tensor], parts: list[Plain], dim: int, batch_dims: int) -> Plain:
+    """`fn` over the leaves of equal keys, `dim` counted among the batch dimensions of the result."""
+    if dim < 0:
+        dim += batch_dims
+    first = parts[0]
+    return {
+        name: joined(fn, [part[name] for part in parts], dim, batch_dims)
+        if isinstance(first[name], dict)
+        else fn([part[name] for part in parts], dim)
+        for name in first
+    }
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 3, -1, -2])
+@pytest.mark.parametrize("stack", [torch.stack, td_stack, TensorDict.stack])
+def test_stack(build: Build, plain: Plain, kind: Kind, dim: int, stack: Any) -> None:
+    first, second = build(), build().apply(changed)
+    ndim = len(kind.batch_size) + 1
+    if not -ndim <= dim < ndim:
+        with pytest.raises((IndexError, RuntimeError)):
+            stack([first, second], dim)
+        return
+    result = stack([first, second], dim)
+    shape = torch.stack([torch.zeros(kind.batch_size)] * 2, dim).shape
+    assert_matches(result, joined(torch.stack, [plain, mapped(changed, plain)], dim, ndim), shape, kind.extra)
+    assert result.device == first.device
+    position = dim % ndim
+    assert result.names == [*first.names[:position], None, *first.names[position:]]
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, 3])
+@pytest.mark.parametrize("cat", [torch.cat, td_cat, TensorDict.cat])
+def test_cat(build: Build, plain: Plain, kind: Kind, dim: int, cat: Any) -> None:
+    first, second = build(), build().apply(changed)
+    ndim = len(kind.batch_size)
+    if not -ndim <= dim < ndim:
+        with pytest.raises((IndexError, RuntimeError)):
+            cat([first, second], dim)
+        return
+    result = cat([first, second], dim)
+    shape = torch.cat([torch.zeros(kind.batch_size)] * 2, dim).shape
+    assert_matches(result, joined(torch.cat, [plain, mapped(changed, plain)], dim, ndim), shape, kind.extra)
+    assert result.names == first.names and result.device == first.device
+
+
+def test_stack_undoes_unbind_and_cat_undoes_split(td: Any, plain: Plain, kind: Kind) -> None:
+    for dim in range(len(kind.batch_size)):
+        assert_matches(torch.stack(td.unbind(dim), dim), plain, kind.batch_size, kind.extra)
+        assert_matches(torch.cat(td.split(2, dim), dim), plain, kind.batch_size, kind.extra)
+
+
+def test_stack_out(build: Build, plain: Plain, kind: Kind) -> None:
+    parts = [build(), build().apply(changed)]
+    expected = joined(torch.stack, [plain, mapped(changed, plain)], 0, 0)
+    out = torch.stack([build(), build()]).zero_()
+    memory = {key: out[key].data_ptr() for key in out.keys(True, True)}
+    assert torch.stack(parts, 0, out=out) is out
+    assert_matches(out, expected, (2, *kind.batch_size), kind.extra)
+    assert {key: out[key].data_ptr() for key in out.keys(True, True)} == memory
+    out.zero_().lock_()
+    torch.stack(parts, out=out)
+    assert_matches(out, expected, (2, *kind.batch_size), kind.extra)
+
+
+def test_cat_out(build: Build, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to concatenate along")
+    parts = [build(), build().apply(changed)]
+    out = torch.cat([build(), build()]).zero_()
+    memory = {key: out[key].data_ptr() for key in out.keys(True, True)}
+    assert torch.cat(parts, 0, out=out) is out
+    expected = joined(torch.cat, [plain, mapped(changed, plain)], 0, 0)
+    assert_matches(out, expected, out.batch_size, kind.extra)
+    assert {key: out[key].data_ptr() for key in out.keys(True, True)} == memory
+
+
+def test_out_of_the_wrong_batch_size(build: Build, kind: Kind) -> None:
+    parts = [build(), build()]
+    out = torch.stack([build(), build(), build()]).zero_()
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.stack(parts, 0, out=out)
+    assert all(not leaf.any() for leaf in out.values(True, True))
+    if kind.batch_size:
+        with pytest.raises((RuntimeError, ValueError)):
+            torch.cat(parts, 0, out=build())
+
+
+@pytest.mark.parametrize("join", [torch.stack, torch.cat])
+def test_keys_that_differ_are_named(build: Build, kind: Kind, join: Any) -> None:
+    if join is torch.cat and not kind.batch_size:
+        pytest.skip("nothing to concatenate along")
+    keys: list[Any] = ["mask"] + ([("b", "c")] if kind.nested else [])
+    for key in keys:
+        for parts in ([build(), build().exclude(key)], [build().exclude(key), build()]):
+            with pytest.raises((RuntimeError, KeyError), match=as_path(key)[-1]):
+                join(parts, 0)
+
+
+def test_shapes_that_differ_are_named() -> None:
+    parts = [TensorDict({"n": {"leaf": torch.zeros(3)}}), TensorDict({"n": {"leaf": torch.zeros(4)}})]
+    with pytest.raises(RuntimeError, match="leaf"):
+        torch.stack(parts)
+    with pytest.raises(RuntimeError, match="leaf"):
+        torch.cat([part.unsqueeze(0) for part in parts])
+
+
+def test_batch_sizes_that_differ() -> None:
+    parts = [TensorDict({"a": torch.zeros(3, 4)}, [3]), TensorDict({"a": torch.zeros(2, 4)}, [2])]
+    with pytest.raises(RuntimeError):
+        torch.stack(parts)
+    assert torch.cat(parts).batch_size == torch.Size([5])
+    with pytest.raises(RuntimeError):
+        torch.cat([TensorDict({"a": torch.zeros(3, 4)}, [3, 4]), TensorDict({"a": torch.zeros(2, 5)}, [2, 5])])
+
+
+@pytest.mark.parametrize("join", [torch.stack, torch.cat, td_stack, td_cat])
+def test_nothing_to_join(join: Any) -> None:
+    with pytest.raises((RuntimeError, ValueError)):
+        if join in (torch.stack, torch.cat):
+            TensorDict.stack([]) if join is torch.stack else TensorDict.cat([])
+        else:
+            join([])
+
+
+def test_key_order_does_not_matter() -> None:
+    first = TensorDict({"a": torch.zeros(2), "b": torch.ones(2)}, [2])
+    second = TensorDict({"b": torch.ones(2) * 3, "a": torch.ones(2) * 2}, [2])
+    expected = {"a": torch.tensor([[0.0, 0], [2, 2]]), "b": torch.tensor([[1.0, 1], [3, 3]])}
+    assert_matches(torch.stack([first, second]), expected, (2, 2))
+    assert_matches(torch.cat([first, second]), mapped(torch.flatten, expected), (4,))
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "value"),
+    [("zeros_like", (), 0), ("ones_like", (), 1), ("full_like", (1,), 1), ("empty_like", (), None)],
+)
+def test_like(td: Any, plain: Plain, kind: Kind, name: str, args: tuple[Any, ...], value: int | None) -> None:
+    result = getattr(torch, name)(td, *args)
+    assert result.batch_size == td.batch_size and result.names == td.names and result.device == td.device
+    for path, leaf in leaves(plain).items():
+        assert result[path].shape == leaf.shape and result[path].dtype == leaf.dtype
+        assert result[path].data_ptr() != td[path].data_ptr()
+        if value is not None:
+            assert_leaf(result[path], torch.full_like(leaf, value), path)
+    doubled = getattr(torch, name)(td, *args, dtype=torch.float64)
+    assert all(leaf.dtype == torch.float64 for leaf in doubled.values(True, True))
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize("name", ["rand_like", "randn_like"])
+def test_random_like(td: Any, plain: Plain, name: str) -> None:
+    result = getattr(torch, name)(td, dtype=torch.float32)
+    for path, leaf in leaves(plain).items():
+        assert result[path].shape == leaf.shape and result[path].dtype == torch.float32
+        assert leaf.numel() < 4 or result[path].unique().numel() > 1
+    floats = td.float()
+    assert getattr(torch, name)(floats)["a"].dtype == torch.float32
+
+
+def test_clone(td: Any, plain: Plain, kind: Kind) -> None:
+    result = torch.clone(td)
+    assert_matches(result, plain, kind.batch_size, kind.extra)
+    assert result["a"].data_ptr() != td["a"].data_ptr()
+
+
+FUNCTIONS = [
+    "torch.unbind(x, 0)", "torch.unbind(x, -1)", "torch.split(x, 2, 0)", "torch.split(x, [1, 2], 0)",
+    "torch.chunk(x, 2, 0)", "torch.tensor_split(x, 2, 0)", "torch.squeeze(x)", "torch.squeeze(x, 1)",
+    "torch.unsqueeze(x, 0)", "torch.unsqueeze(x, -1)", "torch.permute(x, (1, 0))", "torch.permute(x, (2, 0, 1))",
+    "torch.transpose(x, 0, 1)", "torch.reshape(x, (-1,))", "torch.reshape(x, (2, -1))", "torch.flatten(x)",
+    "torch.flatten(x, 0, 1)", "torch.unflatten(x, 0, (2, -1))", "torch.movedim(x, 0, -1)", "torch.moveaxis(x, 0, 1)",
+    "torch.swapaxes(x, 0, 1)", "torch.swapdims(x, 0, 1)", "torch.broadcast_to(x, (2, 3, 4))", "torch.roll(x, 1, 0)",
+    "torch.flip(x, (0,))", "torch.fliplr(x)", "torch.flipud(x)", "torch.rot90(x)", "torch.tile(x, (2, 1))",
+    "torch.repeat_interleave(x, 2, 0)", "torch.narrow(x, 0, 1, 1)", "torch.atleast_1d(x)", "torch.atleast_2d(x)",
+    "torch.gather(x, 0, torch.zeros(2, 4, dtype=torch.int64))", "torch.gather(x, 0, torch.tensor([1, 1]))",
+    "torch.masked_select(x, torch.eye(3, 4).bool())",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", FUNCTIONS)
+def test_function(td: Any, plain: Plain, kind: Kind, call: str) -> None:
+    op = eval(f"lambda x: {call}", {"torch": torch})
+    try:
+        numbers = op(index_map(kind.batch_size))
+    except (RuntimeError, IndexError, ValueError):
+        if "gather" in call or "masked" in call:
+            pytest.skip("an index or mask of fewer dimensions is a liberty that containers may take")
+        with pytest.raises((RuntimeError, IndexError, ValueError)):
+            op(td)
+        return
+    if not kind.batch_size and "(x, 0" in call.replace("(x, 2, 0", "(x, 0"):
+        pytest.skip("torch takes dim 0 of a scalar, a container need not")
+    result = op(td)
+    if isinstance(numbers, torch.Tensor):
+        result, numbers = [result], [numbers]
+    assert len(result) == len(numbers)
+    for part, part_numbers in zip(result, numbers, strict=True):
+        assert_matches(part, picked(plain, kind.batch_size, part_numbers), tuple(part_numbers.shape), kind.extra)
+
+
+def test_where(td: Any, plain: Plain, kind: Kind) -> None:
+    condition = index_map(kind.batch_size) % 2 == 0
+    result = torch.where(condition, td, torch.zeros_like(td))
+
+    def chosen(leaf: torch.Tensor) -> torch.Tensor:
+        kept = torch.zeros_like(leaf)
+        kept[condition] = leaf[condition]
+        return kept
+
+    assert_matches(result, mapped(chosen, plain), kind.batch_size, kind.extra)
+
+
+def test_a_function_without_meaning_is_refused(td: Any) -> None:
+    with pytest.raises(TypeError):
+        torch.linalg.svd(td)

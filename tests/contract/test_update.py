@@ -1,0 +1,155 @@
+"""Writing many entries at once: update and its kin, which write all or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from contract.kinds import Kind
+from contract.model import Plain, assert_leaf, assert_matches, changed, leaves, mapped
+
+
+def test_update_from_every_kind_of_source(writable: Any, plain: Plain, kind: Kind) -> None:
+    new = mapped(changed, plain)
+    flat = {path: leaf for path, leaf in leaves(new).items()}
+    for source in (new, flat, TensorDict(new, kind.batch_size)):
+        assert writable.update(source) is writable
+        assert_matches(writable, new, kind.batch_size)
+        writable.update(plain)
+        assert_matches(writable, plain, kind.batch_size)
+
+
+def test_update_merges_nodes(writable: Any, plain: Plain, kind: Kind) -> None:
+    value = torch.rand(kind.batch_size)
+    writable.update({"b": {"new": value}, ("n", "m"): value})
+    plain.setdefault("b", {})["new"] = value
+    plain["n"] = {"m": value}
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+    writable.update(TensorDict({"b": {"newer": value}}, kind.batch_size))
+    plain["b"]["newer"] = value
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+def test_update_with_keywords_and_nothing(writable: Any, plain: Plain, kind: Kind) -> None:
+    value = torch.rand(kind.batch_size)
+    assert writable.update(None) is writable and writable.update({}) is writable
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+    writable.update(new=value)
+    assert_matches(writable, plain | {"new": value}, kind.batch_size, kind.extra)
+
+
+def test_update_by_itself(writable: Any, plain: Plain, kind: Kind) -> None:
+    assert writable.update(writable) is writable
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+def test_update_clone(writable: Any, kind: Kind) -> None:
+    if not kind.keeps_identity:
+        pytest.skip("this kind copies on every write")
+    value = torch.rand(kind.batch_size)
+    assert writable.update({"x": value})["x"] is value
+    assert writable.update({"x": value}, clone=True)["x"] is not value
+    assert_leaf(writable["x"], value, "x")
+    node = TensorDict({"y": value}, kind.batch_size)
+    writable.update({"n": node}, clone=True)
+    assert writable["n", "y"] is not value
+
+
+def test_update_inplace(writable: Any, plain: Plain, kind: Kind) -> None:
+    memory = {path: writable[path].data_ptr() for path in leaves(plain)}
+    new = mapped(changed, plain)
+    fresh = torch.rand(kind.batch_size)
+    assert writable.update(new | {"fresh": fresh}, inplace=True) is writable
+    assert_matches(writable, new | {"fresh": fresh}, kind.batch_size, kind.extra)
+    assert {path: writable[path].data_ptr() for path in memory} == memory
+
+
+def test_update_keys_to_update(writable: Any, plain: Plain, kind: Kind) -> None:
+    new = mapped(changed, plain)
+    writable.update(new, keys_to_update=["a"])
+    plain["a"] = new["a"]
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+    if kind.nested:
+        for source in (new, TensorDict(new, kind.batch_size), {("b", "c"): new["b"]["c"], "z": new["z"]}):
+            writable.update(plain)
+            writable.update(source, keys_to_update=[("b", "c")])
+            assert_matches(writable, plain | {"b": plain["b"] | {"c": new["b"]["c"]}}, kind.batch_size)
+
+
+def test_failed_update_writes_nothing(writable: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("every shape fits an empty batch size")
+    bad = {
+        "a": changed(plain["a"]),
+        "new": {"x": torch.rand(kind.batch_size)},
+        "third": torch.zeros(7, 7),
+    }
+    for source in (bad, {"new": torch.rand(kind.batch_size), "n": {"third": torch.zeros(7, 7)}}):
+        with pytest.raises((RuntimeError, ValueError), match="third"):
+            writable.update(source)
+        assert_matches(writable, plain, kind.batch_size, kind.extra)
+        with pytest.raises((RuntimeError, ValueError), match="third"):
+            writable.update(source, inplace=True)
+        assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize("source", [[1], 3, "text"])
+def test_update_from_no_mapping(writable: Any, plain: Plain, kind: Kind, source: Any) -> None:
+    with pytest.raises((TypeError, AttributeError, ValueError)):
+        writable.update(source)
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+def test_update_underscore(td: Any, plain: Plain, kind: Kind) -> None:
+    """In place, so locked containers take it as well."""
+    memory = {path: td[path].data_ptr() for path in leaves(plain)}
+    new = mapped(changed, plain)
+    for source in (new, dict(leaves(mapped(changed, new))), TensorDict(new, kind.batch_size)):
+        assert td.update_(source) is td
+    assert_matches(td, new, kind.batch_size, kind.extra)
+    assert {path: td[path].data_ptr() for path in memory} == memory
+    td.update_({"a": plain["a"], "mask": plain["mask"]}, keys_to_update=["a"])
+    assert_matches(td, new | {"a": plain["a"]}, kind.batch_size, kind.extra)
+
+
+def test_failed_update_underscore_writes_nothing(td: Any, plain: Plain, kind: Kind) -> None:
+    for wrong in ({"absent": torch.zeros(kind.batch_size)}, {"mask": torch.zeros(7, 7)}):
+        with pytest.raises((KeyError, RuntimeError, ValueError), match="absent|mask"):
+            td.update_({"a": changed(plain["a"])} | wrong)
+        assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_update_at(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    for index in (0, slice(0, 1), [1, 0]):
+        new = mapped(lambda leaf, at=index: changed(leaf[at]), plain)
+        for source in (new, dict(leaves(new)), TensorDict(new, torch.empty(kind.batch_size)[index].shape)):
+            assert td.update_at_(source, index) is td
+        for path, leaf in leaves(plain).items():
+            leaf[index] = leaves(new)[path]
+        assert_matches(td, plain, kind.batch_size, kind.extra)
+    with pytest.raises(KeyError, match="absent"):
+        td.update_at_({"absent": torch.zeros(kind.batch_size)[0]}, 0)
+
+
+def test_copy_underscore(td: Any, plain: Plain, kind: Kind) -> None:
+    new = mapped(changed, plain)
+    assert td.copy_(TensorDict(new, kind.batch_size)) is td
+    assert_matches(td, new, kind.batch_size, kind.extra)
+
+
+def test_replace(td: Any, plain: Plain, kind: Kind) -> None:
+    value = torch.rand(*kind.batch_size, 7)
+    new = td.replace({"a": value})
+    assert new is not td
+    assert_matches(new, plain | {"a": value}, kind.batch_size, kind.extra)
+    assert_matches(td.replace(a=value), plain | {"a": value}, kind.batch_size, kind.extra)
+    if kind.nested:
+        new = td.replace({"b": {"c": value}})
+        assert_matches(new, plain | {"b": plain["b"] | {"c": value}}, kind.batch_size, kind.extra)
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+    assert_matches(td.replace(), plain, kind.batch_size, kind.extra)

@@ -1,0 +1,80 @@
+"""Runs every Python block of the Markdown pages and every example in the docstrings of the package."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensordict
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples may write relative paths."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page: Path) -> None:
+    """The blocks of a page run in order and share their names, as a reader would type them."""
+    text = page.read_text()
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start(1))
+        if block[1].startswith(">>> "):
+            session = doctest.DocTestParser().get_doctest(block[1], names, page.name, str(page), line)
+            run_doctest(session)
+            names.update(session.globs)
+        else:
+            # The blank lines in front make tracebacks point at the line in the page.
+            exec(compile("\n" * line + block[1], str(page), "exec"), names)
+
+
+def test_readme_has_a_tour() -> None:
+    assert len(BLOCK.findall((ROOT / "README.md").read_text())) >= 6
+
+
+def docstring_examples() -> Iterator[doctest.DocTest]:
+    """Yield the examples of every module, each to be run without the names of its module at hand."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = pkgutil.walk_packages(tensordict.__path__, prefix="tensordict.", onerror=reraise)
+    for name in ["tensordict", *(info.name for info in found)]:
+        module = importlib.import_module(name)
+        yield from (test for test in finder.find(module, name, globs={}) if test.examples)
+
+
+def reraise(name: str) -> None:
+    """Fail where a package cannot be imported: `walk_packages` would pass over its modules."""
+    raise ImportError(f"{name} cannot be imported, so its examples cannot be collected")
+
+
+EXAMPLES = {test.name: test for test in docstring_examples()}
+
+
+def test_docstrings_have_examples() -> None:
+    assert len(EXAMPLES) > 100
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_docstring(name: str) -> None:
+    run_doctest(EXAMPLES[name])
+
+
+def run_doctest(test: doctest.DocTest) -> None:
+    """Run `test` and fail with doctest's own report; the names it defined stay in its `globs`."""
+    report: list[str] = []
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(
+        test, out=report.append, clear_globs=False
+    )
+    assert results.failed == 0, "".join(report)

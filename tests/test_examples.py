@@ -1,0 +1,75 @@
+"""Runs the programs in `examples/` as a user would, and checks what they print and leave on disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensordict import TensorDict
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The output of `examples/digits.py` and the directory that it wrote to."""
+    root = tmp_path_factory.mktemp("digits")
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLES / "digits.py"), "--root", str(root)],
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout, root
+
+
+@pytest.mark.slow
+class TestDigits:
+    def test_accuracy_is_above_nine_tenths(self, digits: tuple[str, Path]) -> None:
+        output, _ = digits
+        accuracy = re.search(r"^accuracy on (\d+) held-out images: ([\d.]+)$", output, re.MULTILINE)
+        assert accuracy is not None, output
+        assert int(accuracy[1]) == 360
+        assert 0.9 < float(accuracy[2]) <= 1
+
+    def test_predictions_are_identical_after_reloading(self, digits: tuple[str, Path]) -> None:
+        output, _ = digits
+        lines = output.splitlines()
+        assert "predictions after reloading identical: True" in lines
+        assert "training resumes from the reloaded state: True" in lines
+
+    def test_reports_bytes_read_and_time(self, digits: tuple[str, Path]) -> None:
+        output, _ = digits
+        read = re.search(r"^bytes read while training: ([\d,]+)$", output, re.MULTILINE)
+        seconds = re.search(r"^time per epoch: ([\d.]+) s$", output, re.MULTILINE)
+        assert read is not None, output
+        assert seconds is not None, output
+        # 12 epochs over the 1,437 images that are not held out: 64 bytes of pixels and 8 of label each.
+        assert int(read[1].replace(",", "")) == 12 * 1437 * (64 + 8)
+        assert float(seconds[1]) > 0
+
+    def test_prints_the_tree_of_what_it_saved(self, digits: tuple[str, Path]) -> None:
+        output, root = digits
+        tree = output.partition("what was saved:\n")[2].splitlines()
+        saved = [path.name + "/" * path.is_dir() for path in root.rglob("*")]
+        assert sorted(line.strip() for line in tree if not line.startswith("Directory size")) == sorted(
+            [*saved, f"{root.name}/"]
+        )
+
+    def test_what_it_saved_holds_the_data(self, digits: tuple[str, Path]) -> None:
+        _, root = digits
+        data = TensorDict.load_memmap(root / "data")
+        assert data.batch_size == (1797,)
+        assert data["image"].shape == (1797, 8, 8)
+        assert sorted(data["label"].unique().tolist()) == list(range(10))
+        checkpoint = TensorDict.load_memmap(root / "checkpoint")
+        assert checkpoint["weights", "6", "weight"].shape == (10, 512)
+        # 45 batches in each of 12 epochs, and none since: restoring must not write into the checkpoint.
+        assert checkpoint["optimizer", "0", "step"].item() == 45 * 12
