@@ -35,9 +35,7 @@ def _walk(value: Any, path: tuple[Any, ...], leaves: list[str], batches: list[st
         leaves.append(f"{path} {value!r}")
 
 
-def _walk_pairs(
-    pairs: Iterable[tuple[Any, Any]], path: tuple[Any, ...], leaves: list[str], batches: list[str]
-) -> None:
+def _walk_pairs(pairs: Iterable[tuple[Any, Any]], path: tuple[Any, ...], leaves: list[str], batches: list[str]) -> None:
     for key, value in pairs:
         _walk(value, (*path, key), leaves, batches)
 
@@ -57,6 +55,4 @@ def _walk_sequence(
 
 
 def _is_key(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, tuple) and all(isinstance(part, str) for part in value)
-    )
+    return isinstance(value, str) or (isinstance(value, tuple) and all(isinstance(part, str) for part in value))

@@ -129,9 +129,7 @@ def human(seconds: float | None) -> str:
         return "-"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale:
-            return (
-                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
-            )
+            return f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
     return f"{seconds * 1e9:.0f} ns"
 
 
@@ -142,9 +140,7 @@ def _overall(rows: list[Row]) -> Verdict:
     mean = _mean([row.speedup for row in measured])
     if mean is None:
         return Verdict(target, None, "no workload")
-    return Verdict(
-        target, mean >= IN_MEMORY_SPEEDUP, f"{mean:.2f}x over {len(measured)} of {asked} workloads"
-    )
+    return Verdict(target, mean >= IN_MEMORY_SPEEDUP, f"{mean:.2f}x over {len(measured)} of {asked} workloads")
 
 
 def _none_slower(rows: list[Row]) -> Verdict:
@@ -154,38 +150,29 @@ def _none_slower(rows: list[Row]) -> Verdict:
     if not ratios:
         return Verdict(target, None, "no workload")
     listed = "".join(
-        f"\n    {ratio:.3f}x (best rounds: {row.best_speedup:.3f}x)  {row.family}: {row.name}"
-        for ratio, row in slower
+        f"\n    {ratio:.3f}x (best rounds: {row.best_speedup:.3f}x)  {row.family}: {row.name}" for ratio, row in slower
     )
     return Verdict(target, not slower, f"{len(slower)} of {len(ratios)} slower{listed}")
 
 
 def _near_floor(rows: list[Row]) -> Verdict:
     target = f"10 leaves: int and slice index, clone, unbind, stack at most {NEAR_FLOOR} times the floor"
-    ratios = [
-        (row.over_floor, row) for row in rows if row.target == "near_floor" and row.over_floor is not None
-    ]
+    ratios = [(row.over_floor, row) for row in rows if row.target == "near_floor" and row.over_floor is not None]
     if not ratios:
         return Verdict(target, None, "no workload")
     listed = "".join(f"\n    {ratio:.2f}x  {row.family}: {row.name}" for ratio, row in ratios)
-    return Verdict(
-        target, all(ratio <= NEAR_FLOOR for ratio, _ in ratios), f"{len(ratios)} workloads{listed}"
-    )
+    return Verdict(target, all(ratio <= NEAR_FLOOR for ratio, _ in ratios), f"{len(ratios)} workloads{listed}")
 
 
 def _saving_speedup(rows: list[Row]) -> Verdict:
     ratio = next((row.speedup for row in rows if row.target == "save"), None)
-    return _at_least(
-        f"saving 64 leaves, 2 threads, at least {SAVE_SPEEDUP} times the reference", ratio, SAVE_SPEEDUP
-    )
+    return _at_least(f"saving 64 leaves, 2 threads, at least {SAVE_SPEEDUP} times the reference", ratio, SAVE_SPEEDUP)
 
 
 def _saving_of_raw(rows: list[Row]) -> Verdict:
     found = next((row for row in rows if row.target == "save"), None)
     ratio = None if found is None else _ratio(found.median("floor"), found.median("ours"))
-    return _at_least(
-        f"saving 64 leaves at least {SAVE_OF_RAW} of raw writes by 2 threads", ratio, SAVE_OF_RAW
-    )
+    return _at_least(f"saving 64 leaves at least {SAVE_OF_RAW} of raw writes by 2 threads", ratio, SAVE_OF_RAW)
 
 
 def _loading(rows: list[Row]) -> Verdict:

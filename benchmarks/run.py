@@ -74,9 +74,7 @@ def main() -> None:
     """Run what the command line asks for."""
     options = _options()
     with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="tensordict-bench-", dir=options.folder))
-        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensordict-bench-", dir=options.folder)))
         ours = stack.enter_context(start("ours", options.ours, folder / "ours", options))
         chosen = _choose(ours, options)
         if options.list:
@@ -98,27 +96,15 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", help="comma-separated; default: all")
-    parser.add_argument(
-        "--only", default="", metavar="SUBSTRING", help="workloads whose FAMILY: NAME contains this"
-    )
-    parser.add_argument(
-        "--rounds", type=int, help=f"default {ROUNDS}; storage never takes more than {STORAGE_ROUNDS}"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer and shorter turns, small files: a smoke test"
-    )
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="workloads whose FAMILY: NAME contains this")
+    parser.add_argument("--rounds", type=int, help=f"default {ROUNDS}; storage never takes more than {STORAGE_ROUNDS}")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns, small files: a smoke test")
     parser.add_argument("--json", type=Path, default=HERE / "results.json", help="default: %(default)s")
     parser.add_argument("--ours", type=Path, default=ROOT / ".venv/bin/python", metavar="PYTHON")
-    parser.add_argument(
-        "--reference", type=Path, default=ROOT / ".venv-reference/bin/python", metavar="PYTHON"
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="where the storage family writes; default: the temporary folder"
-    )
+    parser.add_argument("--reference", type=Path, default=ROOT / ".venv-reference/bin/python", metavar="PYTHON")
+    parser.add_argument("--folder", type=Path, help="where the storage family writes; default: the temporary folder")
     parser.add_argument("--list", action="store_true", help="print the workloads and stop")
-    parser.add_argument(
-        "--verbose", action="store_true", help="let the workers' warnings and tracebacks through"
-    )
+    parser.add_argument("--verbose", action="store_true", help="let the workers' warnings and tracebacks through")
     options = parser.parse_args()
     if options.rounds is None:
         options.rounds = QUICK_ROUNDS if options.quick else ROUNDS
@@ -156,9 +142,7 @@ def _load(ours: Worker, reference: Worker) -> dict[str, Any]:
         except Failed as error:
             raise SystemExit(f"the package {worker.role!r} cannot be imported: {error}") from None
         facts = about[worker.role]
-        print(
-            f"{worker.role}: {facts['version']} at {facts['file']}, torch {facts['torch']}, {facts['python']}"
-        )
+        print(f"{worker.role}: {facts['version']} at {facts['file']}, torch {facts['torch']}, {facts['python']}")
     if about["ours"]["file"] == about["reference"]["file"]:
         print("WARNING: both roles are played by the same package")
     if about["ours"]["torch"] != about["reference"]["torch"]:
@@ -280,9 +264,7 @@ def _conclude(
             "machine": f"{platform.platform()}, {os.cpu_count()} cores",
             "arguments": sys.argv[1:],
         },
-        "families": {
-            name: {"reference_over_ours": a, "ours_over_floor": b} for name, (a, b) in families.items()
-        },
+        "families": {name: {"reference_over_ours": a, "ours_over_floor": b} for name, (a, b) in families.items()},
         "in_memory": {"reference_over_ours": speedup, "ours_over_floor": over_floor},
         "peak_memory_growth_bytes": memory,
         "targets": [{"target": v.target, "met": v.met, "figures": v.figures} for v in verdicts],

@@ -184,10 +184,18 @@ def serve(bench: Bench, requests: Any, replies: Any) -> None:
         try:
             reply = getattr(bench, method)(**request)
         except Exception as error:  # The report belongs in the table, whatever a package raises.
-            traceback.print_exc()
+            print(_trace(error), file=sys.stderr)
             reply = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
+
+
+def _trace(error: BaseException) -> str:
+    """Say where an error was raised, without the source lines: those of the reference are not for us to read."""
+    frames = [
+        f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    return "\n".join([f"{type(error).__name__}: {error}", *frames])
 
 
 def main() -> None:

@@ -74,7 +74,5 @@ def test_docstring(name: str) -> None:
 def run_doctest(test: doctest.DocTest) -> None:
     """Run `test` and fail with doctest's own report; the names it defined stay in its `globs`."""
     report: list[str] = []
-    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(
-        test, out=report.append, clear_globs=False
-    )
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append, clear_globs=False)
     assert results.failed == 0, "".join(report)

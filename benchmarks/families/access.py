@@ -24,9 +24,7 @@ def workloads(context: Context) -> list[Workload]:
         ),
         Workload("td[key] = leaf, flat", _keyed(0), _put_flat, _put_flat_floor),
         Workload("set(key, leaf), flat", _keyed(0), lambda s: s.td.set("k0", s.leaf), _put_flat_floor),
-        Workload(
-            "set(key, leaf, inplace=True)", _keyed(0), _set_inplace, lambda s: s.data["k0"].copy_(s.leaf)
-        ),
+        Workload("set(key, leaf, inplace=True)", _keyed(0), _set_inplace, lambda s: s.data["k0"].copy_(s.leaf)),
         Workload("set_(key, leaf), flat", _keyed(0), _set_in_place, lambda s: s.data["k0"].copy_(s.leaf)),
         Workload("td[key] = container, flat", _keyed(0), _put_node, None),
         Workload("key in td", _keyed(0), lambda s: "k0" in s.td, lambda s: "k0" in s.data),

@@ -16,17 +16,11 @@ def workloads(context: Context) -> list[Workload]:
     found = []
     for label, data in (("10 keys", flat(10)), ("100 keys", flat(100)), ("10 x 10 keys", nested(10, 10))):
         found += [
-            Workload(
-                f"apply(identity), {label}", build(data), lambda s: s.td.apply(_identity), _identity_floor
-            ),
+            Workload(f"apply(identity), {label}", build(data), lambda s: s.td.apply(_identity), _identity_floor),
             Workload(f"apply(neg), {label}", build(data), lambda s: s.td.apply(torch.neg), _neg_floor),
-            Workload(
-                f"apply_(zero_), {label}", build(data), lambda s: s.td.apply_(Tensor.zero_), _zero_floor
-            ),
+            Workload(f"apply_(zero_), {label}", build(data), lambda s: s.td.apply_(Tensor.zero_), _zero_floor),
             Workload(f"apply(add, other), {label}", _with_other(data), _add, _add_floor),
-            Workload(
-                f"named_apply, {label}", build(data), lambda s: s.td.named_apply(_named), _identity_floor
-            ),
+            Workload(f"named_apply, {label}", build(data), lambda s: s.td.named_apply(_named), _identity_floor),
         ]
     found += [
         Workload(

@@ -31,9 +31,7 @@ def workloads(context: Context) -> list[Workload]:
         Workload("half(), 10 keys", ten, lambda s: s.td.half(), _cast(torch.float16)),
         Workload("bfloat16(), 10 keys", ten, lambda s: s.td.bfloat16(), _cast(torch.bfloat16)),
         Workload("int(), 10 keys", ten, lambda s: s.td.int(), _cast(torch.int32)),
-        Workload(
-            "to(cpu, float64), 10 keys", ten, lambda s: s.td.to("cpu", torch.float64), _cast(torch.float64)
-        ),
+        Workload("to(cpu, float64), 10 keys", ten, lambda s: s.td.to("cpu", torch.float64), _cast(torch.float64)),
         Workload("to(other), 10 keys", ten, lambda s: s.td.to(_LIKE), _cast(torch.float64)),
         Workload("cpu(), 10 keys", ten, lambda s: s.td.cpu(), _to_cpu),
     ]

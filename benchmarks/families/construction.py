@@ -62,13 +62,9 @@ def workloads(context: Context) -> list[Workload]:
             lambda s: s.module.TensorDict(s.children, [32]),
             lambda s: dict(s.data),
         ),
-        Workload(
-            "tuple keys, 10", _with_tuple_keys, lambda s: s.module.TensorDict(s.tuples, [32]), _tuple_floor
-        ),
+        Workload("tuple keys, 10", _with_tuple_keys, lambda s: s.module.TensorDict(s.tuples, [32]), _tuple_floor),
         Workload("10 numbers", _with_numbers, lambda s: s.module.TensorDict(s.data), _tensor_of_each),
-        Workload(
-            "10 numpy arrays", _with_arrays, lambda s: s.module.TensorDict(s.data, [32]), _from_numpy_each
-        ),
+        Workload("10 numpy arrays", _with_arrays, lambda s: s.module.TensorDict(s.data, [32]), _from_numpy_each),
         Workload(
             "fromkeys, 10 keys",
             lambda module: State(module=module, keys=[f"k{i}" for i in range(10)]),

@@ -30,29 +30,21 @@ def workloads(context: Context) -> list[Workload]:
         found += [
             Workload(f"update(td), {label}", setup, _update, _update_floor),
             Workload(f"update(dict), {label}", setup, _update_from_dict, _update_floor),
-            Workload(
-                f"update_(td), {label}", setup, lambda s: s.td.update_(s.source), _update_in_place_floor
-            ),
+            Workload(f"update_(td), {label}", setup, lambda s: s.td.update_(s.source), _update_in_place_floor),
             Workload(f"replace(td), {label}", setup, lambda s: s.td.replace(s.source), _replace_floor),
             Workload(f"to_tensordict(), {label}", build(data), lambda s: s.td.to_tensordict(), _clone_floor),
             Workload(f"empty(), {label}", build(data), lambda s: s.td.empty(), lambda s: {}),
-            Workload(
-                f"empty(recurse=True), {label}", build(data), lambda s: s.td.empty(recurse=True), _empty_floor
-            ),
+            Workload(f"empty(recurse=True), {label}", build(data), lambda s: s.td.empty(recurse=True), _empty_floor),
             Workload(f"contiguous(), {label}", build(data), lambda s: s.td.contiguous(), _contiguous_floor),
             Workload(f"flatten_keys, {label}", build(data), lambda s: s.td.flatten_keys("."), _flatten_floor),
         ]
     found += [
         Workload("copy(), 10 keys", build(flat(10)), lambda s: s.td.copy(), _copy_floor),
         Workload("torch.clone(td), 10 keys", build(flat(10)), lambda s: torch.clone(s.td), _clone_floor),
-        Workload(
-            "update_at_(row, 3), 10 keys", _with_row, lambda s: s.td.update_at_(s.row, 3), _update_at_floor
-        ),
+        Workload("update_at_(row, 3), 10 keys", _with_row, lambda s: s.td.update_at_(s.row, 3), _update_at_floor),
         Workload("select, 5 of 10 keys", build(flat(10)), lambda s: s.td.select(*_HALF), _select_floor),
         Workload("exclude, 5 of 10 keys", build(flat(10)), lambda s: s.td.exclude(*_HALF), _exclude_floor),
-        Workload(
-            "select, nested keys", build(nested(10, 10)), lambda s: s.td.select(*_NODES), _select_nested_floor
-        ),
+        Workload("select, nested keys", build(nested(10, 10)), lambda s: s.td.select(*_NODES), _select_nested_floor),
         Workload(
             "exclude, nested keys",
             build(nested(10, 10)),
@@ -60,12 +52,8 @@ def workloads(context: Context) -> list[Workload]:
             _exclude_nested_floor,
         ),
         Workload("flatten_keys, 20 deep", build(chain(20)), lambda s: s.td.flatten_keys("."), _flatten_floor),
-        Workload(
-            "unflatten_keys, 10 x 10 keys", _flattened, lambda s: s.td.unflatten_keys("."), _unflatten_floor
-        ),
-        Workload(
-            "split_keys, 5 of 10 keys", build(flat(10)), lambda s: s.td.split_keys(_HALF), _split_keys_floor
-        ),
+        Workload("unflatten_keys, 10 x 10 keys", _flattened, lambda s: s.td.unflatten_keys("."), _unflatten_floor),
+        Workload("split_keys, 5 of 10 keys", build(flat(10)), lambda s: s.td.split_keys(_HALF), _split_keys_floor),
     ]
     return found
 

@@ -18,9 +18,7 @@ def workloads(context: Context) -> list[Workload]:
     ]
     found += [
         Workload("is_locked, 10 x 10 keys", _locked(nested(10, 10)), lambda s: s.td.is_locked, None),
-        Workload(
-            "lock_ of a locked tree, 10 x 10", _locked(nested(10, 10)), lambda s: s.td.lock_().is_locked, None
-        ),
+        Workload("lock_ of a locked tree, 10 x 10", _locked(nested(10, 10)), lambda s: s.td.lock_().is_locked, None),
         Workload("with td.unlock_(), 10 keys", _locked(flat(10)), _unlocked_block, None),
         Workload("with td.unlock_(), 10 x 10 keys", _locked(nested(10, 10)), _unlocked_block, None),
         Workload("td[key] of a locked tree", _locked(nested(10, 10)), lambda s: s.td["n5", "k5"], _lookup),

@@ -36,9 +36,7 @@ def workloads(context: Context) -> list[Workload]:
             lambda s: s.td.tensor_split(3),
             _thirds_floor,
         ),
-        Workload(
-            "list(td), 32 items, 10 leaves", build(flat(10, 32, 4)), lambda s: list(s.td), _unbind_floor
-        ),
+        Workload("list(td), 32 items, 10 leaves", build(flat(10, 32, 4)), lambda s: list(s.td), _unbind_floor),
         Workload(
             "stack(dim=1), 10 items, 10 leaves",
             _parts(10, 10),
@@ -47,9 +45,7 @@ def workloads(context: Context) -> list[Workload]:
         ),
         Workload("stack(out=), 10 items, 10 leaves", _with_out, _stack_out, _stack_out_floor),
         Workload("stack, 10 items, 10 x 10 leaves", _nested_parts(10), _stack, _nested_stack_floor),
-        Workload(
-            "unbind, 10 items, 10 x 10 leaves", build(nested(10, 10, 10, 4), (10,)), _unbind, _nested_unbind
-        ),
+        Workload("unbind, 10 items, 10 x 10 leaves", build(nested(10, 10, 10, 4), (10,)), _unbind, _nested_unbind),
         Workload(
             "tuple by torch.unbind, 10 items, 10 leaves",
             build(flat(10, 10, 4), (10,)),

@@ -42,14 +42,10 @@ def workloads(context: Context) -> list[Workload]:
         "movedim(0, 1)": (lambda td: td.movedim(0, 1), lambda v: v.movedim(0, 1)),
         "narrow(0, 2, 3)": (lambda td: td.narrow(0, 2, 3), lambda v: v.narrow(0, 2, 3)),
     }
-    found = [
-        _workload(f"{name}, 10 leaves", flat(10, *LEAF), run, leaf) for name, (run, leaf) in views.items()
-    ]
+    found = [_workload(f"{name}, 10 leaves", flat(10, *LEAF), run, leaf) for name, (run, leaf) in views.items()]
     for name in ("view(-1)", "permute(1, 0)", "unsqueeze(0)", "expand(5, 8, 4)"):
         found.append(_workload(f"{name}, 10 x 10 leaves", nested(10, 10, *LEAF), *views[name]))
-    found += [
-        _workload(f"{name}, 10 leaves", flat(10, *LEAF), run, leaf) for name, (run, leaf) in copies.items()
-    ]
+    found += [_workload(f"{name}, 10 leaves", flat(10, *LEAF), run, leaf) for name, (run, leaf) in copies.items()]
     found += [
         Workload(
             "squeeze(1), 10 leaves",
@@ -99,9 +95,7 @@ def workloads(context: Context) -> list[Workload]:
     return found
 
 
-def _workload(
-    name: str, data: dict[str, Any], run: Callable[[Any], Any], leaf: Callable[[Tensor], Tensor]
-) -> Workload:
+def _workload(name: str, data: dict[str, Any], run: Callable[[Any], Any], leaf: Callable[[Tensor], Tensor]) -> Workload:
     return Workload(name, build(data, BATCH), lambda s: run(s.td), lambda s: tree_map(leaf, s.data))
 
 

@@ -33,7 +33,7 @@ def remember_state(container: Any, undo: Callable[[Any], Any]) -> Any:
 class Context(Contract):
     """`with td.unlock_():`, `with td.view(-1) as flat:` ... over the operation that was called last."""
 
-    _blocks: list[tuple[Any, Callable[[Any], Any], set[Any]]] | None = None
+    _blocks: list[tuple[Any, Callable[[Any], Any], tuple[set[Any], set[Any]]]] | None = None
 
     def __enter__(self) -> Self:
         """Open a block at whose end the operation that made this container is undone.
@@ -50,7 +50,7 @@ class Context(Contract):
         source, undo = pending
         if isinstance(source, weakref.ref):
             source = source()
-        before = set() if source is None else set(source.keys(True, True))
+        before = (set(), set()) if source is None else (set(source.keys(True, True)), _node_keys(self))
         if self._blocks is None:
             self._blocks = []
         self._blocks.append((source, undo, before))
@@ -64,22 +64,36 @@ class Context(Contract):
             del self._blocks
         restored = undo(self)
         if source is not None:
-            _write_back(source, restored, before)
+            _write_back(source, restored, before[0], before[1] - _node_keys(self))
 
 
-def _write_back(source: Any, restored: Any, before: set[Any]) -> None:
-    """Bring `source` to the entries of `restored`: write what is new or has moved, delete what has gone."""
+def _node_keys(container: Any) -> set[Any]:
+    """The keys of the nested containers."""
+    return set(container.keys(True)) - set(container.keys(True, True))
+
+
+def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
+    """Bring `source` to the entries of `restored`: delete what has gone, write what is new or has moved.
+
+    `leaves` are the leaves that the source had when the block began, `gone_nodes` the nested containers that were
+    deleted in it.
+    """
+    # Before anything is written: a node may have made way for a leaf, or a leaf for a node.
+    for key in leaves - set(restored.keys(True, True)):
+        source.del_(key)
+    for key in sorted(gone_nodes, key=len):
+        if isinstance(source.get(key, None), Contract):
+            source.del_(key)
     changed = {}
-    kept = set()
-    for key, value in restored.items(True, True):
-        kept.add(key)
+    for key, value in restored.items(True):
         current = source.get(key, None)
-        if current is not value and (current is None or not _same_memory(current, value)):
+        if isinstance(value, Contract):
+            if current is None and not len(value.keys()):  # type: ignore[attr-defined]
+                changed[key] = value
+        elif current is not value and (current is None or not _same_memory(current, value)):
             changed[key] = value
     if changed:
         source.update(changed)
-    for key in before - kept:
-        source.del_(key)
 
 
 def _same_memory(a: Any, b: Any) -> bool:

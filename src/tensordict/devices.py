@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,16 +13,20 @@ def as_device(device: Any) -> torch.device:
 
     Raises:
         RuntimeError: there is no such device.
+        TypeError: this is nothing that names a device.
     """
-    device = torch.device(device)
-    kind: str = device.type
+    if not isinstance(device, (str, int, torch.device)):
+        raise TypeError(f"a device is a torch.device, a string or an index, got {device!r}")
+    found: torch.device = device if isinstance(device, torch.device) else torch.device(device)
+    # Torch's annotations leave out that a device may have no index.
+    kind, index = found.type, cast("int | None", found.index)
     if kind in ("cpu", "meta"):
-        return torch.device(kind)
-    if device.index is not None:
-        return torch.device(kind, device.index)
+        return found if index is None else torch.device(kind)
+    if index is not None:
+        return found
     if kind == "cuda":
         return torch.device(kind, torch.cuda.current_device())
-    return torch.device(kind, torch.empty((), device=device).device.index)
+    return torch.device(kind, torch.empty((), device=found).device.index)
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:

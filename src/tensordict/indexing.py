@@ -57,9 +57,16 @@ def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
             raise ValueError("step must be greater than zero")
         return torch.Size((max(0, -((start - stop) // step)), *batch_size[1:]))
     if kind is Tensor and index.dtype not in _MASKS:
-        return index.shape + batch_size[1:]
+        return index.shape + batch_size[1:]  # type: ignore[no-any-return]
     # A tensor of this size that owns one byte: torch itself says what its indexing gives.
     return torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape
+
+
+def checked_size(index: Any, batch_size: torch.Size) -> torch.Size:
+    """As `result_size`, and every element of an index tensor is known to be in bounds."""
+    if type(index) is Tensor:
+        return torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape
+    return result_size(index, batch_size)
 
 
 def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]:
@@ -70,6 +77,7 @@ def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]
     items = list(index) if isinstance(index, tuple) else [index]
     out: list[str | None] = []
     position = 0
+    position_of_advanced: int | None = None
     advanced_at: list[int] = []
     for item in items:
         if item is None:
@@ -81,10 +89,15 @@ def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]
             position += 1
         else:
             advanced_at.append(len(out))
-            position += _consumed(item)
+            consumed = _consumed(item)
+            position_of_advanced = position if consumed == 1 else None
+            position += consumed
     rest = names[position:]
     added = count - len(out) - len(rest)
-    if advanced_at and added:
+    if added == 1 and len(advanced_at) == 1 and position_of_advanced is not None:
+        # One index along one dim: the dim is thinned out or reordered, and stays what it was.
+        out.insert(advanced_at[0], names[position_of_advanced])
+    elif advanced_at and added:
         contiguous = advanced_at[0] == advanced_at[-1]
         at = advanced_at[0] if contiguous else 0
         out[at:at] = [None] * added
@@ -102,12 +115,14 @@ def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, .
     ndim = len(batch_size)
     if consumed > ndim:
         raise _too_many(consumed, batch_size)
-    ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
-    if ellipses:
-        if len(ellipses) > 1:
-            raise IndexError("an index can only have a single ellipsis ('...')")
-        at = ellipses[0]
+    at = next((i for i, item in enumerate(items) if item is Ellipsis), None)
+    if at is not None:
         items[at : at + 1] = [_FULL] * (ndim - consumed)
+        # Torch lets a further Ellipsis stand where nothing is left to address.
+        while items and items[-1] is Ellipsis:
+            items.pop()
+        if any(item is Ellipsis for item in items):
+            raise IndexError("an index can only have a single ellipsis ('...')")
     return tuple(items)
 
 
@@ -152,7 +167,8 @@ def _from_mask(mask: Tensor, batch_size: torch.Size, at: int) -> Any:
     for dim, size in enumerate(mask.shape):
         if size != batch_size[at + dim]:
             raise IndexError(
-                f"the shape of the mask {list(mask.shape)} does not match the batch size {list(batch_size)} at dim {at + dim}"
+                f"the shape of the mask {list(mask.shape)} "
+                f"does not match the batch size {list(batch_size)} at dim {at + dim}"
             )
     found = mask.nonzero(as_tuple=True)
     return found[0] if len(found) == 1 else found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard, Union
+from typing import Any, TypeGuard
 
-Key = Union[str, tuple[Any, ...]]
+Key = str | tuple[Any, ...]
 Path = tuple[str, ...]
 
 

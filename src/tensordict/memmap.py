@@ -148,13 +148,16 @@ class MemoryMappedTensor(Tensor):
     # --- copying and pickling -------------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-        if isinstance(self._source, FileSource) and not self.is_nested:
-            return _from_file, (self._source.path, *_layout(self))
-        plain = _plain(self)
+        source = self._source
         if self.is_nested:
-            return _from_nested, (plain.clone(),)
+            shapes = self._nested_tensor_size().as_subclass(Tensor)
+            if isinstance(source, FileSource):
+                return MemoryMappedTensor.from_filename, (source.path, self.dtype, shapes)
+            return _from_bytes, (_nested_bytes(self, shapes), self.dtype, shapes)
+        if isinstance(source, FileSource):
+            return _from_file, (source.path, *_layout(self))
         # As bytes, because torch does not unpickle tensors of every dtype.
-        return _from_bytes, (files.to_bytes(plain), self.dtype, tuple(self.shape))
+        return _from_bytes, (files.to_bytes(_plain(self)), self.dtype, tuple(self.shape))
 
     def __copy__(self) -> MemoryMappedTensor:
         return _wrap(self.detach(), self._source)
@@ -644,19 +647,16 @@ def _from_file(
     return _wrap(flat.as_strided(shape, strides, offset if flat.numel() else 0), source)
 
 
-def _from_bytes(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> MemoryMappedTensor:
-    if not content:
-        return _wrap(torch.empty(shape, dtype=dtype, device="cpu"), None)
-    block = SharedBlock(len(content))
-    block.buffer[:] = content
-    return block.tensor(dtype, shape)
+def _from_bytes(content: bytes, dtype: torch.dtype, shape: Shape) -> MemoryMappedTensor:
+    result = _make((len(content) // dtype.itemsize,), dtype, None, False, None)
+    if isinstance(result._source, SharedBlock):
+        result._source.buffer[:] = content
+    return _nested(result, shape) if isinstance(shape, Tensor) else _wrap(result.view(tuple(shape)), result._source)
 
 
-def _from_nested(values: Tensor) -> MemoryMappedTensor:
-    shapes = torch.tensor([item.shape for item in values.unbind()], dtype=torch.int64)
-    result = MemoryMappedTensor.empty_nested(shapes, dtype=values.dtype)
-    _plain(result).copy_(values)
-    return result
+def _nested_bytes(tensor: MemoryMappedTensor, shapes: Tensor) -> bytes:
+    flat = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return files.to_bytes(flat.set_(tensor.untyped_storage(), 0, (_nested_numel(shapes),), (1,)))
 
 
 # The blocks that this process has received, so that many tensors of one block cost one map.

@@ -33,16 +33,17 @@ _DETAILS = ("show_device", "show_is_shared", "show_field_device", "show_dtype", 
 _options = dict(_DEFAULTS)
 
 
-class set_printoptions(_DecoratorContextManager):  # noqa: N801 - a function to its callers, as in torch
+class set_printoptions(_DecoratorContextManager):  # a function to its callers, as in torch
     """Choose what `repr` shows of a container, for a `with` block or a decorated function.
 
-    `set_printoptions(...).set()` makes the choice for the rest of the program. Options that are not given keep their
-    values; :func:`get_printoptions` shows them.
+    `set_printoptions(...).set()` makes the choice for the rest of the program. Options that are not given
+    keep their values; :func:`get_printoptions` shows them.
 
     Args:
         verbose: `False` hides devices, dtypes and `is_shared`, unless an option asks for them.
         show_batch_size, show_device, show_is_shared: lines about each container.
-        show_shape, show_field_device, show_dtype, show_field_is_shared, show_grad, show_is_contiguous, show_is_view,
+        show_shape, show_field_device, show_dtype, show_field_is_shared, show_grad, show_is_contiguous,
+        show_is_view,
             show_storage_size: facts about each leaf.
         plain: show the range of integer leaves, and the mean and standard deviation of floating point ones.
         sort_keys: `"alphabetical"`, or `"insertion"` (also `None`).
@@ -173,7 +174,7 @@ def shape_text(leaf: Tensor) -> str:
         # A nested tensor of the strided layout has no `shape`.
         parts = leaf.unbind()
         shapes = {part.shape for part in parts}
-        dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes)]
+        dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
         return f"torch.Size({[len(parts), *dims]})"
 
 
@@ -193,7 +194,8 @@ def _is_shared(leaf: Tensor) -> bool:
     try:
         return bool(leaf.is_shared())  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError):
-        # Sparse tensors and the wrappers of function transforms have no storage, so none that could be shared.
+        # Sparse tensors and the wrappers of function transforms have no storage, so none that could be
+        # shared.
         return False
 
 

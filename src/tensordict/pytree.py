@@ -38,8 +38,8 @@ def register(
 
     Args:
         cls: the class; a subclass of a registered class has to be registered itself.
-        flatten: gives the entries and a hashable context. The default takes the container's names and values, as
-            suits any class with `_make`.
+        flatten: gives the entries and a hashable context. The default takes the container's names and
+            values, as suits any class with `_make`.
         unflatten: makes a container from entries and that context.
     """
     own_form = flatten is not None
@@ -73,8 +73,8 @@ def flatten_container(container: Contract) -> tuple[list[Any], Context]:
 def unflatten_container(values: Any, context: Context) -> Any:
     """A container of the entries `values`, which may have been changed meanwhile.
 
-    The batch size is kept as far as the entries still share it; entering or leaving a `vmap` takes one dim off it or
-    adds one. The device is kept if all entries are still there. The result is not locked.
+    The batch size is kept as far as the entries still share it; entering or leaving a `vmap` takes one dim
+    off it or adds one. The device is kept if all entries are still there. The result is not locked.
     """
     values = list(values)
     known = [value for value in values if isinstance(value, (Tensor, Contract))]

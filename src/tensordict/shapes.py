@@ -18,18 +18,19 @@ def as_size(size: Any) -> torch.Size:
         TypeError: when it is none of these.
         ValueError: when a dim is negative.
     """
-    if type(size) is torch.Size:
-        return size
+    kind = type(size)
+    if kind is torch.Size:
+        return size  # type: ignore[no-any-return]
     if size is None:
         return torch.Size(())
-    if isinstance(size, (int, torch.SymInt)):
-        size = (size,)
-    if isinstance(size, str) or not isinstance(size, Iterable):
-        raise TypeError(f"a batch size is an int or a sequence of ints, got {size!r} of type {type(size).__name__}")
+    if kind is not list and kind is not tuple:
+        if isinstance(size, (int, torch.SymInt)):
+            size = (size,)
+        elif isinstance(size, str) or not isinstance(size, Iterable):
+            raise TypeError(f"a batch size is an int or a sequence of ints, got {size!r} of type {kind.__name__}")
     out = torch.Size(size)
-    for n in out:
-        if n < 0:
-            raise ValueError(f"a batch size has no negative dims, got {list(out)}")
+    if out and min(out) < 0:
+        raise ValueError(f"a batch size has no negative dims, got {list(out)}")
     return out
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from tensordict import pytree, registry
 from tensordict.base import TensorDictBase
 from tensordict.contract import Contract, Names
+from tensordict.devices import as_device
 from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class TensorDict(TensorDictBase):
         self._tensordict = {}
         self._batch_size = as_size(batch_size)
         if device is not None:
-            self._device = torch.get_default_device() if device == "default" else as_device(device)
+            self._device = as_device(device)
         if names is not None:
             self.names = names
         if source is not None:
-            if not isinstance(source, (Contract, Mapping)):
+            if type(source) is not dict and not isinstance(source, (Contract, Mapping)):
                 source = _as_mapping(source)
             self._fill(source, (), bool(non_blocking))
         if lock:
@@ -93,10 +93,31 @@ class TensorDict(TensorDictBase):
     ) -> Self:
         return self._make(entries, batch_size, device, names)
 
+    def _build_many(
+        self,
+        pieces: Iterable[dict[str, Any]],
+        sizes: Sequence[torch.Size],
+        device: torch.device | None,
+        names: Names | None,
+    ) -> list[Self]:
+        # As `_make` for each piece, without its call: 0.2 instead of 0.4 us a piece, and `unbind` makes many.
+        new, cls = object.__new__, type(self)
+        out = []
+        for entries, size in zip(pieces, sizes, strict=True):
+            piece = new(cls)
+            piece._tensordict = entries
+            piece._batch_size = size
+            out.append(piece)
+        if device is not None or names is not None:
+            for piece in out:
+                piece._device = device
+                piece._names = names and list(names)
+        return out
+
     def _mapping(self) -> dict[str, Any]:
         return self._tensordict
 
-    def _get_entry(self, name: str, **kwargs: Any) -> Any:
+    def _get_entry(self, name: str) -> Any:
         return self._tensordict[name]
 
     def _put_entry(self, name: str, value: Any) -> None:
@@ -107,14 +128,6 @@ class TensorDict(TensorDictBase):
 
     def _drop_entry(self, name: str) -> None:
         del self._tensordict[name]
-
-
-def as_device(device: Any) -> torch.device:
-    """A device from a device, string or int, with the index that a bare `cuda` stands for."""
-    device = torch.device(device)
-    if device.index is None and device.type not in ("cpu", "meta"):
-        return torch.empty((), device=device).device
-    return device
 
 
 def _as_mapping(source: Any) -> dict[Any, Any]:

@@ -72,7 +72,7 @@ def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_fo
 
 
 def _full_like(input: Any, fill_value: Any, **kwargs: Any) -> Any:
-    return like(input, torch.full_like, fill_value, **kwargs)
+    return like(input, torch.full_like, fill_value=fill_value, **kwargs)
 
 
 def _like(make: Callable[..., Tensor]) -> Callable[..., Any]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
 from contract.model import Path, Plain
+from tensordict import TensorDict
 
 # The nested containers that have a batch size longer than their parent's, and by what.
 EXTRA: dict[Path, tuple[int, ...]] = {("b", "d"): (5,)}

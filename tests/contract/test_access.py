@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, get_defaults_to_none, set_get_defaults_to_none
 
 from contract.kinds import Kind
 from contract.model import Plain, as_key, assert_leaf, assert_matches, by_number, changed, leaves, nodes
+from tensordict import TensorDict, get_defaults_to_none, set_get_defaults_to_none
 
 
 def test_every_form_of_key_reads_the_same(td: Any, plain: Plain) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from contract.kinds import Kind
 from contract.model import Plain, as_key, assert_matches, changed, leaves, mapped
+from tensordict import TensorDict
 
 
 def only_ints(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_matches, leaves, mapped, nodes
+from tensordict import TensorDict
 
 DTYPES = {
     "double": torch.float64, "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -62,7 +62,12 @@ def test_to(td: Any, plain: Plain, kind: Kind, form: str) -> None:
 
 
 def test_to_a_container(td: Any, plain: Plain, kind: Kind) -> None:
-    other = TensorDict({"x": torch.zeros(1)}, device="cpu")
+    """The other container's device, and its dtype where all its entries have the same."""
+    other = TensorDict({"x": torch.zeros(1, dtype=torch.float64)}, device="cpu")
+    result = td.to(other)
+    assert_matches(result, mapped(lambda leaf: leaf.double(), plain), kind.batch_size, kind.extra)
+    assert result.device == torch.device("cpu")
+    other["y"] = torch.zeros(1, dtype=torch.int32)
     assert_matches(td.to(other), plain, kind.batch_size, kind.extra)
 
 

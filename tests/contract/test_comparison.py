@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, assert_close
-from tensordict.utils import assert_allclose_td
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_matches, changed, index_map, leaves, mapped
+from tensordict import TensorDict, assert_close
+from tensordict.utils import assert_allclose_td
 
 OPERATORS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 

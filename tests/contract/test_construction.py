@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, make_tensordict
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_matches, nodes
+from tensordict import TensorDict, make_tensordict
 
 
 def test_holds_its_content(td: Any, plain: Plain, kind: Kind) -> None:
@@ -119,7 +119,7 @@ def test_tuple_keys_make_nested_containers() -> None:
 
 
 def test_keywords_and_source_exclude_each_other() -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="keyword|kwargs|both"):
         TensorDict({"a": 1}, b=2)
 
 
@@ -132,7 +132,7 @@ def test_options() -> None:
 
 @pytest.mark.parametrize("names", [["x"], ["x", "y", "z"], ["x", "x"]])
 def test_bad_names(names: list[str]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="name"):
         TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=names)
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_leaf, assert_matches, changed, index_map, leaves, mapped
+from tensordict import TensorDict
 
 SHAPES = [
-    "view(-1)", "view(4, 3)", "view(2, -1)", "permute(1, 0)", "permute(-1, 0, 1)", "transpose(0, 1)", "transpose(0, -1)",
+    "view(-1)", "view(4, 3)", "view(2, -1)", "permute(1, 0)", "permute(-1, 0, 1)", "transpose(0, 1)",
+    "transpose(0, -1)",
     "squeeze(0)", "squeeze(1)", "squeeze(-1)", "unsqueeze(0)", "unsqueeze(-1)", "unsqueeze(1)", "flatten()",
     "flatten(0, 1)", "unflatten(0, (2, -1))", "unflatten(-1, (2, 2))", "unflatten(0, (1, 3))", "movedim(0, -1)",
 ]  # fmt: skip
@@ -27,6 +28,8 @@ def skip_where_torch_refuses(kind: Kind, call: str) -> None:
         opened(index_map(kind.batch_size), call)
     except (RuntimeError, IndexError):
         pytest.skip("no such shape of this batch size")
+    if not kind.batch_size and call not in ("view(-1)", "flatten()", "unsqueeze(0)", "unsqueeze(-1)"):
+        pytest.skip("torch takes dim 0 of a scalar, a container need not")
 
 
 @pytest.mark.parametrize("call", SHAPES)
@@ -70,6 +73,25 @@ def test_deleting_in_a_shape_block(writable: Any, plain: Plain, kind: Kind, call
     plain["renamed"] = plain.pop("mask")
     del plain["a"]
     assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize("call", ["view(-1)", "unsqueeze(0)"])
+def test_nodes_in_a_shape_block(writable: Any, plain: Plain, kind: Kind, call: str) -> None:
+    if not kind.nested:
+        pytest.skip("needs a node")
+    with opened(writable, call) as view:
+        view.create_nested("hollow")
+        view.rename_key_(("b", "d"), "moved")
+        view["a"] = {"x": view["mask"].clone()}
+        del view["b"]
+        view["b"] = view["mask"].clone()
+    expected = {name: plain[name] for name in ("mask", "z")}
+    expected |= {"hollow": {}, "moved": plain["b"]["d"], "a": {"x": plain["mask"]}, "b": plain["mask"]}
+    assert_matches(writable, expected, kind.batch_size)
+    with opened(writable, call) as view:
+        del view["moved"], view["hollow"]
+    del expected["moved"], expected["hollow"]
+    assert_matches(writable, expected, kind.batch_size)
 
 
 @pytest.mark.parametrize("call", SHAPES)

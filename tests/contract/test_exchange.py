@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch.utils import _pytree as pytree
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_leaf, assert_matches, changed, leaves, mapped
+from tensordict import TensorDict
 
 
 def test_pytree_round_trip(td: Any, plain: Plain, kind: Kind) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from contract.kinds import Kind
@@ -23,6 +22,7 @@ from contract.model import (
     picked,
     replaced,
 )
+from tensordict import TensorDict
 
 INDICES: list[Any] = [
     0, -1, 1, 3, 7, -9, True, False, None, ..., (), [],
@@ -33,7 +33,8 @@ INDICES: list[Any] = [
     np.array([True, False, True]), np.array([True, False, True, True]), np.array([1, 0], dtype=np.int32),
     torch.tensor(1), torch.tensor(-1), torch.tensor([1, 0]), torch.tensor([[0, 1], [1, 1]]),
     torch.zeros(0, dtype=torch.int64), torch.tensor([1, 0], dtype=torch.int32), torch.tensor([7]),
-    torch.tensor(True), torch.tensor(False), torch.tensor([True, False, True]), torch.tensor([True, False, True, False]),
+    torch.tensor(True), torch.tensor(False), torch.tensor([True, False, True]),
+    torch.tensor([True, False, True, False]),
     torch.ones(3, 4, dtype=torch.bool), torch.eye(3, 4, dtype=torch.bool), torch.zeros(3, 4, dtype=torch.bool),
     torch.ones(9, dtype=torch.bool), torch.tensor([0.5]), 1.5, {0: 1},
     (0,), (0, 1), (0, 1, 0), (0, 0, 2), (0, 0, 0, 0), (-1, -1), (0, 9),

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, unravel_key, unravel_key_list
 
 from contract.kinds import Kind
 from contract.model import Plain, as_key, assert_leaf, assert_matches, leaves, nested_keys
+from tensordict import TensorDict, unravel_key, unravel_key_list
 
 
 def ordered(keys: Any, kind: Kind) -> list[Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_matches, changed, mapped, nodes
+from tensordict import TensorDict
 
 REFUSED = {
     "set new": lambda td, x: td.set("new", x),

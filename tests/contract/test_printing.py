@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from contract.kinds import Kind
 from contract.model import Plain, leaves
+from tensordict import TensorDict
 
 
 def rendered(td: Any, indent: str = "    ") -> str:
@@ -48,7 +48,9 @@ def test_repr(td: Any, plain: Plain) -> None:
     assert text == rendered(td).replace("fields={\n    }", "fields={\n    }")
     for path, leaf in leaves(plain).items():
         indent = "    " * (2 * len(path))
-        assert f"{indent}{path[-1]}: {type(td[path]).__name__}(shape={leaf.shape}, device=cpu, dtype={leaf.dtype}" in text
+        assert (
+            f"{indent}{path[-1]}: {type(td[path]).__name__}(shape={leaf.shape}, device=cpu, dtype={leaf.dtype}" in text
+        )
 
 
 def test_repr_of_nothing() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from contract.kinds import Kind
 from contract.model import Path, Plain, assert_leaf, assert_matches, changed, leaves, nested_keys, nodes
+from tensordict import TensorDict
 
 
 def without(plain: Plain, *paths: Path) -> Plain:
@@ -122,7 +122,7 @@ def test_empty(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(bare, {}, kind.batch_size)
     assert bare.device == td.device and bare.names == td.names and not bare.is_locked
     tree = td.empty(recurse=True)
-    assert {key for key in tree.keys(True)} == {key for key in td.keys(True) if not isinstance(td[key], torch.Tensor)}
+    assert set(tree.keys(True)) == {key for key in td.keys(True) if not isinstance(td[key], torch.Tensor)}
     for path in nodes(plain):
         assert tree[path].batch_size == td[path].batch_size
     assert td.empty(batch_size=[2]).batch_size == torch.Size([2])

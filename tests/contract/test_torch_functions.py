@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
-from tensordict import cat as td_cat
-from tensordict import stack as td_stack
 
 from contract.kinds import Kind
 from contract.model import Plain, as_path, assert_leaf, assert_matches, changed, index_map, leaves, mapped, picked
+from tensordict import TensorDict
+from tensordict import cat as td_cat
+from tensordict import stack as td_stack
 
 Build = Callable[[], Any]
 
@@ -132,13 +132,10 @@ def test_batch_sizes_that_differ() -> None:
         torch.cat([TensorDict({"a": torch.zeros(3, 4)}, [3, 4]), TensorDict({"a": torch.zeros(2, 5)}, [2, 5])])
 
 
-@pytest.mark.parametrize("join", [torch.stack, torch.cat, td_stack, td_cat])
+@pytest.mark.parametrize("join", [TensorDict.stack, TensorDict.cat, td_stack, td_cat])
 def test_nothing_to_join(join: Any) -> None:
     with pytest.raises((RuntimeError, ValueError)):
-        if join in (torch.stack, torch.cat):
-            TensorDict.stack([]) if join is torch.stack else TensorDict.cat([])
-        else:
-            join([])
+        join([])
 
 
 def test_key_order_does_not_matter() -> None:
@@ -207,8 +204,10 @@ def test_function(td: Any, plain: Plain, kind: Kind, call: str) -> None:
         with pytest.raises((RuntimeError, IndexError, ValueError)):
             op(td)
         return
-    if not kind.batch_size and "(x, 0" in call.replace("(x, 2, 0", "(x, 0"):
+    if not kind.batch_size and any(form in call for form in ("(x, 0", "(x, (0", ", 2, 0")):
         pytest.skip("torch takes dim 0 of a scalar, a container need not")
+    if "masked_select" in call and len(kind.batch_size) != 2:
+        pytest.skip("torch broadcasts the mask and the tensor, a container has the size of its batch")
     result = op(td)
     if isinstance(numbers, torch.Tensor):
         result, numbers = [result], [numbers]

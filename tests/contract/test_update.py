@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_leaf, assert_matches, changed, leaves, mapped
+from tensordict import TensorDict
 
 
 def test_update_from_every_kind_of_source(writable: Any, plain: Plain, kind: Kind) -> None:
     new = mapped(changed, plain)
-    flat = {path: leaf for path, leaf in leaves(new).items()}
+    flat = dict(leaves(new))
     for source in (new, flat, TensorDict(new, kind.batch_size)):
         assert writable.update(source) is writable
         assert_matches(writable, new, kind.batch_size)

@@ -110,7 +110,7 @@ def _plan_node(
 ) -> _Node:
     node = _Node(container, key, folder, check_container(container, key))
     nodes.append(node)
-    present = _present(folder)
+    present = _present(folder, key)
     if META in present and not options.existsok:
         raise SaveError(f"{folder!r} holds a save already; pass existsok=True to replace it")
     leaf_files: set[str] = set()
@@ -130,7 +130,7 @@ def _plan_node(
     return node
 
 
-def _present(folder: str) -> Container[str]:
+def _present(folder: str, key: Path) -> Container[str]:
     if not folder:
         return ()
     try:
@@ -138,7 +138,7 @@ def _present(folder: str) -> Container[str]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise files.named_os_error(error, "save into the folder", folder) from error
+        raise files.named_os_error(error, "save into the folder", folder, key) from error
 
 
 def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptions, present: Container[str]) -> _Leaf:

@@ -20,7 +20,7 @@ from tensordict.keys import Path, joined
 # One system call moves at most this much, so that an interrupt or a failing sibling thread is noticed in between.
 CHUNK = 64 << 20
 # What is not contiguous CPU memory is gathered in pieces of this size: the extra memory that such a leaf costs.
-SLAB = 16 << 20
+SLAB = 8 << 20
 
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 

@@ -91,7 +91,7 @@ class Applying(Writing):
             fn, False, False, default, filter_empty, call_on_nested, _size(batch_size), device, names,
             [] if inplace else None, [],
         )  # fmt: skip
-        return self._applied(call, others, propagate_lock, out)
+        return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
 
     def named_apply(
         self,
@@ -126,7 +126,7 @@ class Applying(Writing):
             fn, True, nested_keys, default, filter_empty, call_on_nested, _size(batch_size), device, names,
             [] if inplace else None, [],
         )  # fmt: skip
-        return self._applied(call, others, propagate_lock, out)
+        return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Call `fn` on every leaf and copy the results into the leaves: :meth:`apply` with `inplace=True`."""
@@ -157,10 +157,7 @@ class Applying(Writing):
                 if nested is not None:
                     entries[name] = nested
                 continue
-            if plain:
-                result = fn(value)
-            else:
-                result = self._called(name, value, call, others, path)
+            result = fn(value) if plain else self._called(name, value, call, others, path)
             if result is None:
                 continue
             if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):

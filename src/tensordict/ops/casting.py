@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 class Casting(Leaves):
     """`to` and its kin. Annotations spell `builtins.bool`, since `bool` is a cast in this class."""
 
-    # --- device -----------------------------------------------------------------------------------------------------
+    # --- device ---------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device | None:
@@ -43,15 +42,17 @@ class Casting(Leaves):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The same entries on another device, with another dtype, or both.
 
-        Called as `to(device)`, `to(dtype)`, `to(device, dtype)`, `to(tensor)` or `to(container)`, where the last two
-        give the device and dtype; `non_blocking` and `copy` may follow by position, as for `torch.Tensor.to`.
+        Called as `to(device)`, `to(dtype)`, `to(device, dtype)`, `to(tensor)` or `to(container)`, where the
+        last two give the device and dtype; `non_blocking` and `copy` may follow by position, as for
+        `torch.Tensor.to`.
 
         Args:
             device: a device, or what makes one.
             dtype: the dtype that every leaf gets.
-            other: a tensor, or a container whose device, and whose dtype if all its leaves share one, are taken over.
-            non_blocking: `True` returns while copies to or from an accelerator are still running. Otherwise all are
-                queued at once and waited for once.
+            other: a tensor, or a container whose device, and whose dtype if all its leaves share one, are
+                taken over.
+            non_blocking: `True` returns while copies to or from an accelerator are still running. Otherwise
+                all are queued at once and waited for once.
             copy: copy leaves that would be shared.
             memory_format: the format of leaves with the number of dims it is made for.
             batch_size: the batch size of the result.
@@ -60,9 +61,10 @@ class Casting(Leaves):
             inplace: replace the leaves in this container instead of making a new one.
 
         Returns:
-            the same container when it is on the device already and nothing else is asked for (a `batch_size` is then
-            set in place); else a new one, locked if this one is. Leaves that need no change are shared. As a context
-            manager, `with td.to("cuda") as moved:` brings back what was written, in the original dtypes.
+            the same container when it is on the device already and nothing else is asked for (a `batch_size`
+            is then set in place); else a new one, locked if this one is. Leaves that need no change are
+            shared. As a context manager, `with td.to("cuda") as moved:` brings back what was written, in the
+            original dtypes.
 
         Raises:
             RuntimeError: torch cannot make the cast; the entry is named.
@@ -80,10 +82,9 @@ class Casting(Leaves):
             tensor([0.3333, 0.3333])
         """
         if not kwargs and len(args) == 1 and type(args[0]) is torch.dtype:
-            return self._cast(args[0])
+            return remember(self._cast(args[0]), self, _undo(self))  # type: ignore[no-any-return]
         request = _parsed(args, kwargs)
-        changed = request.dtype is not None or request.memory_format is not None or request.copy
-        if not changed and (request.device is None or request.device == self._device):
+        if request.plain and (request.device is None or request.device == self._device):
             result = self
         else:
             result = self._moved(request)
@@ -149,7 +150,8 @@ class Casting(Leaves):
         """The same entries in pinned CPU memory, from which an accelerator copies asynchronously.
 
         Args:
-            num_threads: how many threads do the copying; `None` leaves it to the executor, 0 uses the calling one.
+            num_threads: how many threads do the copying; `None` leaves it to the executor, 0 uses the
+                calling one.
             inplace: replace the leaves in this container instead of making a new one.
 
         Raises:
@@ -157,10 +159,10 @@ class Casting(Leaves):
         """
         leaves = self._leaves()
         if num_threads == 0 or len(leaves) < 2:
-            pinned = list(map(_pin, leaves))
+            pinned = list(map(Tensor.pin_memory, leaves))
         else:
             with ThreadPoolExecutor(num_threads) as pool:
-                pinned = list(pool.map(_pin, leaves))
+                pinned = list(pool.map(Tensor.pin_memory, leaves))
         following = iter(pinned)
         result = self._map(lambda _: next(following))
         return self._replace_leaves(result) if inplace else self._same_lock(result)
@@ -171,25 +173,37 @@ class Casting(Leaves):
 
     def _moved(self, request: _Request) -> Self:
         """A new container of the leaves as `request` wants them."""
-        device, dtype, memory_format = request.device, request.dtype, request.memory_format
-        options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-        if request.copy:
-            options["copy"] = True
+        device = request.device
         if device is None:
-            return self._map_or_name(_leaf_cast(options, memory_format))
+            return self._map_or_name(_formatted(request, {}))
         source = self
         if request.non_blocking_pin and device.type not in ("cpu", "meta"):
             source = self.pin_memory(
                 max(1, torch.get_num_threads()) if request.num_threads is None else request.num_threads
             )
-        options["device"] = device
-        # A compiled function can neither wait for a stream nor needs to: torch orders its copies itself.
-        queued = torch.compiler.is_compiling() is False
-        options["non_blocking"] = queued or request.non_blocking
-        result = source._map_or_name(_leaf_cast(options, memory_format), device)
-        if queued and not request.non_blocking and device.type != "meta":
-            origins = () if device.type != "cpu" else {leaf.device for leaf in self._leaves()}
-            wait_for({device, *origins})
+        if torch.compiler.is_compiling():
+            # A compiled function cannot wait for a stream: its copies wait for themselves.
+            options = {"device": device, "non_blocking": request.non_blocking}
+            return source._map_or_name(_formatted(request, options), device)
+        fn = _formatted(request, {"device": device, "non_blocking": True})
+        if device.type != "cpu":
+            result = source._map_or_name(fn, device)
+            if not request.non_blocking:
+                wait_for((device,))
+            return result
+        # Copies to the CPU run on the streams of the devices that the leaves come from.
+        origins: set[torch.device] = set()
+        here = _same if request.plain else _formatted(request, {})
+
+        def fetched(leaf: Any) -> Any:
+            if leaf.is_cpu:
+                return here(leaf)
+            origins.add(leaf.device)
+            return fn(leaf)
+
+        result = source._map_or_name(fetched, device)
+        if not request.non_blocking:
+            wait_for(origins)
         return result
 
     def _map_or_name(self, fn: Callable[[Any], Any], device: Any = "kept") -> Self:
@@ -204,7 +218,7 @@ class Casting(Leaves):
                     raise named_error(again, path) from error
             raise
 
-    # --- dtype ------------------------------------------------------------------------------------------------------
+    # --- dtype ----------------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -220,14 +234,14 @@ class Casting(Leaves):
         """Every leaf cast to a dtype, or to a tensor type such as `"torch.DoubleTensor"` (as `torch.Tensor.type`)."""
         if isinstance(dst_type, torch.dtype):
             return self._cast(dst_type)
-        return self._same_lock(self._map_or_name(methodcaller("type", dst_type)))  # type: ignore[no-any-return]
+        return self._same_lock(self._map_or_name(lambda leaf: leaf.type(dst_type)))  # type: ignore[no-any-return]
 
     def _cast(self, dtype: torch.dtype) -> Self:
         """Every leaf with this dtype, in a new container; leaves that have it already are shared."""
-        result = self._map_or_name(methodcaller("to", dtype))
+        result = self._map_or_name(_casts[dtype])
         if self._locked:
             result._lock_tree()
-        return remember(result, self, _undo(self))  # type: ignore[no-any-return]
+        return result
 
     def bfloat16(self) -> Self:
         """Every leaf as `torch.bfloat16`; as `to(torch.bfloat16)`."""
@@ -337,14 +351,19 @@ class _Request(NamedTuple):
     """What a call of `to` asks for."""
 
     device: torch.device | None
-    dtype: torch.dtype | None
-    non_blocking: builtins.bool
-    copy: builtins.bool
-    memory_format: torch.memory_format | None
-    batch_size: torch.Size | None
-    non_blocking_pin: builtins.bool
-    num_threads: builtins.int | None
-    inplace: builtins.bool
+    dtype: torch.dtype | None = None
+    non_blocking: builtins.bool = False
+    copy: builtins.bool = False
+    memory_format: torch.memory_format | None = None
+    batch_size: torch.Size | None = None
+    non_blocking_pin: builtins.bool = False
+    num_threads: builtins.int | None = None
+    inplace: builtins.bool = False
+
+    @property
+    def plain(self) -> builtins.bool:
+        """Whether leaves that are on the device already are to be shared."""
+        return self.dtype is None and self.memory_format is None and not self.copy
 
 
 _POSITIONS = ("device", "dtype", "non_blocking", "copy")
@@ -355,6 +374,8 @@ _KEYWORDS = frozenset(
 
 def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
     """The arguments of `to`, whatever form they came in."""
+    if not kwargs and len(args) == 1 and isinstance(args[0], (str, torch.device)):
+        return _Request(as_device(args[0]))
     given = dict(kwargs)
     if args:
         first = args[0]
@@ -367,7 +388,7 @@ def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
             names = _POSITIONS
         if len(args) > len(names):
             raise TypeError(f"to() takes at most {len(names)} positional arguments of this form, got {len(args)}")
-        for name, value in zip(names, args):
+        for name, value in zip(names, args, strict=False):
             if name in given:
                 raise TypeError(f"to() got {name!r} by position and by keyword")
             given[name] = value
@@ -401,16 +422,50 @@ def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
 _FORMAT_DIMS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
-def _leaf_cast(options: dict[str, Any], memory_format: torch.memory_format | None) -> Callable[[Any], Any]:
+def _formatted(request: _Request, options: dict[str, Any]) -> Callable[[Any], Any]:
     """The cast of one leaf; a channels-last format is for leaves of its number of dims only."""
-    cast = methodcaller("to", **options)
-    if memory_format is None:
+    if request.dtype is not None:
+        if not options and request.memory_format is None and not request.copy:
+            return _casts[request.dtype]
+        options = {**options, "dtype": request.dtype}
+    if request.copy:
+        options = {**options, "copy": True}
+    cast = partial(Tensor.to, **options)
+    if request.memory_format is None:
         return cast
-    formatted = methodcaller("to", **options, memory_format=memory_format)
-    dims = _FORMAT_DIMS.get(memory_format)
+    formatted = partial(Tensor.to, **options, memory_format=request.memory_format)
+    dims = _FORMAT_DIMS.get(request.memory_format)
     if dims is None:
         return formatted
-    return lambda leaf: formatted(leaf) if leaf.ndim == dims else cast(leaf)
+    unformatted = cast if options else _same
+    return lambda leaf: formatted(leaf) if leaf.ndim == dims else unformatted(leaf)
+
+
+class _Casts(dict[torch.dtype, Callable[[Any], Any]]):
+    """The fastest call that casts a leaf to a dtype; on one that needs no cast, `to` took 1.0 us and `float` 0.3 us."""
+
+    def __missing__(self, dtype: torch.dtype) -> Callable[[Any], Any]:
+        return partial(Tensor.to, dtype=dtype)
+
+
+_casts = _Casts(
+    {
+        torch.float16: Tensor.half,
+        torch.float32: Tensor.float,
+        torch.float64: Tensor.double,
+        torch.bfloat16: Tensor.bfloat16,
+        torch.bool: Tensor.bool,
+        torch.uint8: Tensor.byte,
+        torch.int8: Tensor.char,
+        torch.int16: Tensor.short,
+        torch.int32: Tensor.int,
+        torch.int64: Tensor.long,
+    }
+)
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
 
 
 def _placed(node: Any, fn: Callable[[Any], Any], device: torch.device) -> Any:
@@ -422,9 +477,6 @@ def _placed(node: Any, fn: Callable[[Any], Any], device: torch.device) -> Any:
         for name, value in node._mapping().items()
     }
     return node._build(entries, node._batch_size, device, node._names)
-
-
-_pin: Callable[[Any], Any] = methodcaller("pin_memory")
 
 
 def _undo(source: Any) -> Callable[[Any], Any]:
@@ -449,7 +501,7 @@ def _back(result: Any, source: Any) -> Any:
             if isinstance(old, Contract):
                 value = _back(value, old)
             elif device is not None:
-                value = _placed(value, methodcaller("to", device), device)
+                value = _placed(value, partial(Tensor.to, device=device), device)
         elif isinstance(old, Tensor):
             value = _leaf_back(value, old)
         elif device is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Callable, Mapping
-from operator import methodcaller
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +25,9 @@ BinaryOp = Callable[[Any, Any], Any]
 class Comparison(Leaves):
     """The comparison and logic operators, `all` and `any`.
 
-    The right side is another container with the same keys, a mapping, a tensor that broadcasts to the batch size
-    (and from there to the feature dims of every leaf), or a scalar. Any other object is equal to no container.
+    The right side is another container with the same keys, a mapping, a tensor that broadcasts to the batch
+    size (and from there to the feature dims of every leaf), or a scalar. Any other object is equal to no
+    container.
     """
 
     def __eq__(self, other: object) -> Any:
@@ -92,7 +94,7 @@ class Comparison(Leaves):
             >>> (~TensorDict(a=torch.tensor([True, False])))["a"]
             tensor([False,  True])
         """
-        return self._map(torch.bitwise_not)
+        return self._map(operator.invert)
 
     def __bool__(self) -> bool:
         raise RuntimeError(
@@ -119,24 +121,24 @@ class Comparison(Leaves):
             (False, tensor([False,  True]))
         """
         if dim is not None:
-            return self._reduced("all", dim)
-        return all(_flags(self._leaves(), "all"))
+            return self._reduced(Tensor.all, dim)
+        return not _settled(self._leaves(), Tensor.all, False)
 
     def any(self, dim: int | None = None) -> Any:
         """Whether any element is true (non-zero); arguments and result as for :meth:`all`."""
         if dim is not None:
-            return self._reduced("any", dim)
-        return any(_flags(self._leaves(), "any"))
+            return self._reduced(Tensor.any, dim)
+        return _settled(self._leaves(), Tensor.any, True)
 
-    def _reduced(self, method: str, dim: int) -> Self:
+    def _reduced(self, method: Callable[..., Any], dim: int) -> Self:
         """The container without batch dim `dim`, every leaf having gone through `method(dim)`."""
         size = self._batch_size
         ndim = len(size)
         if not -ndim <= dim < ndim:
-            raise _no_such_dim(f"{method}(dim={dim})", size)
+            raise _no_such_dim(f"{method.__name__}(dim={dim})", size)
         dim %= ndim
         return self._map(
-            methodcaller(method, dim), size[:dim] + size[dim + 1 :], ndim, lambda names: _without(names, dim)
+            partial(method, dim=dim), size[:dim] + size[dim + 1 :], ndim, lambda names: _without(names, dim)
         )
 
     def _compared(self, other: Any, op: BinaryOp) -> Any:
@@ -162,10 +164,13 @@ class Comparison(Leaves):
     def _compared_with_container(self, other: Contract, op: BinaryOp) -> Self:
         size, theirs = self._batch_size, other._batch_size
         if size == theirs:
-            return self._merge((self, other), lambda pair: _pairwise(op, pair, size), size, len(size), list)
+            # With one batch dim at most, no alignment of leaves can change it: they can be compared as they
+            # are.
+            fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
+            return self._merge((self, other), fn, size, len(size), list)
         if len(size) == len(theirs):
             size = torch.broadcast_shapes(size, theirs)  # type: ignore[no-untyped-call]
-        return self._merge((self, other), lambda pair: _pairwise(op, pair, size), size, len(self._batch_size), list)
+        return self._merge((self, other), partial(_pairwise, op, size), size, len(self._batch_size), list)
 
 
 def spread_over(value: Tensor, size: torch.Size) -> Tensor:
@@ -174,8 +179,8 @@ def spread_over(value: Tensor, size: torch.Size) -> Tensor:
         return value.expand(size)
     except RuntimeError:
         raise RuntimeError(
-            f"a tensor of shape {list(value.shape)} does not broadcast to the batch size {list(size)}: tensors meet the "
-            "batch dims of a container first. Use a container to give each entry its own"
+            f"a tensor of shape {list(value.shape)} does not broadcast to the batch size {list(size)}: "
+            "tensors meet the batch dims of a container first. Use a container to give each entry its own"
         ) from None
 
 
@@ -184,7 +189,7 @@ def _widened(value: Tensor, count: int) -> Tensor:
     return value.reshape(*value.shape, *[1] * count) if count else value
 
 
-def _pairwise(op: BinaryOp, pair: list[Any], size: torch.Size) -> Any:
+def _pairwise(op: BinaryOp, size: torch.Size, pair: list[Any]) -> Any:
     left, right = pair
     result = op(left, right)
     # Leaves of different numbers of dims are aligned at the right, which may lead past the batch dims.
@@ -196,17 +201,15 @@ def _pairwise(op: BinaryOp, pair: list[Any], size: torch.Size) -> Any:
     return result
 
 
-def _flags(leaves: list[Any], method: str) -> Any:
-    """One truth value per leaf on the CPU, one at a time; those of an accelerator fetched together."""
-    reduce = methodcaller(method)
+def _settled(leaves: list[Any], method: Callable[..., Any], answer: bool) -> bool:
+    """Whether `method` gives `answer` for some leaf: the CPU's asked in turn, others in one transfer."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for leaf in leaves:
-        if leaf.device.type == "cpu":
-            yield bool(reduce(leaf))
-        else:
-            by_device.setdefault(leaf.device, []).append(reduce(leaf).bool())
-    for flags in by_device.values():
-        yield bool(reduce(torch.stack(flags)))
+        if not leaf.is_cpu:
+            by_device.setdefault(leaf.device, []).append(method(leaf).bool())
+        elif bool(method(leaf)) is answer:
+            return True
+    return any(bool(method(torch.stack(flags))) is answer for flags in by_device.values())
 
 
 def _without(names: Names, dim: int) -> Names:

@@ -27,14 +27,15 @@ class Converting(Contract):
 
         Args:
             retain_none: keep entries that are `None`.
-            convert_tensors: `False` keeps the tensors themselves, `True` turns them into (nested) lists of numbers,
-                `"numpy"` into arrays, which share memory with CPU tensors.
+            convert_tensors: `False` keeps the tensors themselves, `True` turns them into (nested) lists of
+                numbers, `"numpy"` into arrays, which share memory with CPU tensors.
             tolist_first: turn nested containers with batch dims into lists of dicts; see :meth:`tolist`.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.arange(2), "b": {"c": torch.tensor(1.0)}}).to_dict(convert_tensors=True)
+            >>> td = TensorDict({"a": torch.arange(2), "b": {"c": torch.tensor(1.0)}})
+            >>> td.to_dict(convert_tensors=True)
             {'a': [0, 1], 'b': {'c': 1.0}}
         """
         if convert_tensors not in (True, False, "numpy"):
@@ -96,8 +97,10 @@ class Converting(Contract):
         Args:
             convert_nodes: `False` keeps the items as containers.
             convert_tensors: as for :meth:`to_dict`.
-            tolist_first: turn nested containers into lists along the batch dims that they have more than this one.
-            as_linked_list: the lists write through: assigning to one of their items assigns to this container.
+            tolist_first: turn nested containers into lists along the batch dims that they have more than
+                this one.
+            as_linked_list: the lists write through: assigning to one of their items assigns to this
+                container.
 
         Example:
             >>> import torch
@@ -135,10 +138,12 @@ class Converting(Contract):
 
         Args:
             input_dict: what to read; keys may be nested, values are as for `TensorDict`. It is not changed.
-            auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
+            auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries
+                share.
             batch_size: the batch size; none by default.
             device: where the entries are moved.
-            batch_dims: without a `batch_size`, find it as `auto_batch_size` does, but with at most this many dims.
+            batch_dims: without a `batch_size`, find it as `auto_batch_size` does, but with at most this many
+                dims.
             names: one name per batch dim.
 
         Raises:
@@ -227,7 +232,7 @@ class LinkedList(list[Any]):
             positions = range(*index.indices(len(self)))
             if len(values) != len(positions):
                 self._refuse()
-            for position, item in zip(positions, values):
+            for position, item in zip(positions, values, strict=True):
                 self[position] = item
             return
         self._container[index.__index__()] = value

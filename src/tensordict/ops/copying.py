@@ -28,8 +28,8 @@ class Copying(Leaves):
             **kwargs: passed to `torch.Tensor.clone` (`memory_format`).
 
         Returns:
-            a new container with the batch size, device and names of this one. It is not locked, and its leaves are
-            not memory-mapped, whatever this one is. Gradients flow back through the copy.
+            a new container with the batch size, device and names of this one. It is not locked, and its
+            leaves are not memory-mapped, whatever this one is. Gradients flow back through the copy.
 
         Example:
             >>> import torch

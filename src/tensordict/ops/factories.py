@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +54,7 @@ class Factories(Reading):
             torch.Size([7, 5])
         """
         options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_empty(shape, **options), device)
+        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_empty(*shape, **options), device)
 
     def new_zeros(
         self,
@@ -74,7 +75,7 @@ class Factories(Reading):
             tensor([0., 0.])
         """
         options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_zeros(shape, **options), device)
+        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_zeros(*shape, **options), device)
 
     def new_ones(
         self,
@@ -95,7 +96,7 @@ class Factories(Reading):
             tensor([1., 1.])
         """
         options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_ones(shape, **options), device)
+        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_ones(*shape, **options), device)
 
     def new_full(
         self,
@@ -120,10 +121,10 @@ class Factories(Reading):
         options = _options(dtype, device, requires_grad, layout, pin_memory)
         return self._new(as_size(as_ints((size,))), lambda v, shape: v.new_full(shape, fill_value, **options), device)
 
-    def _new(self, size: torch.Size, make: Callable[[Tensor, torch.Size], Tensor], device: Any) -> Self:
-        lead = len(self._batch_size)
+    def _new(self, size: torch.Size, make: Callable[[Tensor, tuple[int, ...]], Tensor], device: Any) -> Self:
+        head, lead = tuple(size), len(self._batch_size)
         keep_names = (lambda names: names) if len(size) == lead else None
-        result = self._map(lambda v: make(v, size + v.shape[lead:]), size, lead, keep_names)
+        result = self._map(lambda v: make(v, (*head, *v.shape[lead:])), size, lead, keep_names)
         return result if device is NO_DEFAULT else _on_device(result, device)
 
     def new_tensor(
@@ -203,17 +204,22 @@ class Factories(Reading):
         return self
 
 
-def like(container: Any, make: Callable[..., Tensor], *args: Any, device: Any = None, **kwargs: Any) -> Any:
+def like(container: Any, make: Callable[..., Tensor], *, device: Any = None, **kwargs: Any) -> Any:
     """A container of the same structure and sizes with leaves `make(leaf, ...)`: `torch.zeros_like` and its kin."""
-    options = kwargs if device is None else {**kwargs, "device": device}
-    result = container._map(lambda v: make(v, *args, **options))
+    if device is not None:
+        kwargs["device"] = device
+    result = container._map(partial(make, **kwargs) if kwargs else make)
     return result if device is None else _on_device(result, device)
 
 
 def _options(
     dtype: torch.dtype | None, device: Any, requires_grad: bool, layout: torch.layout, pin_memory: bool | None
 ) -> _Options:
-    options: _Options = {"layout": layout, "requires_grad": requires_grad}
+    options: _Options = {}
+    if layout is not torch.strided:
+        options["layout"] = layout
+    if requires_grad:
+        options["requires_grad"] = True
     if dtype is not None:
         options["dtype"] = dtype
     if device is not NO_DEFAULT and device is not None:
@@ -230,7 +236,11 @@ def _on_device(node: Any, device: Any) -> Any:
     else:
         device = torch.device(device)
         # A bare "cuda" stands for the current device: ask torch which one that is.
-        node._device = device if device.index is not None or device.type in ("cpu", "meta") else torch.empty((), device=device).device
+        node._device = (
+            device
+            if device.index is not None or device.type in ("cpu", "meta")
+            else torch.empty((), device=device).device
+        )
     for value in node._mapping().values():
         if isinstance(value, Contract):
             _on_device(value, device)
@@ -241,7 +251,11 @@ def _filled_like(node: Any, data: Any, copy: Callable[[Tensor, Tensor], Tensor])
     """The structure of `node` with copies of `data`, a tensor for all leaves or a container with one for each."""
     entries: dict[str, Any] = {}
     for name, value in node._entries():
-        source = data._find(name) if isinstance(data, Reading) else data
+        source = data
+        if isinstance(data, Reading):
+            source = data._mapping().get(name)
+            if source is None:
+                raise data._missing(name)
         if isinstance(value, Contract):
             entries[name] = _filled_like(value, source, copy)
         elif isinstance(source, Contract):

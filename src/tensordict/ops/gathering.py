@@ -59,10 +59,10 @@ class Gathering(Contract):
         for d, (count, extent) in enumerate(zip(index.shape, size, strict=True)):
             if d != dim and count > extent:
                 raise ShapeError(f"the index has size {count} in dim {d}, where the batch has {extent} elements")
-        by_ndim = _ByNdim(index)
+        indices = _ByShape(index)
 
         def fn(v: Tensor) -> Tensor:
-            return v.gather(dim, by_ndim[v.dim()].expand(*index.shape, *v.shape[lead:]))
+            return v.gather(dim, indices[v.shape])
 
         if inplace:
             return replace_leaves(self, fn, index.shape, lead, _same_names)  # type: ignore[no-any-return]
@@ -200,7 +200,21 @@ class _ByNdim(dict[int, Tensor]):
 
     def __missing__(self, ndim: int) -> Tensor:
         tensor = self._tensor
-        made = self[ndim] = tensor.reshape(*tensor.shape, *[1] * (ndim - tensor.ndim))
+        made = self[ndim] = tensor.reshape((*tensor.shape, *[1] * (ndim - tensor.ndim)))
+        return made
+
+
+class _ByShape(dict[torch.Size, Tensor]):
+    """An index over the batch dims expanded over the feature dims, made once per shape that the leaves have."""
+
+    def __init__(self, index: Tensor) -> None:
+        super().__init__()
+        self._index = index
+
+    def __missing__(self, shape: torch.Size) -> Tensor:
+        index = self._index
+        features = shape[index.ndim :]
+        made = self[shape] = index.reshape(*index.shape, *[1] * len(features)).expand(*index.shape, *features)
         return made
 
 
@@ -246,7 +260,9 @@ def _chosen(node: Any, other: Any, masks: _ByNdim, pad: Any, path: Path) -> Any:
         elif b is None:
             entries[name] = _map_any(a, lambda v: torch.where(masks[v.dim()], v, pad))
         elif isinstance(a, Contract) != isinstance(b, Contract):
-            raise TypeError(f"where: entry {joined((*path, name))!r} is a container in one place and a tensor in another")
+            raise TypeError(
+                f"where: entry {joined((*path, name))!r} is a container in one place and a tensor in another"
+            )
         elif isinstance(a, Contract):
             entries[name] = _chosen(a, b, masks, pad, (*path, name))
         else:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tensordict import indexing
-from tensordict.contract import Contract
+from tensordict.contract import Contract, Names
 from tensordict.errors import ShapeError
-from tensordict.indexing import leaf_index, result_size
+from tensordict.indexing import checked_size, leaf_index, result_size
 from tensordict.keys import Path, is_nested_key, joined, path_of
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.writing import Writing, _check_expandable, _nest, _to_tensor
@@ -48,20 +48,20 @@ class Indexing(Writing):
                 raise self._missing(index) from None
         if kind is tuple and index and type(index[0]) in _KEY_KINDS:
             try:
-                value = self._get_entry(index[0])
-                for name in index[1:]:
-                    value = value._get_entry(name)
-                return value
-            except (KeyError, AttributeError, TypeError):
-                # Not a flat key whose entries all exist: a nested tuple, a missing entry, or an index after all.
+                return self._find(index)
+            except KeyError as error:
+                raise self._missing(index) from error
+            except TypeError:
+                # A tuple of sequences after all, such as ((0, 1), (2, 3)), which indexes the batch.
                 if is_nested_key(index):
-                    return self._existing(path_of(index))
+                    raise
         return self._index(index)
 
     def _index(self, index: Any) -> Any:
         size = self._batch_size
         at = leaf_index(index, size)
-        new_size = result_size(at, size)
+        # Leaves check their bounds themselves; without leaves, somebody has to.
+        new_size = checked_size(at, size) if type(at) is Tensor and self.is_empty() else result_size(at, size)
         rename = None
         if self._names is not None:
             rename = lambda names: indexing.renamed(names, at, len(new_size))  # noqa: E731
@@ -70,7 +70,7 @@ class Indexing(Writing):
             type(at) in _VIEW_KINDS or (type(at) is tuple and all(type(x) in _VIEW_KINDS for x in at))
         ):
             _mark_memmap(out)
-            out.lock_()  # type: ignore[attr-defined]
+            out.lock_()
             out._undo = None
         return out
 
@@ -103,7 +103,7 @@ class Indexing(Writing):
     def _assign(self, index: Any, value: Any) -> None:
         size = self._batch_size
         at = leaf_index(index, size)
-        new_size = result_size(at, size)
+        new_size = checked_size(at, size)
         if isinstance(value, Contract):
             if value._batch_size != new_size and value._batch_size[: len(new_size)] != new_size:
                 raise ShapeError(
@@ -124,12 +124,16 @@ class Indexing(Writing):
     def _assign_everywhere(self, at: Any, value: Any) -> None:
         """Assign one tensor or number to a part of every leaf."""
         leaves = list(self.items(True, True))
-        shape = torch.as_tensor(value).shape if not isinstance(value, Tensor) else value.shape
-        if shape:
+        if isinstance(value, (int, float, complex)):
+            for _, leaf in leaves:
+                leaf[at] = value
+            return
+        value = torch.as_tensor(value)
+        if value.shape:
             for key, leaf in leaves:
-                _check_expandable(shape, leaf[at].shape, path_of(key))
+                _check_expandable(value.shape, leaf[at].shape, path_of(key))
         for _, leaf in leaves:
-            leaf[at] = value
+            leaf[at] = value.to(leaf.dtype)
 
     def _plan_assign(
         self,
@@ -196,7 +200,7 @@ class Indexing(Writing):
 
         Use `collate_fn=lambda batch: batch` with it: the batch comes as one container.
         """
-        return self._index(indices if isinstance(indices, Tensor) else torch.as_tensor(indices))
+        return self._index(torch.as_tensor(indices))
 
 
 def _mark_memmap(node: Contract) -> None:
@@ -216,7 +220,8 @@ def _fitting(target: Tensor, item: Any, at: Any, lead: torch.Size, new_size: tor
     expected = new_size + target.shape[len(lead) :]
     if item.shape != expected:
         _check_expandable(item.shape, expected, path)
-    return item
+    # Torch casts when a basic index is assigned and refuses when an advanced one is; here both cast.
+    return item if item.dtype == target.dtype else item.to(target.dtype)
 
 
 def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
@@ -226,7 +231,9 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
         entries = {
             name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._mapping().items()
         }
-        names = None if item._names is None else [None] * len(lead) + item._names[len(new_size) :]
+        names: Names | None = None
+        if item._names is not None:
+            names = [*([None] * len(lead)), *item._names[len(new_size) :]]
         return item._build(entries, size, item._device, names)
     if isinstance(item, Mapping):
         return {key: _allocated(value, at, lead, new_size, (*path, *path_of(key))) for key, value in item.items()}

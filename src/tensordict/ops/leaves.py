@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,7 @@ class Leaves(Locking):
             result._lock_tree()
         return result
 
-    # --- gradients -------------------------------------------------------------------------------------------------
+    # --- gradients ------------------------------------------------------------------------------------------
 
     @property
     def requires_grad(self) -> bool:
@@ -66,7 +66,7 @@ class Leaves(Locking):
 
     def detach(self) -> Self:
         """A container of the same memory, cut from the autograd graph; locked if this one is."""
-        return self._same_lock(self._map(_detach))  # type: ignore[no-any-return]
+        return self._same_lock(self._map(Tensor.detach))  # type: ignore[no-any-return]
 
     def detach_(self) -> Self:
         """Cut every leaf from the autograd graph that made it; returns the same container."""
@@ -93,14 +93,14 @@ class Leaves(Locking):
         """
         entries: dict[str, Any] = {}
         for name, value in self._entries():
-            gradient = value.grad
+            gradient = value.grad if isinstance(value, Contract) else _gradient(value)  # type: ignore[attr-defined]
             if gradient is not None:
                 entries[name] = gradient
         if not entries:
             return None
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    # --- memory ----------------------------------------------------------------------------------------------------
+    # --- memory ---------------------------------------------------------------------------------------------
 
     def is_contiguous(self) -> bool:
         """Whether every leaf is contiguous."""
@@ -110,8 +110,8 @@ class Leaves(Locking):
         """A container whose leaves are contiguous; leaves that already are, are shared, others are copied.
 
         Args:
-            canonical: also copy leaves that torch calls contiguous although their strides are not those of a fresh
-                tensor of that shape, as happens in dims of size 1.
+            canonical: also copy leaves that torch calls contiguous although their strides are not those of a
+                fresh tensor of that shape, as happens in dims of size 1.
             inplace: replace the leaves in this container instead of making a new one.
 
         Returns:
@@ -127,7 +127,7 @@ class Leaves(Locking):
             >>> td.is_contiguous(), td.contiguous().is_contiguous()
             (False, True)
         """
-        fn = _canonical if canonical else _contiguous
+        fn = _canonical if canonical else Tensor.contiguous
         if inplace:
             return self._replace_leaves(self._map(fn))
         return self._map(fn)
@@ -157,11 +157,11 @@ class Leaves(Locking):
         """How many bytes the elements of the leaves, and of their gradients, take.
 
         Args:
-            count_duplicates: `False` counts a tensor object that is found under two keys once. Different views of
-                the same memory are always counted each.
+            count_duplicates: `False` counts a tensor object that is found under two keys once. Different
+                views of the same memory are always counted each.
         """
         leaves = self._leaves()
-        tensors = leaves + [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.grad is not None]
+        tensors = leaves + [gradient for gradient in map(_gradient, leaves) if gradient is not None]
         return sum(tensor.numel() * tensor.element_size() for tensor in _counted(tensors, count_duplicates))
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
@@ -203,9 +203,7 @@ class Leaves(Locking):
         return self
 
 
-_detach: Callable[[Any], Any] = methodcaller("detach")
 _data: Callable[[Any], Any] = attrgetter("data")
-_contiguous: Callable[[Any], Any] = methodcaller("contiguous")
 
 
 def _gather(node: Contract, found: list[Any]) -> None:
@@ -223,6 +221,11 @@ def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from _walk(value, (*prefix, name))
         else:
             yield (*prefix, name), value
+
+
+def _gradient(leaf: Tensor) -> Tensor | None:
+    """The gradient of a leaf, without the warning that torch gives for one that cannot have any."""
+    return leaf.grad if leaf.is_leaf or leaf.retains_grad else None
 
 
 def _canonical(leaf: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Naming(Contract):
 
 def checked_names(names: Any, ndim: int) -> Names:
     """Names as a list; raises when there is not one per dim, or when one is used twice."""
-    if isinstance(names, str) or not isinstance(names, Sequence):
+    if type(names) not in (list, tuple) and (isinstance(names, str) or not isinstance(names, Sequence)):
         raise TypeError(f"names are a sequence of strings or None, one per batch dim, got {names!r}")
     checked = list(names)
     if len(checked) != ndim:

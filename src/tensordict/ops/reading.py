@@ -55,9 +55,9 @@ class Reading(Contract):
             >>> ("b", "c") in td.keys(True)
             True
         """
-        if not (include_nested or leaves_only or sort):
-            return self._mapping().keys()
-        return _Keys(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort:
+            return _Keys(self, include_nested, leaves_only, is_leaf, sort)
+        return self._mapping().keys()
 
     def values(
         self,
@@ -68,9 +68,9 @@ class Reading(Contract):
         sort: bool = False,
     ) -> ValuesView[Any]:
         """A live view of the values; arguments and order as in :meth:`keys`."""
-        if not (include_nested or leaves_only or sort):
-            return self._mapping().values()
-        return _Values(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort:
+            return _Values(self, include_nested, leaves_only, is_leaf, sort)
+        return self._mapping().values()
 
     def items(
         self,
@@ -81,9 +81,9 @@ class Reading(Contract):
         sort: bool = False,
     ) -> ItemsView[Any, Any]:
         """A live view of the (key, value) pairs; arguments and order as in :meth:`keys`."""
-        if not (include_nested or leaves_only or sort):
-            return self._mapping().items()
-        return _Items(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort:
+            return _Items(self, include_nested, leaves_only, is_leaf, sort)
+        return self._mapping().items()
 
     @property
     def sorted_keys(self) -> list[str]:
@@ -108,14 +108,13 @@ class Reading(Contract):
         """The shape of the entry at a nested key; raises `KeyError` when there is none."""
         return self._find(key).shape
 
-    def get(self, key: Any, default: Any = NO_DEFAULT, **kwargs: Any) -> Any:
+    def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """The entry at a nested key.
 
         Args:
             key: a string or a tuple of strings.
             default: returned when there is no such entry. Without one, a missing entry gives `None`, or a `KeyError`
                 after :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
-            **kwargs: options of containers that build the value on reading (lazy stacks).
 
         Returns:
             the stored tensor or container itself, not a copy.
@@ -131,8 +130,8 @@ class Reading(Contract):
         """
         try:
             if type(key) is str:
-                return self._get_entry(key, **kwargs)
-            return self._find(key, **kwargs)
+                return self._get_entry(key)
+            return self._find(key)
         except KeyError:
             if default is not NO_DEFAULT:
                 return default
@@ -151,23 +150,30 @@ class Reading(Contract):
             >>> TensorDict({"a": torch.arange(3)}, [3]).get_at("a", slice(1, None))
             tensor([1, 2])
         """
-        value = self.get(key, None if default is NO_DEFAULT else default)
-        if value is None and default is NO_DEFAULT:
-            raise self._missing(key)
+        value = self.get(key, default)
         if not isinstance(value, (Tensor, Contract)):
             return value
         return value[leaf_index(index, self._batch_size)]  # type: ignore[index]
 
-    def _find(self, key: Any, **kwargs: Any) -> Any:
+    def _find(self, key: Any) -> Any:
         """The entry at a nested key; raises `KeyError` when a name on the way is missing or is a tensor."""
-        node: Any = self
+        if type(key) is tuple and key:
+            try:
+                node = self
+                for name in key:
+                    node = node._get_entry(name)
+                return node
+            except (KeyError, AttributeError, TypeError):
+                # Not a flat key whose entries all exist. The walk below finds out why.
+                pass
+        node = self
         path = path_of(key)
         for i, name in enumerate(path):
-            if type(node) is Tensor or not isinstance(node, Contract):
+            if not isinstance(node, Contract):
                 raise KeyError(
                     f"there is no entry {joined(path)!r}: {joined(path[:i])!r} is a tensor and holds no entries"
                 )
-            node = node._get_entry(name, **kwargs)
+            node = node._get_entry(name)
         return node
 
     def _missing(self, key: Any) -> KeyError:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.context import remember, remember_state
 from tensordict.contract import Contract, LeafFn, Names, Rename, named_error
 from tensordict.errors import DimError, ShapeError
-from tensordict.ops.locking import Locking, _keep
+from tensordict.ops.locking import _keep
 from tensordict.ops.sizing import Sizing, replace_leaves
 from tensordict.shapes import (
     PerNdim,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Shape(Sizing, Locking):
+class Shape(Sizing):
     """Dims count from the back when negative, relative to the batch dims; a locked container gives a locked result."""
 
     def _reshaped(self, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None) -> Self:
@@ -86,7 +86,7 @@ class Shape(Sizing, Locking):
         if new == old:
             return self._unchanged()
         head, lead = tuple(new), len(old)
-        result = self._reshaped(lambda v: v.view(*head, *v.shape[lead:]), new, lead, None)
+        result = self._reshaped(lambda v: v.view((*head, *v.shape[lead:])), new, lead, None)
         return remember(result, self, lambda out: out.reshape(old))  # type: ignore[no-any-return]
 
     def _view_dtype(self, dtype: torch.dtype, batch_size: Any) -> Self:
@@ -120,7 +120,7 @@ class Shape(Sizing, Locking):
         head, lead = tuple(new), len(old)
         if lead and len(head) == 1:
             return self._reshaped(methodcaller("flatten", 0, lead - 1), new, lead, None)
-        return self._reshaped(lambda v: v.reshape(*head, *v.shape[lead:]), new, lead, None)
+        return self._reshaped(lambda v: v.reshape((*head, *v.shape[lead:])), new, lead, None)
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """Merge neighbouring batch dims into one.
@@ -370,9 +370,7 @@ class Shape(Sizing, Locking):
         new = expanded(as_ints(args, shape if size is None else size), old)
         head, added = tuple(new), len(new) - lead
         extents = PerNdim(lambda ndim: head + (-1,) * (ndim - lead))
-        return self._reshaped(
-            lambda v: v.expand(*extents[v.dim()]), new, lead, lambda names: [*[None] * added, *names]
-        )
+        return self._reshaped(lambda v: v.expand(*extents[v.dim()]), new, lead, lambda names: [*[None] * added, *names])
 
     def expand_as(self, other: Any) -> Self:
         """Expand to the shape of a tensor, or entry by entry to the shapes of another container.
@@ -501,7 +499,8 @@ class Shape(Sizing, Locking):
             steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
             if len(places) != len(steps):
                 raise ShapeError(f"roll needs one shift per dim, got shifts={shifts} and dims={dims}")
-            fn = methodcaller("roll", steps, tuple([as_dim(d, lead) for d in places]))
+            at = tuple([as_dim(d, lead) for d in places])
+            fn = methodcaller("roll", steps[0], at[0]) if len(at) == 1 else methodcaller("roll", steps, at)
         return (replace_leaves if inplace else Shape._reshaped)(self, fn, old, lead, _same_names)
 
     def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from tensordict.contract import Contract, LeafFn, Names, Rename
 from tensordict.errors import ShapeError
-from tensordict.keys import Path, joined
 from tensordict.ops.locking import Locking, raise_locked
+from tensordict.ops.writing import Writing
 from tensordict.shapes import as_dim, as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Sizing(Contract):
+class Sizing(Writing):
     """`batch_size` and the other ways to ask for it."""
 
     @property
@@ -40,7 +39,7 @@ class Sizing(Contract):
 
     @batch_size.setter
     def batch_size(self, size: Any) -> None:
-        self._rebatch(as_size(size), ())
+        self._rebatch(as_size(size))
 
     @property
     def shape(self) -> torch.Size:
@@ -49,7 +48,7 @@ class Sizing(Contract):
 
     @shape.setter
     def shape(self, size: Any) -> None:
-        self._rebatch(as_size(size), ())
+        self._rebatch(as_size(size))
 
     @property
     def batch_dims(self) -> int:
@@ -112,16 +111,6 @@ class Sizing(Contract):
             _spread(self, size, batch_dims, keep_compliant_size)
         return self
 
-    def _rebatch(self, size: torch.Size, path: Path) -> None:
-        """Change the batch size, nested ones where they must follow; checked before anything changes.
-
-        `path` is where this container sits, for the message of the error.
-        """
-        changed: list[Contract] = []
-        _plan_size(self, size, path, changed)
-        for node in changed:
-            resize(node, size)
-
 
 def resize(node: Contract, size: torch.Size) -> None:
     """Set one container's batch size, known to fit; names of the dims that stay are kept."""
@@ -160,21 +149,6 @@ def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
     for value in node._mapping().values():
         if isinstance(value, Contract):
             _collect_nodes(value, out)
-
-
-def _plan_size(node: Contract, size: torch.Size, path: Path, changed: list[Contract]) -> None:
-    """List the containers whose batch size has to become `size`; raises when an entry does not allow it."""
-    ndim = len(size)
-    for name, value in node._entries():
-        if type(value) is not Tensor and isinstance(value, Contract):
-            if value._batch_size[:ndim] != size:
-                _plan_size(value, size, (*path, name), changed)
-        elif ndim and value.shape[:ndim] != size:
-            raise ShapeError(
-                f"entry {joined((*path, name))!r} has shape {list(value.shape)}, which does not begin with the batch "
-                f"size {list(size)}"
-            )
-    changed.append(node)
 
 
 def _common_size(node: Contract, limit: int | None) -> torch.Size | None:

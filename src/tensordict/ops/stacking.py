@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import methodcaller
@@ -65,9 +66,7 @@ class Stacking(Writing):
         length = self._batch_size[dim]
         return self._pieces(split_lengths(length, -(-length // chunks)) if length else [0] * chunks, dim)
 
-    def tensor_split(
-        self, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0
-    ) -> tuple[Self, ...]:
+    def tensor_split(self, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Self, ...]:
         """Views of the pieces along a batch dim (as :func:`torch.tensor_split`).
 
         Args:
@@ -89,7 +88,7 @@ class Stacking(Writing):
         if isinstance(cuts, int):
             return self._pieces(even_lengths(length, cuts), dim)
         bounds = [0, *[slice(None, cut).indices(length)[1] for cut in cuts], length]
-        lengths = [max(0, stop - start) for start, stop in zip(bounds, bounds[1:], strict=False)]
+        lengths = [max(0, stop - start) for start, stop in itertools.pairwise(bounds)]
         # Cuts that go backwards give pieces that overlap, which only tensor_split itself makes.
         return self._pieces(lengths, dim, methodcaller("tensor_split", tuple(cuts), dim))
 

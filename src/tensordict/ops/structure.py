@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from tensordict import registry
 from tensordict.context import remember, remember_state
 from tensordict.contract import Contract
 from tensordict.keys import Path, joined, path_of
-from tensordict.ops.locking import raise_locked
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing
 from tensordict.shapes import as_size
@@ -219,29 +217,27 @@ class Structure(Writing):
         return remember(tree, self, undo)  # type: ignore[no-any-return]
 
     def _tree(self, separator: str) -> Self:
-        entries: dict[str, Any] = {}
+        root: Any = self._build({}, self._batch_size, self._device, self._names)
         made: set[int] = set()
         for name, value in self._mapping().items():
             *parents, last = name.split(separator)
-            level = entries
+            level = root
             for depth, parent in enumerate(parents):
-                child = level.get(parent)
-                if child is None:
-                    child = level[parent] = self._child()
-                    made.add(id(child))
-                elif not isinstance(child, Contract):
+                child = level._mapping().get(parent)
+                if child is not None and not isinstance(child, Contract):
                     raise KeyError(
                         f"unflatten_keys: {name!r} needs a container at {separator.join(parents[: depth + 1])!r}, "
                         "where there is a tensor"
                     )
-                elif id(child) not in made:
-                    child = level[parent] = child.copy()  # type: ignore[attr-defined]
+                if id(child) not in made:
+                    child = self._child() if child is None else child.copy()  # type: ignore[attr-defined]
+                    level._put_entry(parent, child)
                     made.add(id(child))
-                level = child._tensordict  # type: ignore[attr-defined]
-            if last in level:
+                level = child
+            if last in level._mapping():
                 raise KeyError(f"unflatten_keys: two entries would be at {tuple(name.split(separator))!r}")
-            level[last] = value
-        return self._build(entries, self._batch_size, self._device, self._names)
+            level._put_entry(last, value)
+        return root  # type: ignore[no-any-return]
 
     def _exchange(self, entries: dict[str, Any]) -> None:
         """Make `entries` all there is in this container."""

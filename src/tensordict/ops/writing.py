@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict import registry
-from tensordict.contract import Contract
+from tensordict.contract import Contract, named_error
 from tensordict.errors import ShapeError
 from tensordict.indexing import leaf_index
 from tensordict.keys import Path, joined, path_of
@@ -113,7 +113,7 @@ class Writing(Reading, Locking):
             raise_locked(f"set the entry {joined(path)!r}")
         node._put_entry(path[-1], node._admit(item, path, non_blocking))
 
-    def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Contract:
+    def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""
         child = self._child()
         value = (
@@ -171,14 +171,14 @@ class Writing(Reading, Locking):
         size = self._batch_size
         ndim = len(size)
         first = size[0] if ndim == 1 else None
-        trusting = self._device is None
+        device = self._device
         fresh: dict[str, Any] = {}
         for key, item in source.items():
             if type(key) is str:
                 # One batch dim is the common case: 120 ns to look at it, 220 ns to cut and compare shapes.
                 if (
                     type(item) is Tensor
-                    and trusting
+                    and (device is None or item.device == device)
                     and (
                         not ndim
                         or (item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first)
@@ -278,8 +278,8 @@ class Writing(Reading, Locking):
                     fresh[key] = item
                     continue
             else:
-                first, *rest = path_of(key)
-                key, item = first, _nest(rest, item)
+                name, *rest = path_of(key)
+                key, item = name, _nest(rest, item)
             current = fresh.get(key)
             if current is None:
                 current = mapping.get(key)
@@ -292,8 +292,10 @@ class Writing(Reading, Locking):
             elif not writable:
                 raise_locked(f"update the entry {joined(path)!r}")
             else:
-                value = self._admit(item, path, plan.non_blocking)
-                fresh[key] = value.clone() if plan.clone and value is item else value
+                value: Any = self._admit(item, path, plan.non_blocking)
+                if plan.clone and (value is item or isinstance(value, Contract)):
+                    value = value.clone()  # type: ignore[union-attr]
+                fresh[key] = value
         if fresh:
             plan.writes.append((self, fresh))
 
@@ -332,12 +334,13 @@ class Writing(Reading, Locking):
             >>> a
             tensor([1., 1.])
         """
-        path = path_of(key)
-        current = self._existing(path)
+        current = self._existing(key)
         if isinstance(current, Contract):
             current.update_(item, non_blocking=non_blocking)  # type: ignore[attr-defined]
         else:
-            current.copy_(_copyable(current, item, path), non_blocking=non_blocking)
+            if type(item) is not Tensor or item.shape != current.shape:
+                item = _copyable(current, item, path_of(key))
+            current.copy_(item, non_blocking)
         return self
 
     def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
@@ -349,16 +352,20 @@ class Writing(Reading, Locking):
             >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 1.0, 0)["a"]
             tensor([1., 0., 0.])
         """
-        path = path_of(key)
-        current = self._existing(path)
+        current = self._existing(key)
         if isinstance(current, Contract):
             current[index] = value  # type: ignore[index]
-        else:
-            at = leaf_index(index, self._batch_size)
-            if not isinstance(value, Tensor):
-                value = torch.as_tensor(value, dtype=current.dtype, device=current.device)
-            _check_expandable(value.shape, current[at].shape, path)
-            current[at] = value.to(current.device, non_blocking=non_blocking)
+            return self
+        at = leaf_index(index, self._batch_size)
+        if isinstance(value, Tensor):
+            if non_blocking and value.device != current.device:
+                value = value.to(current.device, non_blocking=True)
+        elif not isinstance(value, (int, float, complex)):
+            value = torch.as_tensor(value, dtype=current.dtype, device=current.device)
+        try:
+            current[at] = value
+        except RuntimeError as error:
+            raise named_error(error, path_of(key)) from error
         return self
 
     def update_(
@@ -444,7 +451,7 @@ class Writing(Reading, Locking):
         """Copy the values of another container into `self[idx]`."""
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
-    # --- removal and renaming ------------------------------------------------------------------------------------------
+    # --- removal and renaming ----------------------------------------------------------------------------------------
 
     def del_(self, key: Any) -> Self:
         """Delete the entry at a nested key; returns the same container. `del td[key]` does the same.
@@ -502,17 +509,22 @@ class Writing(Reading, Locking):
         Raises:
             KeyError: there is no entry at `old_key`, or one at `new_key` and `safe=True`.
         """
+        if self._locked:
+            raise_locked(f"rename the entry {old_key!r}")
         old, new = path_of(old_key), path_of(new_key)
-        value = self._existing(old)
+        value = self._existing(old_key)
         if safe and self._peek(new) is not None:
-            raise KeyError(f"cannot rename {joined(old)!r}: there is an entry {joined(new)!r} already (safe=True)")
-        parent, name = self._holder(old)
-        if parent._locked:
-            raise_locked(f"rename the entry {joined(old)!r}")
+            raise KeyError(f"cannot rename {old_key!r}: there is an entry {new_key!r} already (safe=True)")
         if old == new:
             return self
+        if len(old) == len(new) == 1:
+            # Within a level the value fits as it did before.
+            self._put_entry(new[0], value)
+            self._drop_entry(old[0])
+            return self
         if new[: len(old)] == old:
-            raise KeyError(f"cannot move the entry {joined(old)!r} into itself, to {joined(new)!r}")
+            raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
+        parent, name = self._holder(old)
         self._write(new, value)
         parent._drop_entry(name)
         return self
@@ -556,11 +568,11 @@ class Writing(Reading, Locking):
             node = node._mapping().get(name)
         return node
 
-    def _existing(self, path: Path) -> Any:
+    def _existing(self, key: Any) -> Any:
         try:
-            return self._find(path)
+            return self._get_entry(key) if type(key) is str else self._find(key)
         except KeyError:
-            raise self._missing(joined(path)) from None
+            raise self._missing(joined(path_of(key))) from None
 
     def _holder(self, path: Path) -> tuple[Any, str]:
         """The container that holds the entry at `path`, and its name there."""
@@ -627,7 +639,7 @@ def _restricted(source: Any, keys: Iterable[Any]) -> dict[Any, Any]:
         path = path_of(key)
         value: Any = source
         for name in path:
-            value = value.get(name, None) if isinstance(value, (Contract, Mapping)) else None
+            value = value.get(name, None) if isinstance(value, (Reading, Mapping)) else None
         if value is None and isinstance(source, Mapping):
             value = source.get(key)
         if value is not None:
@@ -651,7 +663,7 @@ def _nested_keys(source: Any, prefix: Path = ()) -> list[Path]:
     return out
 
 
-def _copyable(target: Tensor, item: Any, path: Path) -> Tensor:
+def _copyable(target: Tensor, item: Any, path: Path) -> Any:
     """`item` as a tensor that can be copied into `target`; raises naming `path` when the shapes differ."""
     if not isinstance(item, Tensor):
         if isinstance(item, (Contract, Mapping)):

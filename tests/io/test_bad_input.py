@@ -1,0 +1,343 @@
+"""Saves that are broken, foreign or hostile, and disks that do not play along."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict import TensorDict
+from tensordict.errors import SaveError, UnsupportedEntryError
+
+LEAF = {"device": "cpu", "shape": [2], "dtype": "torch.float32", "is_nested": False}
+NODE = {"shape": [2], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+
+
+def make() -> TensorDict:
+    return TensorDict({"a": torch.arange(3.0), "b": {"c": torch.ones(3, 2)}}, [3])
+
+
+def tree(folder: pathlib.Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def put(folder: pathlib.Path, meta: Any, **files: bytes) -> pathlib.Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "meta.json").write_bytes(meta if isinstance(meta, bytes) else json.dumps(meta).encode())
+    for name, content in files.items():
+        (folder / f"{name}.memmap").write_bytes(content)
+    return folder
+
+
+# --- metadata that does not add up ------------------------------------------------------------------------------------
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "truncated": (b'{"a": {', "not JSON"),
+    "binary": (b"\xff\xfe\x00", "not JSON"),
+    "empty": (b"", "not JSON"),
+    "deep": (b"[" * 100_000, "not JSON"),
+    "list": ([], "holds a list"),
+    "foreign": ({"name": "some-package"}, "names no class"),
+    "odd class": ({**NODE, "_type": "TensorDict"}, "form"),
+    "no shape": ({"device": "cpu", "_type": NODE["_type"]}, "batch size is None"),
+    "negative batch": ({**NODE, "shape": [-1]}, "non-negative"),
+    "float batch": ({**NODE, "shape": [2.0]}, "non-negative"),
+    "batch is text": ({**NODE, "shape": "2"}, "batch size is '2'"),
+    "bad device": ({**NODE, "device": "abacus"}, "'abacus'"),
+    "device is a number": ({**NODE, "device": 3}, "device is 3"),
+    "too many names": ({**NODE, "_names": ["x", "y"]}, "dim names"),
+    "names of numbers": ({**NODE, "_names": [1]}, "dim names"),
+    "bad entries": ({**NODE, "_entries": [["x"]]}, "_entries"),
+    "entry is a number": ({**NODE, "a": 3}, "'a'.*3"),
+    "entry is nothing": ({**NODE, "a": {}}, "'a'.*neither"),
+    "unknown dtype": ({**NODE, "a": {**LEAF, "dtype": "torch.float33"}}, "'a'.*'torch.float33'"),
+    "dtype is code": ({**NODE, "a": {**LEAF, "dtype": "os.system"}}, "'a'.*'os.system'"),
+    "dtype is a function": ({**NODE, "a": {**LEAF, "dtype": "torch.save"}}, "'a'.*'torch.save'"),
+    "dtype is a list": ({**NODE, "a": {**LEAF, "dtype": ["torch.int8"]}}, "'a'.*dtype"),
+    "no leaf shape": ({**NODE, "a": {"dtype": "torch.int8"}}, "'a'.*shape is None"),
+    "negative shape": ({**NODE, "a": {**LEAF, "shape": [2, -3]}}, "'a'.*non-negative"),
+    "bool shape": ({**NODE, "a": {**LEAF, "shape": [True, True]}}, "'a'.*non-negative"),
+    "huge shape": ({**NODE, "a": {**LEAF, "shape": [2, 2**70]}}, "'a'.*non-negative"),
+    "product of shape": ({**NODE, "a": {**LEAF, "shape": [2, 2**62, 2**62]}}, "'a'.*8 bytes"),
+    "does not fit the batch": ({**NODE, "a": {**LEAF, "shape": [3]}}, r"'a'.*\[3\].*\[2\]"),
+}
+
+
+@pytest.mark.parametrize(("meta", "message"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("nested", [False, True], ids=["root", "nested"])
+def test_broken_metadata(meta: Any, message: str, nested: bool, tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "inner" if nested else tmp_path
+    put(folder, meta, a=bytes(8))
+    if nested:
+        put(tmp_path, {**NODE, "shape": [], "inner": {"type": "TensorDict"}})
+    with pytest.raises(SaveError) as caught:
+        TensorDict.load_memmap(tmp_path)
+    pattern = message.replace("'a'", r"\('inner', 'a'\)") if nested else message
+    assert re.search(pattern, str(caught.value)), str(caught.value)
+    assert str(folder) in str(caught.value)
+    if nested:
+        assert "inner" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567"], ids=["empty", "short"])
+def test_short_file(content: bytes, tmp_path: pathlib.Path) -> None:
+    put(tmp_path, {**NODE, "a": LEAF}, a=content)
+    with pytest.raises(SaveError, match=rf"'a'.*{tmp_path}/a\.memmap.*{len(content)} bytes.*needs 8"):
+        TensorDict.load_memmap(tmp_path)
+    assert (tmp_path / "a.memmap").read_bytes() == content
+
+
+def test_longer_file_is_read(tmp_path: pathlib.Path) -> None:
+    # The reference leaves the tail in place when it saves a shorter tensor over a longer one.
+    put(tmp_path, {**NODE, "a": LEAF}, a=bytes(12))
+    assert TensorDict.load_memmap(tmp_path)["a"].tolist() == [0, 0]
+
+
+def test_missing_files(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "nowhere")):
+        TensorDict.load_memmap(tmp_path / "nowhere")
+    make().memmap(tmp_path)
+    (tmp_path / "b" / "c.memmap").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"\('b', 'c'\).*{tmp_path}/b/c\.memmap"):
+        TensorDict.load_memmap(tmp_path)
+    assert not (tmp_path / "b" / "c.memmap").exists()
+    (tmp_path / "b" / "meta.json").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"'b'.*{tmp_path}/b/meta\.json"):
+        TensorDict.load_memmap(tmp_path)
+
+
+def test_what_is_no_regular_file(tmp_path: pathlib.Path) -> None:
+    put(tmp_path, {**NODE, "a": LEAF})
+    (tmp_path / "a.memmap").mkdir()
+    with pytest.raises(SaveError, match=r"'a'.*not a regular file"):
+        TensorDict.load_memmap(tmp_path)
+    (tmp_path / "meta.json").unlink()
+    os.mkfifo(tmp_path / "meta.json")
+    with pytest.raises(SaveError, match="not a regular file"):
+        TensorDict.load_memmap(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "x/../../secret"])
+@pytest.mark.parametrize("robust", [True, False])
+def test_names_do_not_leave_the_folder(name: str, robust: bool, tmp_path: pathlib.Path) -> None:
+    put(tmp_path / "outside", NODE)
+    (tmp_path / "secret.memmap").write_bytes(bytes(8))
+    put(tmp_path / "secret", NODE)
+    (tmp_path / "save" / "x").mkdir(parents=True)
+    for spec in (LEAF, {"type": "TensorDict"}):
+        put(tmp_path / "save", {**NODE, name: spec})
+        with pytest.raises((SaveError, FileNotFoundError)) as caught:
+            TensorDict.load_memmap(tmp_path / "save", robust_key=robust)
+        assert repr(name)[1:-1] in str(caught.value)
+    with pytest.raises((SaveError, FileNotFoundError), match=r"'\.\.'"):
+        TensorDict.load_memmap(tmp_path / "save", subpath=("..",), robust_key=robust)
+
+
+def test_nesting_without_end(tmp_path: pathlib.Path) -> None:
+    put(tmp_path, {**NODE, "b": {"type": "TensorDict"}})
+    (tmp_path / "b").symlink_to(".")
+    with pytest.raises(OSError, match="'b'"):
+        TensorDict.load_memmap(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "<class 'tensordict._lazy.LazyStackedTensorDict'>",
+        "<class 'some.module.Item'>",
+        "<class 'os.system'>",
+        "<class 'evil.TensorDict'>",
+    ],
+)
+def test_classes_are_not_imported(kind: str, tmp_path: pathlib.Path) -> None:
+    put(tmp_path, {**NODE, "_type": kind})
+    before = set(sys.modules)
+    with pytest.raises(UnsupportedEntryError, match=r"cannot load yet"):
+        TensorDict.load_memmap(tmp_path)
+    assert set(sys.modules) == before
+
+
+def test_newer_metadata_is_read(tmp_path: pathlib.Path) -> None:
+    extra = {"_format_version": 1, "_class": "tensordict:TensorDict", "_future": {"x": 1}, "_also": None}
+    put(tmp_path, {**NODE, **extra, "a": {**LEAF, "_future": 3}}, a=bytes(8))
+    assert list(TensorDict.load_memmap(tmp_path).keys()) == ["a"]
+    put(tmp_path, {"shape": [2], "_class": "tensordict:TensorDict", "a": LEAF})
+    assert TensorDict.load_memmap(tmp_path).device is None
+
+
+def test_ragged_leaf_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    put(tmp_path, {**NODE, "r": {**LEAF, "is_nested": True}})
+    with pytest.raises(NotImplementedError, match="'r'.*ragged"):
+        TensorDict.load_memmap(tmp_path)
+
+
+# --- entries that cannot be saved ---------------------------------------------------------------------------------
+
+UNSAVEABLE: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.parametrize("kind", UNSAVEABLE)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_unsaveable_entry(kind: str, tmp_path: pathlib.Path) -> None:
+    td = make()
+    td["b"]._put_entry("odd", UNSAVEABLE[kind]())
+    for method in ("memmap", "memmap_", "memmap_like"):
+        for prefix in (tmp_path / "saved", None):
+            with pytest.raises(NotImplementedError, match=r"\('b', 'odd'\)"):
+                getattr(td, method)(prefix)
+    assert not os.listdir(tmp_path)
+    assert not td.is_locked
+    assert type(td["a"]) is torch.Tensor
+
+
+# --- disks that do not play along ---------------------------------------------------------------------------------
+
+
+def assert_unchanged(td: TensorDict) -> None:
+    assert not td.is_locked
+    assert not td.is_memmap()
+    assert td.device is None
+    assert type(td["a"]) is type(td["b", "c"]) is torch.Tensor
+    assert td["b", "c"].sum() == 6
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("method", ["memmap", "memmap_", "memmap_like"])
+@pytest.mark.parametrize("over", [False, True], ids=["fresh", "over a save"])
+def test_full_disk(
+    over: bool, method: str, num_threads: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "deep" / "saved"
+    if over:
+        TensorDict({"a": torch.zeros(3), "b": {"c": torch.zeros(3, 2)}}, [3]).memmap(folder)
+    before = tree(tmp_path)
+    calls: list[int] = []
+
+    def full(fd: int, *args: Any) -> int:
+        calls.append(fd)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return 12
+
+    monkeypatch.setattr(os, "posix_fallocate" if method == "memmap_like" else "pwrite", full)
+    td = make()
+    with pytest.raises(OSError, match=r"entry .*No space left") as caught:
+        getattr(td, method)(folder, num_threads=num_threads)
+    assert caught.value.errno == errno.ENOSPC
+    assert ".memmap" in str(caught.value)
+    assert_unchanged(td)
+    assert tree(tmp_path) == before
+    assert os.listdir(tmp_path) == (["deep"] if over else [])
+
+
+def test_limit_of_the_kernel(tmp_path: pathlib.Path) -> None:
+    """A real refusal in the middle of a file, from the limit on file sizes, in a process of its own."""
+    program = f"""
+import errno, os, resource, torch
+from tensordict import TensorDict
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+td = TensorDict(a=torch.zeros(10), b=dict(big=torch.ones(1 << 20)))
+for method in (td.memmap, td.memmap_, td.memmap_like):
+    try:
+        method({str(tmp_path / "saved")!r})
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        assert "('b', 'big')" in str(error) and "big.memmap" in str(error), error
+    else:
+        raise AssertionError("saved more than the limit")
+    assert not os.listdir({str(tmp_path)!r})
+    assert not td.is_locked and type(td["a"]) is torch.Tensor
+print("done")
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.stdout == "done\n", result.stderr
+
+
+def test_failing_metadata(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    td = make()
+    with pytest.raises(OSError, match=r"meta\.json"):
+        td.memmap_(tmp_path / "saved")
+    assert_unchanged(td)
+    assert not os.listdir(tmp_path)
+
+
+def test_file_in_the_way(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for prefix in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(NotADirectoryError, match=str(tmp_path / "file")):
+            make().memmap(prefix)
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "b").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="'b'"):
+        make().memmap(tmp_path / "saved")
+    (tmp_path / "saved" / "b").unlink()
+    (tmp_path / "saved" / "a.memmap").mkdir()
+    td = make()
+    with pytest.raises(IsADirectoryError, match="'a'"):
+        td.memmap_(tmp_path / "saved")
+    assert_unchanged(td)
+    assert tree(tmp_path) == {"file": b"mine"}
+
+
+def test_without_permission(tmp_path: pathlib.Path) -> None:
+    """What a user who may not write meets: refusals when saving, private maps when loading."""
+    program = f"""
+import os, torch
+from tensordict import TensorDict
+root = {str(tmp_path)!r}
+TensorDict(a=torch.arange(3), b=dict(c=torch.ones(2))).memmap(root + "/saved")
+for folder, _, files in os.walk(root):
+    for file in files:
+        os.chmod(os.path.join(folder, file), 0o444)
+    os.chmod(folder, 0o555)
+os.chmod(root + "/saved/b/c.memmap", 0)
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+td = TensorDict(a=torch.zeros(3), b=dict(c=torch.ones(2)))
+for prefix, named in ((root + "/new", "new"), (root + "/saved", "'a'")):
+    try:
+        td.memmap_(prefix)
+    except PermissionError as error:
+        assert named in str(error) and root in str(error), error
+    else:
+        raise AssertionError("wrote into a folder without permission")
+    assert not td.is_locked and type(td["a"]) is torch.Tensor
+try:
+    TensorDict.load_memmap(root + "/saved")
+except PermissionError as error:
+    assert "('b', 'c')" in str(error) and "c.memmap" in str(error), error
+else:
+    raise AssertionError("read without permission")
+os.chdir("/")
+from tensordict import MemoryMappedTensor
+x = MemoryMappedTensor.from_filename(root + "/saved/a.memmap", torch.int64, (3,))
+x += 1
+assert x.tolist() == [1, 2, 3]
+assert MemoryMappedTensor.from_filename(root + "/saved/a.memmap", torch.int64, (3,)).tolist() == [0, 1, 2]
+print("done")
+"""
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == os.getuid() and parent != pathlib.Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    for folder in (tmp_path, tmp_path / "saved", tmp_path / "saved" / "b"):
+        folder.chmod(0o755)
+    assert result.stdout == "done\n", result.stderr

@@ -1,0 +1,223 @@
+"""Gathering, masking and choosing elements along the batch dims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict import TensorDict
+
+SIZE = (3, 4)
+
+
+def make(size: tuple[int, ...] = SIZE, names: list[str | None] | None = None) -> TensorDict:
+    count = torch.Size(size).numel()
+    td = TensorDict(
+        {
+            "a": torch.arange(count * 2.0).reshape(*size, 2),
+            "n": {"b": torch.arange(count).reshape(size)},
+            "m": TensorDict({"c": torch.arange(count * 10.0).reshape(*size, 5, 2)}, [*size, 5]),
+        },
+        batch_size=size,
+    )
+    if names is not None:
+        td.names = names
+    return td
+
+
+def leaves(td: TensorDict) -> dict[Any, torch.Tensor]:
+    return {key: td[key] for key in td.keys(True, True)}
+
+
+def on_right(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(*tensor.shape, *[1] * (like.ndim - tensor.ndim))
+
+
+# --- gather ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dim", "index"),
+    [
+        (1, torch.tensor([[0, 3], [2, 2], [1, 0]])),
+        (-1, torch.tensor([[0], [3]])),
+        (0, torch.tensor([[2, 1, 0, 2], [0, 0, 0, 0]])),
+        (0, torch.tensor([[2, 1]])),
+        (1, torch.zeros(3, 0, dtype=torch.long)),
+    ],
+)
+def test_gather(dim: int, index: torch.Tensor) -> None:
+    td = make(names=["x", "y"])
+    result = td.gather(dim, index)
+    assert result.batch_size == result["n"].batch_size == index.shape
+    assert result["m"].batch_size == (*index.shape, 5)
+    assert result.names == ["x", "y"]
+    for key, leaf in leaves(td).items():
+        features = leaf.shape[2:]
+        want = leaf.gather(dim % 2, on_right(index, leaf).expand(*index.shape, *features))
+        assert torch.equal(result[key], want)
+
+
+def test_gather_with_an_index_of_fewer_dims_takes_whole_slices() -> None:
+    td = make()
+    index = torch.tensor([2, 0])
+    result = td.gather(0, index)
+    assert result.batch_size == (2, 4)
+    for key, leaf in leaves(td).items():
+        assert torch.equal(result[key], leaf[index])
+
+
+def test_gather_into_out() -> None:
+    td = make()
+    index = torch.tensor([[0], [2], [1]])
+    out = make((3, 1)).zero_().lock_()
+    before = leaves(out)
+    assert td.gather(1, index, out=out) is out
+    for key, leaf in leaves(td.gather(1, index)).items():
+        assert out[key] is before[key]
+        assert torch.equal(out[key], leaf)
+    with pytest.raises(RuntimeError, match=r"\[3, 1\].*\[3, 4\]"):
+        td.gather(1, index, out=make())
+
+
+def test_gather_errors() -> None:
+    td = make()
+    index = torch.zeros(3, 1, dtype=torch.long)
+    with pytest.raises(IndexError, match="out of range"):
+        td.gather(2, index)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        td.gather(1, index + 4)
+    with pytest.raises(RuntimeError, match="size 4 in dim 0"):
+        td.gather(1, torch.zeros(4, 1, dtype=torch.long))
+    with pytest.raises(RuntimeError, match="dims"):
+        td.gather(1, torch.zeros(3, dtype=torch.long))
+    with pytest.raises(RuntimeError, match="dims"):
+        td.gather(1, torch.zeros(3, 1, 1, dtype=torch.long))
+    with pytest.raises(TypeError, match="list"):
+        td.gather(1, [0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not both"):
+        td.gather(1, index, out=make((3, 1)), inplace=True)
+
+
+# --- masks ----------------------------------------------------------------------------------------------------------
+
+
+def random_mask(size: tuple[int, ...]) -> torch.Tensor:
+    return torch.rand(size, generator=torch.Generator().manual_seed(3)) > 0.5
+
+
+@pytest.mark.parametrize("size", [(3,), (3, 4)])
+def test_masked_select(size: tuple[int, ...]) -> None:
+    td, mask = make(), random_mask(size)
+    result = td.masked_select(mask)
+    assert result.batch_size == torch.zeros(SIZE)[mask].shape
+    for key, leaf in leaves(td).items():
+        assert torch.equal(result[key], leaf[mask])
+
+
+def test_masked_select_errors() -> None:
+    with pytest.raises(TypeError, match="boolean"):
+        make().masked_select(torch.ones(3))
+    with pytest.raises(IndexError, match=r"\[4\]"):
+        make().masked_select(torch.ones(4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("size", [(), (3,), (3, 4), (3, 1), (1, 4)])
+def test_masked_fill(size: tuple[int, ...]) -> None:
+    td, mask = make(names=["x", "y"]), random_mask(size)
+    want = {key: leaf.masked_fill(on_right(mask, leaf), 7) for key, leaf in leaves(td).items()}
+    result = td.masked_fill(mask, 7)
+    assert result.names == ["x", "y"]
+    assert result["m"].batch_size == (3, 4, 5)
+    originals = leaves(td.lock_())
+    assert td.masked_fill_(mask, torch.tensor(7)) is td
+    for key, leaf in want.items():
+        assert torch.equal(result[key], leaf)
+        assert td[key] is originals[key]
+        assert torch.equal(td[key], leaf)
+
+
+@pytest.mark.parametrize("size", [(4,), (3, 4, 1), (2,), (3, 3)])
+def test_masks_that_do_not_fit_change_nothing(size: tuple[int, ...]) -> None:
+    td = make()
+    for call in (td.masked_fill, td.masked_fill_):
+        with pytest.raises(RuntimeError, match=r"mask has shape .*\[3, 4\]"):
+            call(torch.ones(size, dtype=torch.bool), 0)
+    assert torch.equal(td["a"], make()["a"])
+    with pytest.raises(TypeError, match="boolean"):
+        td.masked_fill(torch.ones(3), 0)
+
+
+# --- where ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(), (3,), (3, 4), (1, 4)])
+@pytest.mark.parametrize("other", [0, -1.5, torch.tensor(2.0)])
+def test_where_with_a_scalar(size: tuple[int, ...], other: Any) -> None:
+    td, mask = make(names=["x", "y"]), random_mask(size)
+    result = td.where(mask, other)
+    assert result.batch_size == SIZE
+    assert result.names == ["x", "y"]
+    for key, leaf in leaves(td).items():
+        assert torch.equal(result[key], torch.where(on_right(mask, leaf), leaf, other))
+
+
+def test_where_with_a_container_and_with_a_tensor() -> None:
+    td, mask = make(), random_mask(SIZE)
+    other = td.apply(lambda leaf: -leaf)
+    values = torch.rand(SIZE)
+    for result in (td.where(mask, other), torch.where(mask, td, other)):
+        for key, leaf in leaves(td).items():
+            assert torch.equal(result[key], torch.where(on_right(mask, leaf), leaf, -leaf))
+    result = td.where(mask, values)
+    for key, leaf in leaves(td).items():
+        assert torch.equal(result[key], torch.where(on_right(mask, leaf), leaf, on_right(values, leaf)))
+    swapped = torch.where(mask, 0.0, td)
+    assert torch.equal(swapped["a"], torch.where(on_right(mask, td["a"]), 0.0, td["a"]))
+
+
+def test_where_pads_what_one_side_lacks() -> None:
+    td, mask = make(), random_mask(SIZE)
+    for ours, theirs in ((td.exclude("a"), td), (td, td.exclude("m")), (td, td.exclude(("n", "b")))):
+        with pytest.raises(KeyError, match=r"'a'|'m'|'n', 'b'"):
+            ours.where(mask, theirs)
+    fewer = td.exclude("a", "m")
+    right = td.where(mask, fewer, pad=-1)
+    left = fewer.where(mask, td, pad=-1)
+    for key in ("a", ("m", "c")):
+        cond = on_right(mask, td[key])
+        assert torch.equal(right[key], torch.where(cond, td[key], -1))
+        assert torch.equal(left[key], torch.where(cond, -1, td[key]))
+    assert left["m"].batch_size == (*SIZE, 5)
+    assert torch.equal(right["n", "b"], td["n", "b"])
+
+
+def test_where_into_out() -> None:
+    td, mask = make(), random_mask(SIZE)
+    want = td.where(mask, 0)
+    out = td.clone().lock_()
+    before = leaves(out)
+    assert td.where(mask, 0, out=out) is out
+    for key, leaf in leaves(want).items():
+        assert out[key] is before[key]
+        assert torch.equal(out[key], leaf)
+    partial = td.select("a").clone()
+    td.where(mask, 0, out=partial)
+    assert set(partial.keys()) == {"a", "n", "m"}
+    with pytest.raises(RuntimeError, match=r"\[3, 4\].*\[3\]"):
+        td.where(mask, 0, out=TensorDict(batch_size=[3]))
+    resized = td.where(mask, 0, out=TensorDict(batch_size=[3]), update_batch_size=True)
+    assert resized.batch_size == SIZE
+    assert torch.equal(resized["a"], want["a"])
+
+
+def test_where_errors() -> None:
+    td = make()
+    with pytest.raises(RuntimeError, match="condition"):
+        td.where(torch.ones(4, dtype=torch.bool), 0)
+    with pytest.raises(RuntimeError, match=r"\[3, 4\].*\[3\]"):
+        td.where(torch.ones(3, dtype=torch.bool), make((3,)))
+    with pytest.raises(TypeError, match="'n'"):
+        td.where(torch.ones(3, dtype=torch.bool), td.exclude("n").set("n", torch.zeros(SIZE)))
