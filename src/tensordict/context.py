@@ -78,11 +78,15 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
     `leaves` are the leaves that the source had when the block began, `gone_nodes` the nested containers that were
     deleted in it.
     """
-    # Before anything is written: a node may have made way for a leaf, or a leaf for a node.
-    for key in leaves - set(restored.keys(True, True)):
-        source.del_(key)
+    after = set(restored.keys(True, True))
+    # Where a node made way for a leaf, or a leaf for a node, the entry is exchanged and keeps its place.
+    for key in leaves - after:
+        if restored.get(key, None) is not None:
+            source.set(key, {})
+        elif not _is_below(key, after):
+            source.del_(key)
     for key in sorted(gone_nodes, key=len):
-        if isinstance(source.get(key, None), Contract):
+        if key not in after and not _is_below(key, after) and isinstance(source.get(key, None), Contract):
             source.del_(key)
     changed = {}
     for key, value in restored.items(True):
@@ -94,6 +98,11 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
             changed[key] = value
     if changed:
         source.update(changed)
+
+
+def _is_below(key: Any, leaves: set[Any]) -> bool:
+    """Whether what leads to a nested key is a leaf now."""
+    return isinstance(key, tuple) and any((key[0] if i == 1 else key[:i]) in leaves for i in range(1, len(key)))
 
 
 def _same_memory(a: Any, b: Any) -> bool:

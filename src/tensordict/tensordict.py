@@ -70,7 +70,8 @@ class TensorDict(TensorDictBase):
         if source is not None:
             if type(source) is not dict and not isinstance(source, (Contract, Mapping)):
                 source = _as_mapping(source)
-            self._fill(source, (), bool(non_blocking))
+            self._fill(source, (), self._queues(non_blocking))
+            self._settle(non_blocking)
         if lock:
             self.lock_()
 

@@ -422,3 +422,25 @@ def test_one_wait_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing came from another device, so there is nobody to wait for.
     td.to("cpu", torch.float64)
     assert waits == [[]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda td: td.to(torch.float64),
+        lambda td: td.to("cpu"),
+        lambda td: td.half(),
+        lambda td: td.detach().contiguous(),
+        lambda td: (td.clone() == td) & (td < 1),
+    ],
+)
+def test_compiles_without_a_graph_break(fn: Any) -> None:
+    td = make()
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="eager", fullgraph=True)(td)
+    expected = fn(td)
+    assert compiled.device == expected.device
+    for key, value in expected.items(True, True):
+        assert torch.equal(compiled[key], value)
+        assert compiled[key].dtype == value.dtype

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tensordict import registry
 from tensordict.contract import Contract, named_error
+from tensordict.devices import wait_for
 from tensordict.errors import ShapeError
 from tensordict.indexing import leaf_index
 from tensordict.keys import Path, joined, path_of
@@ -249,11 +250,12 @@ class Writing(Reading, Locking):
             return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
             source = _restricted(source, keys_to_update)
-        plan = _Update(clone, inplace, non_blocking, is_leaf, ignore_lock)
+        plan = _Update(clone, inplace, self._queues(non_blocking), is_leaf, ignore_lock)
         self._plan_update(source, (), plan)
         for node, entries in plan.writes:
             node._put_entries(entries)
-        _copy_all(plan.targets, plan.values, non_blocking)
+        _copy_all(plan.targets, plan.values, plan.non_blocking)
+        self._settle(non_blocking)
         return self
 
     def _plan_update(self, source: Any, prefix: Path, plan: _Update) -> None:
@@ -393,7 +395,8 @@ class Writing(Reading, Locking):
         targets: list[Tensor] = []
         values: list[Any] = []
         self._plan_copies(source, (), targets, values)
-        _copy_all(targets, values, non_blocking)
+        _copy_all(targets, values, self._queues(non_blocking))
+        self._settle(non_blocking)
         return self
 
     def _plan_copies(self, source: Any, prefix: Path, targets: list[Tensor], values: list[Any]) -> None:
@@ -556,6 +559,15 @@ class Writing(Reading, Locking):
                     f"entry {joined((*path, name))!r} has shape {list(value.shape)}, which does not begin with the "
                     f"batch size {list(size)}"
                 )
+
+    def _queues(self, non_blocking: bool | None) -> bool:
+        """Whether transfers to the device of this container are queued, to be waited for once at the end."""
+        return bool(non_blocking) or (self._device is not None and self._device.type not in ("cpu", "meta"))
+
+    def _settle(self, non_blocking: bool | None) -> None:
+        """Wait for the queued transfers, unless the caller asked not to."""
+        if self._device is not None and not non_blocking:
+            wait_for((self._device,))
 
     # --- shared lookups ----------------------------------------------------------------------------------------------
 
