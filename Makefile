@@ -18,7 +18,8 @@ help:
 demo: .venv/installed
 	.venv/bin/python examples/digits.py
 
-test: .venv/installed
+# The tests of both directions of the disk formats need the reference beside us.
+test: .venv/installed .venv-reference/installed
 	.venv/bin/python -m pytest $(TESTS)
 
 lint: .venv/installed

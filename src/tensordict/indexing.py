@@ -12,34 +12,38 @@ from torch import Tensor
 from tensordict.errors import BatchIndexError
 
 _FULL = slice(None)
+_BASIC = (int, slice, type(None))
 
 
 def leaf_index(index: Any, batch_size: torch.Size) -> Any:
     """The index that does to a leaf what `index` does to a tensor of shape `batch_size`.
 
-    Lists, ranges and numpy arrays become tensors once, instead of once per leaf; an Ellipsis is spelled out, since a
-    leaf has feature dims behind the batch dims.
+    Lists, ranges and numpy arrays become tensors once, instead of once per leaf, and a mask becomes the integer index
+    that torch would make of it; an Ellipsis is spelled out, since a leaf has feature dims behind the batch dims.
 
     Raises:
         IndexError: when the index addresses more dims than there are.
     """
     kind = type(index)
-    if kind is int or kind is slice or index is None:
-        if not batch_size and index is not None:
-            if kind is slice:
-                raise _too_many(1, batch_size)
-            raise BatchIndexError(f"a container without batch dims (batch_size=[]) cannot be indexed with {index!r}")
-        return index
+    if kind is int or kind is slice:
+        if batch_size:
+            return index
+        if kind is slice:
+            raise _too_many(1, batch_size)
+        raise BatchIndexError(f"a container without batch dims (batch_size=[]) cannot be indexed with {index!r}")
     if kind is tuple:
         return _tuple_index(index, batch_size)
+    if index is None:
+        return None
     if index is Ellipsis:
         return ()
-    index = _component(index)
+    if kind is not Tensor:
+        index = _component(index)
     consumed = _consumed(index)
     if consumed > len(batch_size):
         raise _too_many(consumed, batch_size)
-    if type(index) is Tensor and index.dtype in _MASKS and index.ndim:
-        return _from_mask(index, batch_size, 0)
+    if isinstance(index, Tensor) and index.dtype in _MASKS and index.ndim:
+        return _from_mask(index, batch_size)
     return index
 
 
@@ -52,21 +56,58 @@ def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
             raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
         return batch_size[1:]
     if kind is slice:
-        start, stop, step = index.indices(batch_size[0])
-        if step <= 0:
-            raise ValueError("step must be greater than zero")
-        return torch.Size((max(0, -((start - stop) // step)), *batch_size[1:]))
+        return torch.Size((_length(index, batch_size[0]), *batch_size[1:]))
+    if kind is tuple:
+        basic = _basic_size(index, batch_size)
+        return _asked_size(index, batch_size) if basic is None else basic
     if kind is Tensor and index.dtype not in _MASKS:
         return index.shape + batch_size[1:]  # type: ignore[no-any-return]
-    # A tensor of this size that owns one byte: torch itself says what its indexing gives.
-    return torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape
+    return _asked_size(index, batch_size)
 
 
 def checked_size(index: Any, batch_size: torch.Size) -> torch.Size:
     """As `result_size`, and every element of an index tensor is known to be in bounds."""
     if type(index) is Tensor:
-        return torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape
+        return _asked_size(index, batch_size)
     return result_size(index, batch_size)
+
+
+def is_basic(index: Any) -> bool:
+    """Whether an output of `leaf_index` gives views: it holds integers, slices and None only."""
+    return type(index) in _BASIC or (type(index) is tuple and all(type(item) in _BASIC for item in index))
+
+
+def _asked_size(index: Any, batch_size: torch.Size) -> torch.Size:
+    """What torch itself makes of the index, on a tensor of this size that owns one byte; about 3 us."""
+    return torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape
+
+
+def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | None:
+    """As `result_size` for a tuple of integers, slices and None; `None` when there is something else in it."""
+    out: list[int] = []
+    position = 0
+    for item in index:
+        kind = type(item)
+        if kind is int:
+            size = batch_size[position]
+            if not -size <= item < size:
+                raise IndexError(f"index {item} is out of bounds for dimension {position} with size {size}")
+            position += 1
+        elif kind is slice:
+            out.append(batch_size[position] if item == _FULL else _length(item, batch_size[position]))
+            position += 1
+        elif item is None:
+            out.append(1)
+        else:
+            return None
+    return torch.Size((*out, *batch_size[position:]))
+
+
+def _length(item: slice, size: int) -> int:
+    start, stop, step = item.indices(size)
+    if step <= 0:
+        raise ValueError("step must be greater than zero")
+    return max(0, (stop - start + step - 1) // step)
 
 
 def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]:
@@ -108,16 +149,25 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, ...]:
-    items = [
-        item if type(item) in (int, slice) or item is None or item is Ellipsis else _component(item) for item in index
-    ]
-    consumed = sum(map(_consumed, items))
+    items: list[Any] = []
+    consumed = 0
+    ellipsis_at: int | None = None
+    for item in index:
+        kind = type(item)
+        if kind is int or kind is slice:
+            consumed += 1
+        elif item is Ellipsis:
+            if ellipsis_at is None:
+                ellipsis_at = len(items)
+        elif item is not None:
+            item = _component(item)
+            consumed += _consumed(item)
+        items.append(item)
     ndim = len(batch_size)
     if consumed > ndim:
         raise _too_many(consumed, batch_size)
-    at = next((i for i, item in enumerate(items) if item is Ellipsis), None)
-    if at is not None:
-        items[at : at + 1] = [_FULL] * (ndim - consumed)
+    if ellipsis_at is not None:
+        items[ellipsis_at : ellipsis_at + 1] = [_FULL] * (ndim - consumed)
         # Torch lets a further Ellipsis stand where nothing is left to address.
         while items and items[-1] is Ellipsis:
             items.pop()
@@ -162,13 +212,13 @@ def _has_tensors(items: Sequence[Any]) -> bool:
     return any(isinstance(item, Tensor) for item in items)
 
 
-def _from_mask(mask: Tensor, batch_size: torch.Size, at: int) -> Any:
+def _from_mask(mask: Tensor, batch_size: torch.Size) -> Any:
     """A boolean mask as the integer index torch would make of it, so that this is done once and not per leaf."""
     for dim, size in enumerate(mask.shape):
-        if size != batch_size[at + dim]:
+        if size != batch_size[dim]:
             raise IndexError(
                 f"the shape of the mask {list(mask.shape)} "
-                f"does not match the batch size {list(batch_size)} at dim {at + dim}"
+                f"does not match the batch size {list(batch_size)} at dim {dim}"
             )
     found = mask.nonzero(as_tuple=True)
     return found[0] if len(found) == 1 else found

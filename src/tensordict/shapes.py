@@ -112,14 +112,14 @@ def inferred(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
     Raises:
         RuntimeError: when the number of elements differs.
     """
-    count = size.numel()
+    count = math.prod(size)
     holes = [i for i, n in enumerate(shape) if n < 0]
     if not holes:
         out = torch.Size(shape)
-        if out.numel() == count:
+        if math.prod(out) == count:
             return out
     elif len(holes) == 1 and shape[holes[0]] == -1:
-        rest = math.prod(n for n in shape if n >= 0)
+        rest = math.prod([n for n in shape if n >= 0])
         if rest and not count % rest:
             return torch.Size((*shape[: holes[0]], count // rest, *shape[holes[0] + 1 :]))
         if not rest and not count:

@@ -11,6 +11,7 @@ from tensordict import pytree, registry
 from tensordict.base import TensorDictBase
 from tensordict.contract import Contract, Names
 from tensordict.devices import as_device
+from tensordict.ops.naming import checked_names
 from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
@@ -66,12 +67,14 @@ class TensorDict(TensorDictBase):
         if device is not None:
             self._device = as_device(device)
         if names is not None:
-            self.names = names
-        if source is not None:
+            given = checked_names(names, len(self._batch_size))
+            self._names = given if any(name is not None for name in given) else None
+        if source is not None and (type(source) is not dict or source):
             if type(source) is not dict and not isinstance(source, (Contract, Mapping)):
                 source = _as_mapping(source)
             self._fill(source, (), self._queues(non_blocking))
-            self._settle(non_blocking)
+            if device is not None:
+                self._settle(non_blocking)
         if lock:
             self.lock_()
 

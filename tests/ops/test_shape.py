@@ -474,3 +474,28 @@ def test_expand_as_another_container() -> None:
         td.expand_as(TensorDict({"a": other["a"], "b": {}}, [2, 3]))
     with pytest.raises(RuntimeError, match="'a'"):
         td.expand_as(TensorDict({"a": torch.zeros(2, 2, 1, 4), "b": other["b"]}, [2]))
+
+
+def test_no_dims_at_all() -> None:
+    td = TensorDict({"a": torch.tensor(3)})
+    one = TensorDict({"a": torch.tensor([3])}, [1])
+    assert td.expand(()).batch_size == td.repeat().batch_size == ()
+    assert td.repeat()["a"] == td.expand(())["a"] == 3
+    assert one.view(())["a"].shape == one.reshape(())["a"].shape == ()
+    assert td.flip(())["a"] == 3
+    assert td.new_zeros()["a"].shape == ()
+
+
+COMPILED = ["view", "reshape two dims", "flatten", "unflatten", "permute cycle", "transpose", "squeeze", "unsqueeze"]
+COMPILED += ["expand new", "flip", "roll", "narrow", "repeat", "repeat_interleave"]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_operation_can_be_compiled(name: str, dynamic: bool) -> None:
+    torch.compiler.reset()
+    td = make()
+    compiled = torch.compile(OPERATIONS[name], backend="eager", fullgraph=True, dynamic=dynamic)(td)
+    want = OPERATIONS[name](td)
+    assert compiled.batch_size == want.batch_size
+    assert all(torch.equal(compiled[key], want[key]) for key in want.keys(True, True))

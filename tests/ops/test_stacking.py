@@ -317,3 +317,21 @@ def test_joining_entries_that_cannot_be_changes_nothing() -> None:
     with pytest.raises(RuntimeError, match="locked"):
         td.lock_().cat_tensors("a", "b", out_key="c")
     assert set(td.keys()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda td: td.split(2)[1],
+        lambda td: td.unbind(0)[1],
+        lambda td: TensorDict.stack([td, td], 1),
+        lambda td: torch.stack([td, td]),
+        lambda td: TensorDict.cat([td, td]),
+    ],
+)
+def test_operation_can_be_compiled(op: Callable[[Any], Any]) -> None:
+    torch.compiler.reset()
+    td = make()
+    result = torch.compile(op, backend="eager", fullgraph=True)(td)
+    want = op(td)
+    same(result, {key: want[key] for key in want.keys(True, True)}, want.batch_size)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.contract import Contract, Names
+from tensordict.devices import as_device
 from tensordict.keys import Path, joined
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing, _copy_all, _copyable, _to_tensor
@@ -152,8 +153,9 @@ class Applying(Writing):
         plain = not (call.named or others or call.targets is not None)
         fn, ndim = call.fn, len(size)
         for name, value in mapping.items():
-            if type(value) is not Tensor and not call.call_on_nested and isinstance(value, Contract):
-                nested = value._apply_tree(call, self._counterparts(name, call, others, path), (*path, name))  # type: ignore[attr-defined]
+            if type(value) is not Tensor and not call.call_on_nested and isinstance(value, Applying):
+                counterparts = self._counterparts(name, call, others, path) if others else others
+                nested = value._apply_tree(call, counterparts, (*path, name))
                 if nested is not None:
                     entries[name] = nested
                 continue
@@ -162,11 +164,10 @@ class Applying(Writing):
                 continue
             if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):
                 result = _to_tensor(result, (*path, name), self._device)
-            if ndim and call.targets is None and result.shape[:ndim] != size:
-                raise RuntimeError(
-                    f"apply: the result for {joined((*path, name))!r} has shape {list(result.shape)}, which does not "
-                    f"begin with the batch size {list(size)}; pass batch_size= for a function that changes it"
-                )
+            if ndim and (
+                not (shape := result.shape) or shape[0] != first if ndim == 1 else result.shape[:ndim] != size
+            ):
+                self._refuse_result(result, size, call, (*path, name))
             entries[name] = result
         if call.targets is not None:
             return None
@@ -176,14 +177,24 @@ class Applying(Writing):
         if names is NO_DEFAULT:
             names = self._names if call.batch_size is None else None
         device = self._device if call.device is NO_DEFAULT else call.device
-        return self._build(entries, size, None if device is None else torch.device(device), names and list(names))
+        return self._build(entries, size, None if device is None else as_device(device), names)
+
+    def _refuse_result(self, result: Any, size: torch.Size, call: _Call, path: Path) -> None:
+        """Raise the error of a result that does not begin with the batch size."""
+        if call.targets is None:
+            raise RuntimeError(
+                f"apply: the result for {joined(path)!r} has shape {list(result.shape)}, which does not begin with "
+                f"the batch size {list(size)}; pass batch_size= for a function that changes it"
+            )
 
     def _called(self, name: str, value: Any, call: _Call, others: tuple[Any, ...], path: Path) -> Any:
         """The result of one call; with `inplace` it is noted as a copy to make."""
-        head = ()
-        if call.named:
-            head = (joined((*path, name)),) if call.nested_names else (name,)  # type: ignore[assignment]
-        result = call.fn(*head, value, *self._counterparts(name, call, others, path))
+        counterparts = self._counterparts(name, call, others, path) if others else others
+        if not call.named:
+            result = call.fn(value, *counterparts)
+        else:
+            key = joined((*path, name)) if call.nested_names and path else name
+            result = call.fn(key, value, *counterparts)
         if call.targets is None or result is None or result is value:
             return result
         if isinstance(value, Contract):
@@ -195,17 +206,18 @@ class Applying(Writing):
 
     def _counterparts(self, name: str, call: _Call, others: tuple[Any, ...], path: Path) -> tuple[Any, ...]:
         """The entries of the same name in the other containers."""
-        found = []
-        for other in others:
-            value = other._mapping().get(name) if isinstance(other, Contract) else None
-            if value is None:
-                if call.default is NO_DEFAULT:
-                    raise KeyError(
-                        f"apply: one of the other containers has no entry {joined((*path, name))!r}; pass default="
-                    )
-                value = call.default
-            found.append(value)
-        return tuple(found)
+        try:
+            return tuple([other._mapping()[name] for other in others])
+        except (KeyError, AttributeError):
+            # One of them has no such entry, or is the default of a node that was missing further up.
+            if call.default is NO_DEFAULT:
+                raise KeyError(
+                    f"apply: one of the other containers has no entry {joined((*path, name))!r}; pass default="
+                ) from None
+        return tuple(
+            other._mapping().get(name, call.default) if isinstance(other, Contract) else call.default
+            for other in others
+        )
 
 
 def _size(batch_size: Any) -> torch.Size | None:

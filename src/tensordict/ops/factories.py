@@ -54,7 +54,7 @@ class Factories(Reading):
             torch.Size([7, 5])
         """
         options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_empty(*shape, **options), device)
+        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_empty(shape, **options), device)
 
     def new_zeros(
         self,
@@ -75,7 +75,7 @@ class Factories(Reading):
             tensor([0., 0.])
         """
         options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_zeros(*shape, **options), device)
+        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_zeros(shape, **options), device)
 
     def new_ones(
         self,
@@ -96,7 +96,7 @@ class Factories(Reading):
             tensor([1., 1.])
         """
         options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_ones(*shape, **options), device)
+        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_ones(shape, **options), device)
 
     def new_full(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from tensordict.ops.locking import raise_locked
 from tensordict.ops.writing import Writing, _check_expandable, _nest, _to_tensor
 
 _KEY_KINDS = (str, tuple)
-_VIEW_KINDS = (int, slice, type(None), type(Ellipsis))
 
 
 class Indexing(Writing):
@@ -55,7 +55,8 @@ class Indexing(Writing):
                 # A tuple of sequences after all, such as ((0, 1), (2, 3)), which indexes the batch.
                 if is_nested_key(index):
                     raise
-        return self._index(index)
+        # As the reference does. Torch makes a new view of the whole, which shares everything that can be seen.
+        return self if index is Ellipsis else self._index(index)
 
     def _index(self, index: Any) -> Any:
         size = self._batch_size
@@ -66,9 +67,7 @@ class Indexing(Writing):
         if self._names is not None:
             rename = lambda names: indexing.renamed(names, at, len(new_size))  # noqa: E731
         out = self._map(itemgetter(at), new_size, len(size), rename)
-        if self._is_memmap and (
-            type(at) in _VIEW_KINDS or (type(at) is tuple and all(type(x) in _VIEW_KINDS for x in at))
-        ):
+        if self._is_memmap and indexing.is_basic(at):
             _mark_memmap(out)
             out.lock_()
             out._undo = None
@@ -95,7 +94,7 @@ class Indexing(Writing):
         """
         if type(index) is str:
             self._write_name(index, value)
-        elif type(index) is tuple and index and is_nested_key(index):
+        elif type(index) is tuple and index and type(index[0]) in _KEY_KINDS and is_nested_key(index):
             self._write(path_of(index), value)
         else:
             self._assign(index, value)
@@ -103,7 +102,8 @@ class Indexing(Writing):
     def _assign(self, index: Any, value: Any) -> None:
         size = self._batch_size
         at = leaf_index(index, size)
-        new_size = checked_size(at, size)
+        # A mask is in bounds by its shape; the elements of other index tensors have to be looked at.
+        new_size = result_size(at, size) if _is_mask(index) else checked_size(at, size)
         if isinstance(value, Contract):
             if value._batch_size != new_size and value._batch_size[: len(new_size)] != new_size:
                 raise ShapeError(
@@ -147,25 +147,34 @@ class Indexing(Writing):
     ) -> None:
         """Check every item and list what is assigned where, and what has to be allocated."""
         mapping = self._mapping()
+        ndim = len(lead)
         for key, item in value.items():
-            path = path_of(key)
-            current: Any = mapping.get(path[0]) if len(path) == 1 else self._peek(path)
-            full = (*prefix, *path)
+            if type(key) is not str:
+                key, *rest = path_of(key)
+                item = _nest(rest, item)
+            current: Any = mapping.get(key)
+            if type(current) is Tensor or isinstance(current, Tensor):
+                # The feature dims come from the leaf: its shape behind the batch dims of the container indexed.
+                if (
+                    type(item) is not Tensor
+                    or item.shape != new_size + current.shape[ndim:]
+                    or item.dtype is not current.dtype
+                ):
+                    item = _fitting(current, item, new_size + current.shape[ndim:], (*prefix, key))
+                copies.append((current, item))
+                continue
+            path = (*prefix, key)
             if current is None:
                 if self._locked:
-                    raise_locked(f"allocate the entry {joined(full)!r}, which is not there yet")
-                fresh = _allocated(item, at, lead, new_size, full)
-                allocations.append(
-                    (self, path[0], self._admit(fresh if len(path) == 1 else _nest(path[1:], fresh), full))
-                )
-            elif type(current) is not Tensor and isinstance(current, Contract):
-                if isinstance(item, (Contract, Mapping)):
-                    current._plan_assign(item, at, lead, new_size, full, copies, allocations)  # type: ignore[attr-defined]
-                else:
-                    for sub, leaf in current.items(True, True):  # type: ignore[attr-defined]
-                        copies.append((leaf, _fitting(leaf, item, at, lead, new_size, (*full, *path_of(sub)))))
+                    raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
+                fresh = _allocated(item, at, lead, new_size, path)
+                allocations.append((self, key, self._admit(fresh, path)))
+            elif isinstance(item, (Contract, Mapping)):
+                current._plan_assign(item, at, lead, new_size, path, copies, allocations)
             else:
-                copies.append((current, _fitting(current, item, at, lead, new_size, full)))
+                for sub, leaf in current.items(True, True):
+                    expected = new_size + leaf.shape[ndim:]
+                    copies.append((leaf, _fitting(leaf, item, expected, (*path, *path_of(sub)))))
 
     def __delitem__(self, key: Any) -> None:
         """Delete the entry at a nested key; raises `KeyError` when there is none."""
@@ -193,7 +202,7 @@ class Indexing(Writing):
             raise TypeError(
                 "iteration over a container without batch dims (batch_size=[]); iterate over td.items() for its entries"
             )
-        return (self._index(i) for i in range(self._batch_size[0]))
+        return iter(self.unbind(0))  # type: ignore[attr-defined]
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Several items of the first batch dimension in one indexing call, as a `DataLoader` asks for a batch.
@@ -210,14 +219,16 @@ def _mark_memmap(node: Contract) -> None:
             _mark_memmap(value)
 
 
-def _fitting(target: Tensor, item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
-    """`item` if it can be assigned to `target[at]`; raises naming `path` when not."""
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, (Tensor, np.ndarray)) and index.dtype in (torch.bool, np.bool_)
+
+
+def _fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any:
+    """`item` if it can be assigned to a part of `target` of shape `expected`; raises naming `path` when not."""
     if not isinstance(item, Tensor):
         if isinstance(item, (Contract, Mapping)):
             raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
         item = _to_tensor(item, path, target.device)
-    # The feature dims come from the leaf: its shape behind the batch dims of the container that is indexed.
-    expected = new_size + target.shape[len(lead) :]
     if item.shape != expected:
         _check_expandable(item.shape, expected, path)
     # Torch casts when a basic index is assigned and refuses when an advanced one is; here both cast.

@@ -81,10 +81,8 @@ class Locking(Contract):
         for value in self._mapping().values():
             if type(value) is not Tensor and isinstance(value, Locking):
                 own = own or weakref.ref(self)
-                if value._lock_owners is None:
-                    value._lock_owners = [own]
-                else:
-                    value._lock_owners.append(own)
+                # The dead are left out, or a child that outlives many parents would remember them all.
+                value._lock_owners = [*_locked_owners(value), own]
                 if not value._locked:
                     value._lock_tree()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from tensordict import settings
 from tensordict.contract import Contract
 from tensordict.indexing import leaf_index
-from tensordict.keys import joined, path_of
+from tensordict.keys import Path, joined, path_of
 from tensordict.views import IsLeaf, _Items, _Keys, _Values
 
 
@@ -157,17 +157,19 @@ class Reading(Contract):
 
     def _find(self, key: Any) -> Any:
         """The entry at a nested key; raises `KeyError` when a name on the way is missing or is a tensor."""
+        node: Any = self
         if type(key) is tuple and key:
             try:
-                node = self
                 for name in key:
                     node = node._get_entry(name)
                 return node
             except (KeyError, AttributeError, TypeError):
-                # Not a flat key whose entries all exist. The walk below finds out why.
-                pass
-        node = self
-        path = path_of(key)
+                # Not a flat key whose entries all exist: find out what it is, and what is missing.
+                node = self
+        return self._find_slowly(path_of(key))
+
+    def _find_slowly(self, path: Path) -> Any:
+        node: Any = self
         for i, name in enumerate(path):
             if not isinstance(node, Contract):
                 raise KeyError(

@@ -45,6 +45,8 @@ class Structure(Writing):
             >>> list(td.select(("b", "c")).keys(True, True))
             [('b', 'c')]
         """
+        if not inplace and not as_tensordict and (entries := self._level_entries(keys)) is not None:
+            return self._build(entries, self._batch_size, self._device, self._names)
         wanted: dict[str, Any] = {}
         for key in keys:
             path = (key,) if type(key) is str else path_of(key)
@@ -61,6 +63,14 @@ class Structure(Writing):
         if as_tensordict and not isinstance(selected, registry.lookup("TensorDict")):
             return selected.to_tensordict()  # type: ignore[attr-defined, no-any-return]
         return selected
+
+    def _level_entries(self, keys: tuple[Any, ...]) -> dict[str, Any] | None:
+        """The entries at these keys; `None` when one is nested or missing, or is no key at all."""
+        mapping = self._mapping()
+        try:
+            return {key: mapping[key] for key in keys}
+        except (KeyError, TypeError):
+            return None
 
     def _selected(self, wanted: dict[str, Any]) -> Self:
         mapping = self._mapping()

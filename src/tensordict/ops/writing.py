@@ -28,6 +28,8 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 class _Update:
     """One call of `update`: its options, and the writes and copies to make once everything has been checked."""
 
+    __slots__ = ("clone", "ignore_lock", "inplace", "is_leaf", "non_blocking", "targets", "values", "writes")
+
     def __init__(
         self, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None, ignore_lock: bool
     ) -> None:
@@ -85,17 +87,17 @@ class Writing(Reading, Locking):
             self._write(path_of(key), item, non_blocking)
         return self
 
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False) -> None:
-        """Check `item` and store it under a name of this level."""
+    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+        """Check `item` and store it under a name of this level; `path` leads there from where the write began."""
         if self._locked:
-            raise_locked(f"set the entry {name!r}")
+            raise_locked(f"set the entry {name if path is None else joined(path)!r}")
         # A plain tensor that fits is by far the most frequent item: 0.25 us here, 0.6 us through `_admit`.
         if type(item) is Tensor and self._device is None:
             size = self._batch_size
             if not size or item.shape[: len(size)] == size:
                 self._put_entry(name, item)
                 return
-        self._put_entry(name, self._admit(item, (name,), non_blocking))
+        self._put_entry(name, self._admit(item, (name,) if path is None else path, non_blocking))
 
     def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
         """Check `item` and store it at `path`."""
@@ -110,9 +112,7 @@ class Writing(Reading, Locking):
             if not isinstance(child, Contract):
                 raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[: depth + 1])!r} is a tensor")
             node = child
-        if node._locked:
-            raise_locked(f"set the entry {joined(path)!r}")
-        node._put_entry(path[-1], node._admit(item, path, non_blocking))
+        node._write_name(path[-1], item, non_blocking, path)
 
     def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""
@@ -254,8 +254,10 @@ class Writing(Reading, Locking):
         self._plan_update(source, (), plan)
         for node, entries in plan.writes:
             node._put_entries(entries)
-        _copy_all(plan.targets, plan.values, plan.non_blocking)
-        self._settle(non_blocking)
+        if plan.targets:
+            _copy_all(plan.targets, plan.values, plan.non_blocking)
+        if self._device is not None:
+            self._settle(non_blocking)
         return self
 
     def _plan_update(self, source: Any, prefix: Path, plan: _Update) -> None:
@@ -402,20 +404,24 @@ class Writing(Reading, Locking):
     def _plan_copies(self, source: Any, prefix: Path, targets: list[Tensor], values: list[Any]) -> None:
         mapping = self._mapping()
         for key, item in source.items():
-            path = path_of(key)
-            current: Any = mapping.get(path[0]) if len(path) == 1 else self._peek(path)
-            path = (*prefix, *path)
+            if type(key) is not str:
+                key, *rest = path_of(key)
+                item = _nest(rest, item)
+            current: Any = mapping.get(key)
+            if type(current) is Tensor or isinstance(current, Tensor):
+                if type(item) is not Tensor or item.shape != current.shape:
+                    item = _copyable(current, item, (*prefix, key))
+                targets.append(current)
+                values.append(item)
+                continue
+            path = (*prefix, key)
             if current is None:
                 raise KeyError(f"cannot update {joined(path)!r} in place: there is no such entry. Use update to add it")
-            if type(current) is not Tensor and isinstance(current, Contract):
-                if not isinstance(item, (Contract, Mapping)):
-                    raise TypeError(
-                        f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}"
-                    )
-                current._plan_copies(item, path, targets, values)  # type: ignore[attr-defined]
-            else:
-                targets.append(current)
-                values.append(_copyable(current, item, path))
+            if not isinstance(item, (Contract, Mapping)):
+                raise TypeError(
+                    f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}"
+                )
+            current._plan_copies(item, path, targets, values)
 
     def update_at_(
         self,
@@ -562,7 +568,8 @@ class Writing(Reading, Locking):
 
     def _queues(self, non_blocking: bool | None) -> bool:
         """Whether transfers to the device of this container are queued, to be waited for once at the end."""
-        return bool(non_blocking) or (self._device is not None and self._device.type not in ("cpu", "meta"))
+        device = self._device
+        return bool(non_blocking) or (device is not None and device.type not in ("cpu", "meta"))
 
     def _settle(self, non_blocking: bool | None) -> None:
         """Wait for the queued transfers, unless the caller asked not to."""
@@ -635,6 +642,8 @@ def _source(source: Any, kwargs: dict[str, Any]) -> Any:
     """The one thing an update reads from."""
     if source is None:
         return kwargs
+    if type(source) is dict and not kwargs:
+        return source
     if kwargs:
         source = {**dict(source.items()), **kwargs}
     if not hasattr(source, "items"):
