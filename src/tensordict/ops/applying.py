@@ -164,9 +164,7 @@ class Applying(Writing):
                 continue
             if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):
                 result = _to_tensor(result, (*path, name), self._device)
-            if ndim and (
-                not (shape := result.shape) or shape[0] != first if ndim == 1 else result.shape[:ndim] != size
-            ):
+            if ndim and result.shape[:ndim] != size:
                 self._refuse_result(result, size, call, (*path, name))
             entries[name] = result
         if call.targets is not None:
