@@ -124,9 +124,9 @@ def test_class_names_of_leaves() -> None:
 def test_leaves_without_a_plain_shape_or_storage() -> None:
     ragged = [torch.zeros(2, 5), torch.zeros(3, 5)]
     td = TensorDict()
-    td._put_entry("sparse", torch.eye(3).to_sparse())
-    td._put_entry("strided", torch.nested.nested_tensor(ragged))
-    td._put_entry("jagged", torch.nested.nested_tensor(ragged, layout=torch.jagged))
+    td._entries["sparse"] = torch.eye(3).to_sparse()
+    td._entries["strided"] = torch.nested.nested_tensor(ragged)
+    td._entries["jagged"] = torch.nested.nested_tensor(ragged, layout=torch.jagged)
     text = repr(td)
     assert "sparse: Tensor(shape=torch.Size([3, 3]), device=cpu, dtype=torch.float32, is_shared=False)" in text
     assert "strided: Tensor(shape=torch.Size([2, -1, 5])" in text

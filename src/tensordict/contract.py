@@ -6,7 +6,7 @@ supplies the abstract primitives; everything else follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -43,28 +43,11 @@ class Contract:
     _memmap_prefix: pathlib.Path | None = None
     _undo: tuple[Any, ...] | None = None
 
-    # --- primitives: one level of names ---------------------------------------------------------------------------
-
-    def _mapping(self) -> Mapping[str, Any]:
-        """The entries of this level, for reading only: name -> leaf or node."""
-        raise NotImplementedError
-
-    def _get_entry(self, name: str) -> Any:
-        """The entry called `name`; raises `KeyError` when there is none."""
-        raise NotImplementedError
-
-    def _put_entry(self, name: str, value: Any) -> None:
-        """Write an entry that has already been checked (shape, device, lock)."""
-        raise NotImplementedError
-
-    def _put_entries(self, entries: dict[str, Any]) -> None:
-        """Write several checked entries."""
-        for name, value in entries.items():
-            self._put_entry(name, value)
-
-    def _drop_entry(self, name: str) -> None:
-        """Delete the entry called `name`, known to exist."""
-        raise NotImplementedError
+    # --- primitives ---------------------------------------------------------------------------------------------
+    # The entries of this level, name -> leaf or node. Reading gives what is stored (or made on reading), writing takes
+    # what has been checked already (shape, device, lock). An attribute, because every access goes through it: a method
+    # call in its place would cost 45 ns. A class whose entries are no dict makes it a property over its own mapping.
+    _entries: MutableMapping[str, Any]
 
     def _build(
         self,
@@ -86,10 +69,6 @@ class Contract:
         """One `_build` per piece, each with its batch size."""
         return [self._build(entries, size, device, names) for entries, size in zip(pieces, sizes, strict=True)]
 
-    def _entries(self) -> ItemsView[str, Any]:
-        """The (name, leaf or node) pairs of this level."""
-        return self._mapping().items()
-
     # --- structural walks -----------------------------------------------------------------------------------------
     # All take the new batch size of the root and `lead`, the number of batch dims of the root that it replaces: a
     # nested container, whose batch size begins with its parent's, gets `size + its own batch size past lead`.
@@ -103,7 +82,7 @@ class Contract:
             lead: the number of batch dims that `size` replaces.
             rename: maps the names of the replaced dims to the new ones; `None` drops the names (with `size`).
         """
-        mapping = self._mapping()
+        mapping = self._entries
         if is_flat(mapping):
             entries = dict(zip(mapping, map(fn, mapping.values())))
         else:
@@ -125,7 +104,7 @@ class Contract:
         self, fn: Callable[[Any], Sequence[Any]], sizes: Sequence[torch.Size], lead: int, rename: Rename | None
     ) -> list[Self]:
         """As `_map`, for an `fn` that cuts a leaf in `len(sizes)` pieces: one container per piece."""
-        mapping = self._mapping()
+        mapping = self._entries
         columns: list[Sequence[Any]] = (
             [
                 value._map_many(fn, sizes, lead, rename) if isinstance(value, Contract) else fn(value)
@@ -158,7 +137,7 @@ class Contract:
 
         `others` holds all the inputs, `self` among them, and must agree on the keys.
         """
-        mappings = [other._mapping() for other in others]
+        mappings = [other._entries for other in others]
         count = len(mappings[0])
         entries: dict[str, Any] = {}
         if any(len(mapping) != count for mapping in mappings):

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import torch
 
+_CPU = torch.device("cpu")
+
 
 def as_device(device: Any) -> torch.device:
     """A device as tensors report it: a bare `cuda` gets the index it stands for, the CPU has none.
@@ -15,6 +17,8 @@ def as_device(device: Any) -> torch.device:
         RuntimeError: there is no such device.
         TypeError: this is nothing that names a device.
     """
+    if type(device) is str and device == "cpu":
+        return _CPU
     if not isinstance(device, (str, int, torch.device)):
         raise TypeError(f"a device is a torch.device, a string or an index, got {device!r}")
     found: torch.device = device if isinstance(device, torch.device) else torch.device(device)

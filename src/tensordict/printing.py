@@ -110,7 +110,7 @@ class Printing(Contract):
 
     def __repr__(self) -> str:
         """The class, the entries sorted by key with their shapes and dtypes, the batch size and the device."""
-        return container_repr(type(self).__name__, {"fields": self._mapping()}, self._facts())
+        return container_repr(type(self).__name__, {"fields": self._entries}, self._facts())
 
     def _repr_html_(self) -> str:
         """A nested table of keys, shapes, dtypes and devices, for notebooks."""
@@ -218,7 +218,7 @@ def _html(node: Any) -> str:
         f"<strong>{html.escape(type(node).__name__)}</strong> "
         f"batch_size={html.escape(str(list(node._batch_size)))}, device={html.escape(str(node._device))}"
     )
-    entries = node._mapping()
+    entries = node._entries
     if not entries:
         return f"<div>{head} (empty)</div>"
     names = sorted(entries) if _options["sort_keys"] == "alphabetical" else list(entries)

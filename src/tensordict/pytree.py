@@ -57,7 +57,7 @@ def register(
 
 def flatten_container(container: Contract) -> tuple[list[Any], Context]:
     """The entries of one level, in insertion order, and the context that makes a container of them again."""
-    mapping = container._mapping()
+    mapping = container._entries
     values = list(mapping.values())
     names = container._names
     return values, Context(
@@ -123,7 +123,7 @@ def _depth(values: list[Any]) -> int:
     deepest = 0
     for value in values:
         if isinstance(value, Contract):
-            deepest = max(deepest, _depth(list(value._mapping().values())))
+            deepest = max(deepest, _depth(list(value._entries.values())))
         elif isinstance(value, Tensor):
             depth = 0
             while torch._C._functorch.is_batchedtensor(value):

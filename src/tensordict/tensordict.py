@@ -46,7 +46,7 @@ class TensorDict(TensorDictBase):
         (torch.Size([3, 4]), torch.Size([]))
     """
 
-    _tensordict: dict[str, Any]
+    _entries: dict[str, Any]
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TensorDict(TensorDictBase):
             if source is not None:
                 raise ValueError("entries come from a mapping or from keyword arguments, not from both")
             source = kwargs
-        self._tensordict = {}
+        self._entries = {}
         self._batch_size = as_size(batch_size)
         if device is not None:
             self._device = as_device(device)
@@ -84,7 +84,7 @@ class TensorDict(TensorDictBase):
     ) -> Self:
         """The trusted constructor: nothing is checked, `entries` is taken over."""
         self = object.__new__(cls)
-        self._tensordict = entries
+        self._entries = entries
         self._batch_size = batch_size
         if device is not None:
             self._device = device
@@ -109,7 +109,7 @@ class TensorDict(TensorDictBase):
         out = []
         for entries, size in zip(pieces, sizes, strict=True):
             piece = new(cls)
-            piece._tensordict = entries
+            piece._entries = entries
             piece._batch_size = size
             out.append(piece)
         if device is not None or names is not None:
@@ -117,21 +117,6 @@ class TensorDict(TensorDictBase):
                 piece._device = device
                 piece._names = names and list(names)
         return out
-
-    def _mapping(self) -> dict[str, Any]:
-        return self._tensordict
-
-    def _get_entry(self, name: str) -> Any:
-        return self._tensordict[name]
-
-    def _put_entry(self, name: str, value: Any) -> None:
-        self._tensordict[name] = value
-
-    def _put_entries(self, entries: dict[str, Any]) -> None:
-        self._tensordict.update(entries)
-
-    def _drop_entry(self, name: str) -> None:
-        del self._tensordict[name]
 
 
 def _as_mapping(source: Any) -> dict[Any, Any]:

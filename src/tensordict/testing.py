@@ -77,7 +77,7 @@ def _compare(
     differences: list[str],
 ) -> None:
     """Append a line for every pair of leaves that differ."""
-    ours, theirs = actual._mapping(), expected._mapping()
+    ours, theirs = actual._entries, expected._entries
     if not intersection and ours.keys() != theirs.keys():
         raise_key_mismatch([ours, theirs], prefix)
     for name in ours:

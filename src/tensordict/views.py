@@ -51,7 +51,7 @@ class _View:
     def _pairs(self) -> list[tuple[Any, Any]]:
         pairs: list[tuple[Any, Any]] = []
         if not self._nested:
-            pairs.extend(self._source._entries())
+            pairs.extend(self._source._entries.items())
             if self._leaves_only:
                 pairs = [pair for pair in pairs if self._counts_as_leaf(pair[1])]
         elif self._is_leaf is None:
@@ -71,7 +71,7 @@ class _View:
             return len(self._pairs())
         if self._nested:
             return _count(self._source, self._leaves_only)
-        mapping = self._source._mapping()
+        mapping = self._source._entries
         if not self._leaves_only:
             return len(mapping)
         return sum(not isinstance(value, Contract) for value in mapping.values())
@@ -105,7 +105,7 @@ class _Keys(_View, KeysView[Any]):
         for i, name in enumerate(path):
             if not isinstance(value, Contract) or (i and self._is_leaf is not None and self._counts_as_leaf(value)):
                 return False
-            mapping = value._mapping()
+            mapping = value._entries
             if name not in mapping:
                 return False
             value = mapping[name]
@@ -159,7 +159,7 @@ def _dotted(key: Key) -> str:
 
 
 def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[Any]) -> None:
-    mapping = node._mapping()
+    mapping = node._entries
     if is_flat(mapping):
         out.extend(_level_keys(prefix, mapping))
         return
@@ -172,7 +172,7 @@ def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, ou
 
 
 def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
-    mapping = node._mapping()
+    mapping = node._entries
     if is_flat(mapping):
         out.extend(mapping.values())
         return
@@ -185,7 +185,7 @@ def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
 
 
 def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[tuple[Any, Any]]) -> None:
-    mapping = node._mapping()
+    mapping = node._entries
     if is_flat(mapping):
         out.extend(zip(_level_keys(prefix, mapping), mapping.values()) if prefix else mapping.items())
         return
@@ -198,7 +198,7 @@ def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: li
 
 
 def _count(node: Contract, leaves_only: bool) -> int:
-    mapping = node._mapping()
+    mapping = node._entries
     count = len(mapping)
     for value in mapping.values():
         if type(value) is not Tensor and isinstance(value, Contract):
@@ -215,7 +215,7 @@ def _collect_until(
     node: Contract, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf, out: list[tuple[Any, Any]]
 ) -> None:
     """As `_collect`, with the caller's idea of a leaf: what it calls a leaf is not entered."""
-    for name, value in node._mapping().items():
+    for name, value in node._entries.items():
         key = (*prefix, name) if prefix else name
         leaf = is_leaf(type(value))
         if not leaf and isinstance(value, Contract):

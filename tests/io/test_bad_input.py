@@ -192,7 +192,7 @@ UNSAVEABLE: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_unsaveable_entry(kind: str, tmp_path: pathlib.Path) -> None:
     td = make()
-    td["b"]._put_entry("odd", UNSAVEABLE[kind]())
+    td["b"]._entries["odd"] = UNSAVEABLE[kind]()
     for method in ("memmap", "memmap_", "memmap_like"):
         for prefix in (tmp_path / "saved", None):
             with pytest.raises(NotImplementedError, match=r"\('b', 'odd'\)"):

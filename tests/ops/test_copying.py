@@ -70,7 +70,7 @@ def test_deepcopy_keeps_identities_and_parameters() -> None:
     node = TensorDict(x=torch.zeros(2))
     td = TensorDict({"a": shared, "b": {"c": shared}, "p": torch.nn.Parameter(torch.ones(2))})
     td["n1"] = node
-    td._put_entry("n2", td["n1"])
+    td._entries["n2"] = td["n1"]
     copied = copy.deepcopy(td)
     assert copied["a"] is copied["b", "c"]
     assert copied["a"] is not shared

@@ -115,7 +115,7 @@ def _plan_node(
         raise SaveError(f"{folder!r} holds a save already; pass existsok=True to replace it")
     leaf_files: set[str] = set()
     children: list[tuple[str, Contract]] = []
-    for name, value in container._entries():
+    for name, value in container._entries.items():
         if isinstance(value, Contract):
             children.append((name, value))
             node.entries[name] = node  # Keeps the place in the order; replaced below.
@@ -400,7 +400,7 @@ def _in_place(node: _Node, prefix: pathlib.Path | None) -> Any:
     container = node.container
     for name, entry in node.entries.items():
         if isinstance(entry, _Leaf):
-            container._put_entry(name, entry.result)
+            container._entries[name] = entry.result
         else:
             _in_place(entry, _inner(prefix, entry))
     container._device = _CPU

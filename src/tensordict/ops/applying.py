@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,11 +146,12 @@ class Applying(Writing):
             result._undo = None
         return result
 
-    def _apply_tree(self, call: _Call, others: tuple[Any, ...], path: Path) -> Any:
-        mapping = self._mapping()
+    def _apply_tree(self, call: _Call, others: Sequence[Any], path: Path) -> Any:
+        mapping = self._entries
         size = self._batch_size if call.batch_size is None else call.batch_size
         entries: dict[str, Any] = {}
-        plain = not (call.named or others or call.targets is not None)
+        simple = not call.named and call.targets is None
+        plain = simple and not others
         fn, ndim = call.fn, len(size)
         for name, value in mapping.items():
             if type(value) is not Tensor and not call.call_on_nested and isinstance(value, Applying):
@@ -159,7 +160,12 @@ class Applying(Writing):
                 if nested is not None:
                     entries[name] = nested
                 continue
-            result = fn(value) if plain else self._called(name, value, call, others, path)
+            if plain:
+                result = fn(value)
+            elif simple:
+                result = fn(value, *self._counterparts(name, call, others, path))
+            else:
+                result = self._called(name, value, call, others, path)
             if result is None:
                 continue
             if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):
@@ -185,7 +191,7 @@ class Applying(Writing):
                 f"the batch size {list(size)}; pass batch_size= for a function that changes it"
             )
 
-    def _called(self, name: str, value: Any, call: _Call, others: tuple[Any, ...], path: Path) -> Any:
+    def _called(self, name: str, value: Any, call: _Call, others: Sequence[Any], path: Path) -> Any:
         """The result of one call; with `inplace` it is noted as a copy to make."""
         counterparts = self._counterparts(name, call, others, path) if others else others
         if not call.named:
@@ -202,20 +208,18 @@ class Applying(Writing):
             call.results.append(_copyable(value, result, (*path, name)))
         return result
 
-    def _counterparts(self, name: str, call: _Call, others: tuple[Any, ...], path: Path) -> tuple[Any, ...]:
+    def _counterparts(self, name: str, call: _Call, others: Sequence[Any], path: Path) -> Sequence[Any]:
         """The entries of the same name in the other containers."""
         try:
-            return tuple([other._mapping()[name] for other in others])
+            return [other._entries[name] for other in others]
         except (KeyError, AttributeError):
             # One of them has no such entry, or is the default of a node that was missing further up.
             if call.default is NO_DEFAULT:
                 raise KeyError(
                     f"apply: one of the other containers has no entry {joined((*path, name))!r}; pass default="
                 ) from None
-        return tuple(
-            other._mapping().get(name, call.default) if isinstance(other, Contract) else call.default
-            for other in others
-        )
+        default = call.default
+        return [other._entries.get(name, default) if isinstance(other, Contract) else default for other in others]
 
 
 def _size(batch_size: Any) -> torch.Size | None:

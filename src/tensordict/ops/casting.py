@@ -127,7 +127,7 @@ class Casting(Leaves):
 
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
-        for value in self._mapping().values():
+        for value in self._entries.values():
             if isinstance(value, Casting):
                 value._set_device(device)
 
@@ -474,7 +474,7 @@ def _placed(node: Any, fn: Callable[[Any], Any], device: torch.device) -> Any:
         name: fn(value)
         if type(value) is Tensor
         else (_placed(value, fn, device) if isinstance(value, Contract) else fn(value))
-        for name, value in node._mapping().items()
+        for name, value in node._entries.items()
     }
     return node._build(entries, node._batch_size, device, node._names)
 
@@ -492,10 +492,10 @@ def _restored(source: Any, result: Any) -> Any:
 
 def _back(result: Any, source: Any) -> Any:
     """The entries of `result` as `source` stores them, copied into its leaves where there are any."""
-    current = source._mapping()
+    current = source._entries
     device = source._device
     entries: dict[str, Any] = {}
-    for name, value in result._entries():
+    for name, value in result._entries.items():
         old = current.get(name)
         if isinstance(value, Contract):
             if isinstance(old, Contract):

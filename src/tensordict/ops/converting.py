@@ -40,7 +40,7 @@ class Converting(Contract):
         """
         if convert_tensors not in (True, False, "numpy"):
             raise ValueError(f"convert_tensors is True, False or 'numpy', got {convert_tensors!r}")
-        plain: dict[str, Any] = dict(self._mapping())
+        plain: dict[str, Any] = dict(self._entries)
         for name, value in plain.items():
             if type(value) is not Tensor and isinstance(value, Converting):
                 if tolist_first and value._batch_size:
@@ -65,7 +65,7 @@ class Converting(Contract):
             name: value.to_tensordict(retain_none=retain_none)
             if isinstance(value, Converting)
             else (value.clone() if isinstance(value, Tensor) else value)
-            for name, value in self._entries()
+            for name, value in self._entries.items()
             if value is not None or retain_none is not False
         }
         return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)

@@ -46,7 +46,7 @@ class Copying(Leaves):
 
     def copy(self) -> Self:
         """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
-        entries = dict(self._mapping())
+        entries = dict(self._entries)
         for name, value in entries.items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 entries[name] = value.copy()  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ class Copying(Leaves):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """An unlocked copy of everything; what was one tensor or container under two keys stays one."""
-        entries = {name: _deep_copy(value, memo) for name, value in self._entries()}
+        entries = {name: _deep_copy(value, memo) for name, value in self._entries.items()}
         result = self._build(entries, self._batch_size, self._device, self._names)
         memo[id(self)] = result
         return result

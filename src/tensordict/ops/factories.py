@@ -241,7 +241,7 @@ def _on_device(node: Any, device: Any) -> Any:
             if device.index is not None or device.type in ("cpu", "meta")
             else torch.empty((), device=device).device
         )
-    for value in node._mapping().values():
+    for value in node._entries.values():
         if isinstance(value, Contract):
             _on_device(value, device)
     return node
@@ -250,10 +250,10 @@ def _on_device(node: Any, device: Any) -> Any:
 def _filled_like(node: Any, data: Any, copy: Callable[[Tensor, Tensor], Tensor]) -> Any:
     """The structure of `node` with copies of `data`, a tensor for all leaves or a container with one for each."""
     entries: dict[str, Any] = {}
-    for name, value in node._entries():
+    for name, value in node._entries.items():
         source = data
         if isinstance(data, Reading):
-            source = data._mapping().get(name)
+            source = data._entries.get(name)
             if source is None:
                 raise data._missing(name)
         if isinstance(value, Contract):
@@ -267,7 +267,7 @@ def _filled_like(node: Any, data: Any, copy: Callable[[Tensor, Tensor], Tensor])
 
 
 def _fill_tree(node: Contract, value: Any) -> None:
-    for entry in node._mapping().values():
+    for entry in node._entries.values():
         if isinstance(entry, Contract):
             _fill_tree(entry, value)
         else:

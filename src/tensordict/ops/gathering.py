@@ -227,7 +227,7 @@ def _checked_mask(mask: Any) -> Tensor:
 
 def _leaves(node: Contract) -> list[Tensor]:
     out: list[Tensor] = []
-    for value in node._mapping().values():
+    for value in node._entries.values():
         if isinstance(value, Contract):
             out += _leaves(value)
         else:
@@ -248,7 +248,7 @@ def _written(out: Any, result: Any) -> Any:
 
 def _chosen(node: Any, other: Any, masks: _ByNdim, pad: Any, path: Path) -> Any:
     """Elements of `node` where the mask holds, of `other` elsewhere, `pad` for entries that one of them lacks."""
-    ours, theirs = node._mapping(), other._mapping()
+    ours, theirs = node._entries, other._entries
     if pad is None and ours.keys() != theirs.keys():
         odd = sorted(joined((*path, name)) for name in ours.keys() ^ theirs.keys())
         raise KeyMismatchError(f"where: only one of the containers has the entries {odd}; give a pad value for them")

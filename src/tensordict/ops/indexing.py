@@ -43,7 +43,7 @@ class Indexing(Writing):
         kind = type(index)
         if kind is str:
             try:
-                return self._get_entry(index)
+                return self._entries[index]
             except KeyError:
                 raise self._missing(index) from None
         if kind is tuple and index and type(index[0]) in _KEY_KINDS:
@@ -92,9 +92,10 @@ class Indexing(Writing):
             >>> buffer["obs"].shape, buffer["obs"].sum()
             (torch.Size([100, 4]), tensor(4.))
         """
-        if type(index) is str:
+        kind = type(index)
+        if kind is str:
             self._write_name(index, value)
-        elif type(index) is tuple and index and type(index[0]) in _KEY_KINDS and is_nested_key(index):
+        elif kind is tuple and index and type(index[0]) in _KEY_KINDS and is_nested_key(index):
             self._write(path_of(index), value)
         else:
             self._assign(index, value)
@@ -119,7 +120,7 @@ class Indexing(Writing):
         for target, item in copies:
             target[at] = item
         for node, name, fresh in allocations:
-            node._put_entry(name, fresh)
+            node._entries[name] = fresh
 
     def _assign_everywhere(self, at: Any, value: Any) -> None:
         """Assign one tensor or number to a part of every leaf."""
@@ -146,8 +147,10 @@ class Indexing(Writing):
         allocations: list[tuple[Any, str, Any]],
     ) -> None:
         """Check every item and list what is assigned where, and what has to be allocated."""
-        mapping = self._mapping()
+        mapping = self._entries
         ndim = len(lead)
+        # Torch casts by itself what is assigned to a view, and refuses to when the index is a tensor.
+        casts = type(at) is not int and type(at) is not slice
         for key, item in value.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
@@ -158,7 +161,7 @@ class Indexing(Writing):
                 if (
                     type(item) is not Tensor
                     or item.shape != new_size + current.shape[ndim:]
-                    or item.dtype is not current.dtype
+                    or (casts and item.dtype is not current.dtype)
                 ):
                     item = _fitting(current, item, new_size + current.shape[ndim:], (*prefix, key))
                 copies.append((current, item))
@@ -183,7 +186,7 @@ class Indexing(Writing):
     def __contains__(self, key: object) -> bool:
         """Whether there is an entry at a nested key."""
         if isinstance(key, str):
-            return key in self._mapping()
+            return key in self._entries
         if not is_nested_key(key):
             raise TypeError(f"keys are strings or tuples of strings, got {key!r} of type {type(key).__name__}")
         return self._peek(path_of(key)) is not None
@@ -214,7 +217,7 @@ class Indexing(Writing):
 
 def _mark_memmap(node: Contract) -> None:
     node._is_memmap = True
-    for value in node._mapping().values():
+    for value in node._entries.values():
         if type(value) is not Tensor and isinstance(value, Contract):
             _mark_memmap(value)
 
@@ -239,9 +242,7 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
     """Zeros for all of the batch, shaped after `item`, with `item` assigned at the index."""
     if isinstance(item, Contract):
         size = lead + item._batch_size[len(new_size) :]
-        entries = {
-            name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._mapping().items()
-        }
+        entries = {name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._entries.items()}
         names: Names | None = None
         if item._names is not None:
             names = [*([None] * len(lead)), *item._names[len(new_size) :]]

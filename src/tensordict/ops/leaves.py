@@ -92,7 +92,7 @@ class Leaves(Locking):
             ['a']
         """
         entries: dict[str, Any] = {}
-        for name, value in self._entries():
+        for name, value in self._entries.items():
             gradient = value.grad if isinstance(value, Contract) else _gradient(value)  # type: ignore[attr-defined]
             if gradient is not None:
                 entries[name] = gradient
@@ -149,7 +149,7 @@ class Leaves(Locking):
             name: value.data_ptr(storage=storage)
             if isinstance(value, Leaves)
             else torch.tensor(value.untyped_storage().data_ptr() if storage else value.data_ptr())
-            for name, value in self._entries()
+            for name, value in self._entries.items()
         }
         return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)
 
@@ -197,7 +197,7 @@ class Leaves(Locking):
             if node._locked:
                 self._refuse_if_locked("replace its leaves")
         for node, name, value in writes:
-            node._put_entry(name, value)
+            node._entries[name] = value
         for node, device in devices:
             node._device = device
         return self
@@ -207,7 +207,7 @@ _data: Callable[[Any], Any] = attrgetter("data")
 
 
 def _gather(node: Contract, found: list[Any]) -> None:
-    for value in node._mapping().values():
+    for value in node._entries.values():
         if type(value) is not Tensor and isinstance(value, Contract):
             _gather(value, found)
         else:
@@ -216,7 +216,7 @@ def _gather(node: Contract, found: list[Any]) -> None:
 
 def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The (path, leaf) pairs of a tree."""
-    for name, value in node._entries():
+    for name, value in node._entries.items():
         if type(value) is not Tensor and isinstance(value, Contract):
             yield from _walk(value, (*prefix, name))
         else:
@@ -252,8 +252,8 @@ def _plan_replacement(
     """List what differs between a container and one of the same structure."""
     if node._device != source._device:
         devices.append((node, source._device))
-    mapping = node._mapping()
-    for name, value in source._entries():
+    mapping = node._entries
+    for name, value in source._entries.items():
         current = mapping[name]
         if type(value) is not Tensor and isinstance(value, Contract):
             _plan_replacement(current, value, writes, devices)

@@ -78,7 +78,7 @@ class Locking(Contract):
     def _lock_tree(self) -> None:
         self._locked = True
         own = None
-        for value in self._mapping().values():
+        for value in self._entries.values():
             if type(value) is not Tensor and isinstance(value, Locking):
                 own = own or weakref.ref(self)
                 # The dead are left out, or a child that outlives many parents would remember them all.
@@ -90,7 +90,7 @@ class Locking(Contract):
         self._locked = False
         self._is_memmap = self._is_shared = False
         self._memmap_prefix = None
-        for value in self._mapping().values():
+        for value in self._entries.values():
             if type(value) is not Tensor and isinstance(value, Locking):
                 owners = [owner for owner in _locked_owners(value) if owner() is not self]
                 value._lock_owners = owners or None

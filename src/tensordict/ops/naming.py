@@ -55,6 +55,6 @@ def _rename_tree(node: Contract, names: Names | None, lead: int) -> None:
     tail = [] if node._names is None else node._names[lead:]
     merged = [*([None] * lead if names is None else names), *(tail or [None] * (len(node._batch_size) - lead))]
     node._names = merged if any(name is not None for name in merged) else None
-    for value in node._mapping().values():
+    for value in node._entries.values():
         if type(value) is not Tensor and isinstance(value, Contract):
             _rename_tree(value, names, lead)

@@ -57,7 +57,7 @@ class Reading(Contract):
         """
         if include_nested or leaves_only or sort:
             return _Keys(self, include_nested, leaves_only, is_leaf, sort)
-        return self._mapping().keys()
+        return self._entries.keys()
 
     def values(
         self,
@@ -70,7 +70,7 @@ class Reading(Contract):
         """A live view of the values; arguments and order as in :meth:`keys`."""
         if include_nested or leaves_only or sort:
             return _Values(self, include_nested, leaves_only, is_leaf, sort)
-        return self._mapping().values()
+        return self._entries.values()
 
     def items(
         self,
@@ -83,22 +83,22 @@ class Reading(Contract):
         """A live view of the (key, value) pairs; arguments and order as in :meth:`keys`."""
         if include_nested or leaves_only or sort:
             return _Items(self, include_nested, leaves_only, is_leaf, sort)
-        return self._mapping().items()
+        return self._entries.items()
 
     @property
     def sorted_keys(self) -> list[str]:
         """The keys of this level in alphabetical order."""
-        return sorted(self._mapping())
+        return sorted(self._entries)
 
     @property
     def depth(self) -> int:
         """How many containers are nested in one another below this one; 0 when all entries are tensors."""
-        nested = [value.depth for value in self._mapping().values() if isinstance(value, Reading)]
+        nested = [value.depth for value in self._entries.values() if isinstance(value, Reading)]
         return 1 + max(nested) if nested else 0
 
     def is_empty(self) -> bool:
         """Whether no leaf is found anywhere in the tree."""
-        return all(isinstance(value, Reading) and value.is_empty() for value in self._mapping().values())
+        return all(isinstance(value, Reading) and value.is_empty() for value in self._entries.values())
 
     def entry_class(self, key: Any) -> type:
         """The class of the entry at a nested key; raises `KeyError` when there is none."""
@@ -130,7 +130,7 @@ class Reading(Contract):
         """
         try:
             if type(key) is str:
-                return self._get_entry(key)
+                return self._entries[key]
             return self._find(key)
         except KeyError:
             if default is not NO_DEFAULT:
@@ -161,7 +161,7 @@ class Reading(Contract):
         if type(key) is tuple and key:
             try:
                 for name in key:
-                    node = node._get_entry(name)
+                    node = node._entries[name]
                 return node
             except (KeyError, AttributeError, TypeError):
                 # Not a flat key whose entries all exist: find out what it is, and what is missing.
@@ -175,7 +175,7 @@ class Reading(Contract):
                 raise KeyError(
                     f"there is no entry {joined(path)!r}: {joined(path[:i])!r} is a tensor and holds no entries"
                 )
-            node = node._get_entry(name)
+            node = node._entries[name]
         return node
 
     def _missing(self, key: Any) -> KeyError:

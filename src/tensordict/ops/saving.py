@@ -449,8 +449,8 @@ def _refuse_nested_shape(shape: Any, key: Key) -> None:
 def _check_fit(target: Contract, loaded: Contract, path: Path) -> None:
     """Refuse to load entries that do not begin with the batch size of the container they go into."""
     size = target._batch_size
-    mapping = target._mapping()
-    for name, value in loaded._entries():
+    mapping = target._entries
+    for name, value in loaded._entries.items():
         old = mapping.get(name)
         if isinstance(value, Contract) and isinstance(old, Contract):
             _check_fit(old, value, (*path, name))
@@ -465,17 +465,17 @@ def _check_fit(target: Contract, loaded: Contract, path: Path) -> None:
 
 def _take_over(target: Contract, loaded: Contract) -> None:
     """Give `target` the entries of `loaded`, keeping its nested containers and the tensors that have not changed."""
-    for name in [name for name in target._mapping() if name not in loaded._mapping()]:
-        target._drop_entry(name)
-    for name, value in loaded._entries():
-        old = target._mapping().get(name)
+    for name in [name for name in target._entries if name not in loaded._entries]:
+        del target._entries[name]
+    for name, value in loaded._entries.items():
+        old = target._entries.get(name)
         if isinstance(value, Contract):
             if isinstance(old, Contract):
                 _take_over(old, value)
             else:
                 _adopt(target, name, value)
         elif not _same_memory(old, value):
-            target._put_entry(name, value)
+            target._entries[name] = value
 
 
 def _same_memory(old: Any, new: Any) -> bool:
@@ -496,7 +496,7 @@ def _same_memory(old: Any, new: Any) -> bool:
 
 def _adopt(parent: Any, name: str, child: Any) -> None:
     """Put a new nested container in a parent that may be locked and memory-mapped, which it then is too."""
-    parent._put_entry(name, child)
+    parent._entries[name] = child
     if parent._is_memmap:
         _mark_memmap(child)
     if parent._locked:
@@ -506,7 +506,7 @@ def _adopt(parent: Any, name: str, child: Any) -> None:
 
 def _mark_memmap(node: Contract) -> None:
     node._is_memmap = True
-    for _, value in node._entries():
+    for _, value in node._entries.items():
         if isinstance(value, Contract):
             _mark_memmap(value)
 
@@ -548,7 +548,7 @@ def _add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: boo
             plain = content.detach()
             leaf = MemoryMappedTensor.from_tensor(plain, filename=target, existsok=True, copy_data=copy_data)
         meta.add_entry(folder, path[-1], spec, path)
-    parent._put_entry(path[-1], leaf)
+    parent._entries[path[-1]] = leaf
     return leaf
 
 
@@ -556,13 +556,13 @@ def _parent_of(container: Any, path: Path) -> tuple[Any, Path]:
     """The deepest container on the way to `path`, and the names of those that are missing."""
     node = container
     for index, name in enumerate(path[:-1]):
-        inner = node._mapping().get(name)
+        inner = node._entries.get(name)
         if inner is None:
             return node, path[index:-1]
         if not isinstance(inner, Contract):
             raise SaveError(f"entry {joined(path[: index + 1])!r} is a tensor and holds no entries")
         node = inner
-    if path[-1] in node._mapping():
+    if path[-1] in node._entries:
         raise SaveError(f"entry {joined(path)!r} exists already; delete it first or write into it")
     return node, ()
 
@@ -574,7 +574,7 @@ def _new_node(parent: Any, name: str, path: Path, robust: bool) -> Any:
     if parent._memmap_prefix is not None:
         leaf_files = {
             file_name(leaf, robust) + LEAF_SUFFIX
-            for leaf, value in parent._entries()
+            for leaf, value in parent._entries.items()
             if not isinstance(value, Contract)
         }
         inner = folder_name(name, robust, leaf_files)

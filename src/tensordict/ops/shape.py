@@ -644,8 +644,8 @@ def _roll_flat(shifts: Any, lead: int) -> Callable[[Tensor], Tensor]:
 def _expanded_like(node: Any, other: Any, path: tuple[str, ...]) -> Any:
     """`node` with every leaf expanded to the shape of the same entry of `other`, whose batch sizes it takes."""
     entries: dict[str, Any] = {}
-    theirs = other._mapping()
-    for name, value in node._entries():
+    theirs = other._entries
+    for name, value in node._entries.items():
         key = (*path, name)
         if name not in theirs:
             raise KeyError(f"expand_as: the other container has no entry {key!r}")
@@ -671,7 +671,7 @@ def _impose(node: Contract, size: torch.Size) -> None:
     if node._names is not None:
         kept = node._names[: len(size)]
         node._names = kept + [None] * (len(size) - len(kept))
-    for value in node._mapping().values():
+    for value in node._entries.values():
         if isinstance(value, Contract):
             _impose(value, size)
 
@@ -679,7 +679,7 @@ def _impose(node: Contract, size: torch.Size) -> None:
 def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
     """Raise when an entry's shape does not begin with the batch size."""
     size = node._batch_size
-    for name, value in node._entries():
+    for name, value in node._entries.items():
         if value.shape[: len(size)] != size:
             raise ShapeError(
                 f"entry {(*path, name)!r} has shape {list(value.shape)} in the new dtype, which does not begin with "
@@ -691,7 +691,7 @@ def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
 
 def _blamed(node: Contract, fn: LeafFn, error: RuntimeError, path: tuple[str, ...]) -> Exception:
     """`error`, raised by `fn` on some leaf, with the key of that leaf in front."""
-    for name, value in node._entries():
+    for name, value in node._entries.items():
         if isinstance(value, Contract):
             found = _blamed(value, fn, error, (*path, name))
             if found is not error:

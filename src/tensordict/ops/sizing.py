@@ -133,10 +133,10 @@ def replace_leaves(root: Any, fn: LeafFn, size: torch.Size, lead: int, rename: R
         if isinstance(node, Locking) and node._locked:
             raise_locked("replace its entries in place")
     for node in nodes.values():
-        for name in list(node._mapping()):
-            value = node._get_entry(name)
+        for name in list(node._entries):
+            value = node._entries[name]
             if not isinstance(value, Contract):
-                node._put_entry(name, fn(value))
+                node._entries[name] = fn(value)
             del value
         names = None if node._names is None else node._renamed(len(size), lead, rename)
         node._batch_size = size + node._batch_size[lead:]
@@ -146,7 +146,7 @@ def replace_leaves(root: Any, fn: LeafFn, size: torch.Size, lead: int, rename: R
 
 def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
     out[id(node)] = node
-    for value in node._mapping().values():
+    for value in node._entries.values():
         if isinstance(value, Contract):
             _collect_nodes(value, out)
 
@@ -154,7 +154,7 @@ def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
 def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
     """The longest size with which every leaf of the tree begins; `None` when there is no leaf."""
     common: torch.Size | None = None
-    for value in node._mapping().values():
+    for value in node._entries.values():
         shape = _common_size(value, limit) if isinstance(value, Contract) else value.shape[:limit]
         if shape is None:
             continue
@@ -173,7 +173,7 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
 def _spread(node: Contract, size: torch.Size, limit: int | None, keep: bool) -> None:
     """Set the size of a container and the longest fitting ones of those nested in it."""
     resize(node, size)
-    for value in node._mapping().values():
+    for value in node._entries.values():
         if isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
             own = _common_size(value, limit)
             _spread(value, size if own is None else own, limit, keep)

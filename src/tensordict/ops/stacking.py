@@ -302,7 +302,7 @@ def _join_into(out: Any, items: Sequence[Any], join: Any, dim: int, size: torch.
             except RuntimeError as error:
                 raise named_error(error, path) from error
     for node, name, value in missing:
-        node._put_entry(name, value)
+        node._entries[name] = value
     return out
 
 
@@ -316,10 +316,10 @@ def _plan_join(
     missing: list[tuple[Any, str, Any]],
 ) -> None:
     """List what goes into existing tensors of `out`, and make the entries that it lacks."""
-    mappings = [item._mapping() for item in items]
+    mappings = [item._entries for item in items]
     if any(mapping.keys() != mappings[0].keys() for mapping in mappings):
         raise_key_mismatch(mappings, prefix)
-    targets = out._mapping()
+    targets = out._entries
     for name in mappings[0]:
         path = (*prefix, name)
         column = [mapping[name] for mapping in mappings]

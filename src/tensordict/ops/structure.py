@@ -66,25 +66,25 @@ class Structure(Writing):
 
     def _level_entries(self, keys: tuple[Any, ...]) -> dict[str, Any] | None:
         """The entries at these keys; `None` when one is nested or missing, or is no key at all."""
-        mapping = self._mapping()
+        mapping = self._entries
         try:
             return {key: mapping[key] for key in keys}
         except (KeyError, TypeError):
             return None
 
     def _selected(self, wanted: dict[str, Any]) -> Self:
-        mapping = self._mapping()
+        mapping = self._entries
         entries = {
             name: mapping[name] if below is None else mapping[name]._selected(below) for name, below in wanted.items()
         }
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def _keep_only(self, wanted: dict[str, Any]) -> None:
-        for name in list(self._mapping()):
+        for name in list(self._entries):
             if name not in wanted:
-                self._drop_entry(name)
+                del self._entries[name]
             elif wanted[name] is not None:
-                self._get_entry(name)._keep_only(wanted[name])
+                self._entries[name]._keep_only(wanted[name])
 
     def exclude(self, *keys: Any, inplace: bool = False) -> Self:
         """All entries but those at these nested keys; missing keys are ignored.
@@ -104,12 +104,12 @@ class Structure(Writing):
             self._refuse_if_locked("exclude in place")
             for path in paths:
                 if self._peek(path) is not None:
-                    self._holder(path)[0]._drop_entry(path[-1])
+                    del self._holder(path)[0]._entries[path[-1]]
             return self
         return self._excluding(paths)
 
     def _excluding(self, paths: list[Path]) -> Self:
-        entries = dict(self._mapping())
+        entries = dict(self._entries)
         below: dict[str, list[Path]] = {}
         for path in paths:
             if len(path) == 1:
@@ -140,7 +140,7 @@ class Structure(Writing):
         own_names = names if names is not None or batch_size is not None else self._names
         entries: dict[str, Any] = {}
         if recurse:
-            for name, value in self._mapping().items():
+            for name, value in self._entries.items():
                 if isinstance(value, Structure):
                     entries[name] = value.empty(recurse=True, batch_size=batch_size, device=device, names=names)
         return self._build(entries, size, target, own_names and list(own_names))
@@ -222,18 +222,18 @@ class Structure(Writing):
         undo = _Flatten(separator)
         if inplace:
             self._refuse_if_locked("unflatten the keys in place")
-            self._exchange(dict(tree._mapping()))
+            self._exchange(dict(tree._entries))
             return remember_state(self, undo.in_place)  # type: ignore[no-any-return]
         return remember(tree, self, undo)  # type: ignore[no-any-return]
 
     def _tree(self, separator: str) -> Self:
         root: Any = self._build({}, self._batch_size, self._device, self._names)
         made: set[int] = set()
-        for name, value in self._mapping().items():
+        for name, value in self._entries.items():
             *parents, last = name.split(separator)
             level = root
             for depth, parent in enumerate(parents):
-                child = level._mapping().get(parent)
+                child = level._entries.get(parent)
                 if child is not None and not isinstance(child, Contract):
                     raise KeyError(
                         f"unflatten_keys: {name!r} needs a container at {separator.join(parents[: depth + 1])!r}, "
@@ -241,20 +241,20 @@ class Structure(Writing):
                     )
                 if id(child) not in made:
                     child = self._child() if child is None else child.copy()  # type: ignore[attr-defined]
-                    level._put_entry(parent, child)
+                    level._entries[parent] = child
                     made.add(id(child))
                 level = child
-            if last in level._mapping():
+            if last in level._entries:
                 raise KeyError(f"unflatten_keys: two entries would be at {tuple(name.split(separator))!r}")
-            level._put_entry(last, value)
+            level._entries[last] = value
         return root  # type: ignore[no-any-return]
 
     def _exchange(self, entries: dict[str, Any]) -> None:
         """Make `entries` all there is in this container."""
-        for name in list(self._mapping()):
-            self._drop_entry(name)
+        for name in list(self._entries):
+            del self._entries[name]
         for name, value in entries.items():
-            self._put_entry(name, value)
+            self._entries[name] = value
 
     def rename_keys(self, mapping: Mapping[Any, Any], *, safe: bool = False) -> Self:
         """A shallow copy whose entries have moved: `{old nested key: new nested key}`.
@@ -321,7 +321,7 @@ class Structure(Writing):
         if not reproduce_struct:
             last.filter_empty_()
         if inplace:
-            self._exchange(dict(last._mapping()))
+            self._exchange(dict(last._entries))
             last = self
         return (*outs, last)
 
@@ -341,10 +341,10 @@ class Structure(Writing):
     def filter_empty_(self) -> Self:
         """Delete the nested containers in which no leaf is found; returns the same container."""
         self._refuse_if_locked("filter empty containers")
-        for name, value in list(self._mapping().items()):
+        for name, value in list(self._entries.items()):
             if isinstance(value, Structure):
                 if value.is_empty():
-                    self._drop_entry(name)
+                    del self._entries[name]
                 else:
                     value.filter_empty_()
         return self

@@ -95,19 +95,19 @@ class Writing(Reading, Locking):
         if type(item) is Tensor and self._device is None:
             size = self._batch_size
             if not size or item.shape[: len(size)] == size:
-                self._put_entry(name, item)
+                self._entries[name] = item
                 return
-        self._put_entry(name, self._admit(item, (name,) if path is None else path, non_blocking))
+        self._entries[name] = self._admit(item, (name,) if path is None else path, non_blocking)
 
     def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
         """Check `item` and store it at `path`."""
         node: Any = self
         for depth, name in enumerate(path[:-1]):
-            child = node._mapping().get(name)
+            child = node._entries.get(name)
             if child is None:
                 if node._locked:
                     raise_locked(f"add the entry {joined(path)!r}")
-                node._put_entry(name, node._branch(path[depth + 1 :], item, path, non_blocking))
+                node._entries[name] = node._branch(path[depth + 1 :], item, path, non_blocking)
                 return
             if not isinstance(child, Contract):
                 raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[: depth + 1])!r} is a tensor")
@@ -122,7 +122,7 @@ class Writing(Reading, Locking):
             if len(rest) == 1
             else child._branch(rest[1:], item, path, non_blocking)
         )
-        child._put_entry(rest[0], value)
+        child._entries[rest[0]] = value
         return child
 
     def _child(self) -> Any:
@@ -189,10 +189,10 @@ class Writing(Reading, Locking):
                 else:
                     fresh[key] = self._admit(item, (*prefix, key), non_blocking)
             else:
-                self._put_entries(fresh)
+                self._entries.update(fresh)
                 fresh = {}
                 self._write(path_of(key), item, non_blocking)
-        self._put_entries(fresh)
+        self._entries.update(fresh)
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
         """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""
@@ -253,7 +253,7 @@ class Writing(Reading, Locking):
         plan = _Update(clone, inplace, self._queues(non_blocking), is_leaf, ignore_lock)
         self._plan_update(source, (), plan)
         for node, entries in plan.writes:
-            node._put_entries(entries)
+            node._entries.update(entries)
         if plan.targets:
             _copy_all(plan.targets, plan.values, plan.non_blocking)
         if self._device is not None:
@@ -262,7 +262,7 @@ class Writing(Reading, Locking):
 
     def _plan_update(self, source: Any, prefix: Path, plan: _Update) -> None:
         """Check every item of `source` and note what has to be written where."""
-        mapping = self._mapping()
+        mapping = self._entries
         size = self._batch_size
         ndim = len(size)
         first = size[0] if ndim == 1 else None
@@ -310,13 +310,13 @@ class Writing(Reading, Locking):
             )
         if self._locked:
             raise_locked("update the batch size")
-        staged: Any = self.copy() if set(self._mapping()) - set(source._mapping()) else self.empty()  # type: ignore[attr-defined]
-        staged._rebatch(source._batch_size, ()) if not staged._mapping() else None
-        for name, value in source._entries():
-            staged._put_entry(name, value.clone() if clone else value)
+        staged: Any = self.copy() if set(self._entries) - set(source._entries) else self.empty()  # type: ignore[attr-defined]
+        staged._rebatch(source._batch_size, ()) if not staged._entries else None
+        for name, value in source._entries.items():
+            staged._entries[name] = value.clone() if clone else value
         staged._rebatch(source._batch_size, ())
-        for name, value in staged._entries():
-            self._put_entry(name, value)
+        for name, value in staged._entries.items():
+            self._entries[name] = value
         self._batch_size = source._batch_size
         return self
 
@@ -402,7 +402,7 @@ class Writing(Reading, Locking):
         return self
 
     def _plan_copies(self, source: Any, prefix: Path, targets: list[Tensor], values: list[Any]) -> None:
-        mapping = self._mapping()
+        mapping = self._entries
         for key, item in source.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
@@ -473,7 +473,7 @@ class Writing(Reading, Locking):
         parent, name = self._holder(path)
         if parent._locked:
             raise_locked(f"delete the entry {joined(path)!r}")
-        parent._drop_entry(name)
+        del parent._entries[name]
         return self
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
@@ -494,17 +494,17 @@ class Writing(Reading, Locking):
     def popitem(self) -> tuple[str, Any]:
         """Delete the entry that was added last and return its name and value (as `dict.popitem`)."""
         self._refuse_if_locked("pop an entry")
-        for name in reversed(list(self._mapping())):
-            value = self._get_entry(name)
-            self._drop_entry(name)
+        for name in reversed(list(self._entries)):
+            value = self._entries[name]
+            del self._entries[name]
             return name, value
         raise KeyError("popitem: the container is empty")
 
     def clear(self) -> Self:
         """Delete all entries; returns the same container."""
         self._refuse_if_locked("clear it")
-        for name in list(self._mapping()):
-            self._drop_entry(name)
+        for name in list(self._entries):
+            del self._entries[name]
         return self
 
     def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
@@ -528,14 +528,14 @@ class Writing(Reading, Locking):
             return self
         if len(old) == len(new) == 1:
             # Within a level the value fits as it did before.
-            self._put_entry(new[0], value)
-            self._drop_entry(old[0])
+            self._entries[new[0]] = value
+            del self._entries[old[0]]
             return self
         if new[: len(old)] == old:
             raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
         parent, name = self._holder(old)
         self._write(new, value)
-        parent._drop_entry(name)
+        del parent._entries[name]
         return self
 
     # --- the batch size ----------------------------------------------------------------------------------------------
@@ -556,7 +556,7 @@ class Writing(Reading, Locking):
     def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[Contract]) -> None:
         ndim = len(size)
         changes.append(self)
-        for name, value in self._mapping().items():
+        for name, value in self._entries.items():
             if type(value) is not Tensor and isinstance(value, Writing):
                 if value._batch_size[:ndim] != size:
                     value._plan_rebatch(size, (*path, name), changes)
@@ -584,12 +584,12 @@ class Writing(Reading, Locking):
         for name in path:
             if not isinstance(node, Contract):
                 return None
-            node = node._mapping().get(name)
+            node = node._entries.get(name)
         return node
 
     def _existing(self, key: Any) -> Any:
         try:
-            return self._get_entry(key) if type(key) is str else self._find(key)
+            return self._entries[key] if type(key) is str else self._find(key)
         except KeyError:
             raise self._missing(joined(path_of(key))) from None
 
