@@ -324,8 +324,9 @@ def _plan_join(
         path = (*prefix, name)
         column = [mapping[name] for mapping in mappings]
         target = targets.get(name)
-        nodes = [isinstance(value, Contract) for value in column]
-        if any(nodes) != all(nodes) or (target is not None and isinstance(target, Contract) != nodes[0]):
+        together = column if target is None else [*column, target]
+        nodes = [type(value) is not Tensor and isinstance(value, Contract) for value in together]
+        if any(nodes) != all(nodes):
             raise TypeError(f"entry {joined(path)!r} is a container in one place and a tensor in another")
         if target is None:
             if out._locked:
@@ -354,16 +355,15 @@ def _joined(join: Any, column: list[Any], dim: int, path: Path) -> Any:
 
 def _joint_shape(column: list[Tensor], join: Any, dim: int, path: Path) -> torch.Size:
     """The shape of the stack or concatenation of `column`; raises when the shapes do not fit."""
-    first = column[0].shape
-    expected = [value.shape if join is torch.stack else with_dim(value.shape, dim, first[dim]) for value in column]
-    for value, shape in zip(column, expected, strict=True):
-        if shape != first:
-            raise ShapeError(
-                f"entry {joined(path)!r} has shapes that do not fit: {list(first)} and {list(value.shape)}"
-            )
+    shapes = [value.shape for value in column]
+    first = shapes[0]
+    expected = shapes if join is torch.stack else [with_dim(shape, dim, first[dim]) for shape in shapes]
+    if expected.count(first) != len(expected):
+        odd = next(shape for shape, fit in zip(shapes, expected, strict=True) if fit != first)
+        raise ShapeError(f"entry {joined(path)!r} has shapes that do not fit: {list(first)} and {list(odd)}")
     if join is torch.stack:
         return torch.Size((*first[:dim], len(column), *first[dim:]))
-    return with_dim(first, dim, sum(value.shape[dim] for value in column))
+    return with_dim(first, dim, sum(shape[dim] for shape in shapes))
 
 
 def _same_names(names: Names) -> Names:
