@@ -39,7 +39,8 @@ class Context(Contract):
         """Open a block at whose end the operation that made this container is undone.
 
         Raises:
-            RuntimeError: when the container does not come from an operation that can be undone.
+            RuntimeError: when the container does not come from an operation that can be undone, or the container
+                that the operation was called on is gone.
         """
         pending, self._undo = self._undo, None
         if pending is None:
@@ -50,6 +51,11 @@ class Context(Contract):
         source, undo = pending
         if isinstance(source, weakref.ref):
             source = source()
+            if source is None:
+                raise RuntimeError(
+                    "the container that this one was made from is gone, so what is written in the block would appear "
+                    "nowhere; keep every step of a chain: with td.view(-1) as flat, flat.unsqueeze(0) as row:"
+                )
         before = (set(), set()) if source is None else (set(source.keys(True, True)), _node_keys(self))
         if self._blocks is None:
             self._blocks = []

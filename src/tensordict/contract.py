@@ -86,10 +86,10 @@ class Contract:
         if is_flat(mapping):
             entries = dict(zip(mapping, map(fn, mapping.values())))
         else:
-            entries = {
-                name: value._map(fn, size, lead, rename) if isinstance(value, Contract) else fn(value)
-                for name, value in mapping.items()
-            }
+            # No comprehension: its frame would halve the depth of nesting that Python's recursion limit leaves.
+            entries = {}
+            for name, value in mapping.items():
+                entries[name] = value._map(fn, size, lead, rename) if isinstance(value, Contract) else fn(value)
         if size is None:
             return self._build(entries, self._batch_size, self._device, self._names)
         own = self._batch_size

@@ -72,7 +72,7 @@ def as_dim(dim: Any, ndim: int) -> int:
 
 def as_new_dim(dim: Any, ndim: int) -> int:
     """The position of a dim that is to be added to `ndim` batch dims, counted from the front; raises as `as_dim`."""
-    return as_dim(dim, ndim + 1)
+    return dim if type(dim) is int and 0 <= dim <= ndim else as_dim(dim, ndim + 1)
 
 
 def as_dims(dims: Any, ndim: int) -> tuple[int, ...]:

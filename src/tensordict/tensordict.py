@@ -95,7 +95,15 @@ class TensorDict(TensorDictBase):
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        return self._make(entries, batch_size, device, names)
+        # `_make` without its call, since every operation ends here.
+        out = object.__new__(type(self))
+        out._entries = entries
+        out._batch_size = batch_size
+        if device is not None:
+            out._device = device
+        if names is not None:
+            out._names = list(names)
+        return out
 
     def _build_many(
         self,

@@ -60,6 +60,9 @@ class Indexing(Writing):
 
     def _index(self, index: Any) -> Any:
         size = self._batch_size
+        if type(index) is int and size and not self._is_memmap and self._names is None:
+            # The same in fewer steps: an integer is what most containers are indexed with.
+            return self._map(itemgetter(index), result_size(index, size), len(size))
         at = leaf_index(index, size)
         # Leaves check their bounds themselves; without leaves, somebody has to.
         new_size = checked_size(at, size) if type(at) is Tensor and self.is_empty() else result_size(at, size)

@@ -93,12 +93,18 @@ class Reading(Contract):
     @property
     def depth(self) -> int:
         """How many containers are nested in one another below this one; 0 when all entries are tensors."""
-        nested = [value.depth for value in self._entries.values() if isinstance(value, Reading)]
-        return 1 + max(nested) if nested else 0
+        deepest = -1
+        for value in self._entries.values():
+            if isinstance(value, Reading):
+                deepest = max(deepest, value.depth)
+        return deepest + 1
 
     def is_empty(self) -> bool:
         """Whether no leaf is found anywhere in the tree."""
-        return all(isinstance(value, Reading) and value.is_empty() for value in self._entries.values())
+        for value in self._entries.values():  # noqa: SIM110 (a generator's frame would halve the depth that can be walked)
+            if not (isinstance(value, Reading) and value.is_empty()):
+                return False
+        return True
 
     def entry_class(self, key: Any) -> type:
         """The class of the entry at a nested key; raises `KeyError` when there is none."""

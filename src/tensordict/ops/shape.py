@@ -340,9 +340,11 @@ class Shape(Sizing):
         """
         old = self._batch_size
         dim = as_new_dim(dim, len(old))
+        new = list(old)
+        new.insert(dim, 1)
         result = self._reshaped(
             methodcaller("unsqueeze", dim),
-            torch.Size((*old[:dim], 1, *old[dim:])),
+            torch.Size(new),
             len(old),
             lambda names: [*names[:dim], None, *names[dim:]],
         )

@@ -74,9 +74,9 @@ class Structure(Writing):
 
     def _selected(self, wanted: dict[str, Any]) -> Self:
         mapping = self._entries
-        entries = {
-            name: mapping[name] if below is None else mapping[name]._selected(below) for name, below in wanted.items()
-        }
+        entries: dict[str, Any] = {}
+        for name, below in wanted.items():
+            entries[name] = mapping[name] if below is None else mapping[name]._selected(below)
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def _keep_only(self, wanted: dict[str, Any]) -> None:
