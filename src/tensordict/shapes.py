@@ -11,6 +11,9 @@ import torch
 from tensordict.errors import DimError, ShapeError
 
 
+_NO_DIMS = torch.Size(())
+
+
 def as_size(size: Any) -> torch.Size:
     """A batch size from an int, a sequence of ints, a `torch.Size` or `None` (no batch dims).
 
@@ -22,7 +25,7 @@ def as_size(size: Any) -> torch.Size:
     if kind is torch.Size:
         return size  # type: ignore[no-any-return]
     if size is None:
-        return torch.Size(())
+        return _NO_DIMS
     if kind is not list and kind is not tuple:
         if isinstance(size, (int, torch.SymInt)):
             size = (size,)

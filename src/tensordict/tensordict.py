@@ -72,8 +72,10 @@ class TensorDict(TensorDictBase):
         if source is not None and (type(source) is not dict or source):
             if type(source) is not dict and not isinstance(source, (Contract, Mapping)):
                 source = _as_mapping(source)
-            self._fill(source, (), self._queues(non_blocking))
-            if device is not None:
+            if device is None:
+                self._fill(source)
+            else:
+                self._fill(source, (), self._queues(non_blocking))
                 self._settle(non_blocking)
         if lock:
             self.lock_()

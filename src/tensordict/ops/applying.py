@@ -150,9 +150,9 @@ class Applying(Writing):
         mapping = self._entries
         size = self._batch_size if call.batch_size is None else call.batch_size
         entries: dict[str, Any] = {}
-        simple = not call.named and call.targets is None
-        plain = simple and not others
-        fn, ndim = call.fn, len(size)
+        fn, ndim, in_place = call.fn, len(size), call.targets is not None
+        # What `fn` gives back as it came has the batch size already.
+        check_same = call.batch_size is not None
         for name, value in mapping.items():
             if type(value) is not Tensor and not call.call_on_nested and isinstance(value, Applying):
                 counterparts = self._counterparts(name, call, others, path) if others else others
@@ -160,20 +160,26 @@ class Applying(Writing):
                 if nested is not None:
                     entries[name] = nested
                 continue
-            if plain:
-                result = fn(value)
-            elif simple:
-                result = fn(value, *self._counterparts(name, call, others, path))
+            arguments = self._counterparts(name, call, others, path) if others else others
+            if call.named:
+                key = (*path, name) if path and call.nested_names else name
+                result = fn(key, value, *arguments)
             else:
-                result = self._called(name, value, call, others, path)
-            if result is None:
+                result = fn(value, *arguments)
+            if result is None or (in_place and result is value):
+                continue
+            if in_place:
+                self._plan_copy(value, result, call, (*path, name))
                 continue
             if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):
                 result = _to_tensor(result, (*path, name), self._device)
-            if ndim and result.shape[:ndim] != size:
-                self._refuse_result(result, size, call, (*path, name))
+            if ndim and (result is not value or check_same) and result.shape[:ndim] != size:
+                raise RuntimeError(
+                    f"apply: the result for {joined((*path, name))!r} has shape {list(result.shape)}, which does not "
+                    f"begin with the batch size {list(size)}; pass batch_size= for a function that changes it"
+                )
             entries[name] = result
-        if call.targets is not None:
+        if in_place:
             return None
         if not entries and (call.filter_empty or (call.filter_empty is None and mapping)):
             return None
@@ -183,30 +189,14 @@ class Applying(Writing):
         device = self._device if call.device is NO_DEFAULT else call.device
         return self._build(entries, size, None if device is None else as_device(device), names)
 
-    def _refuse_result(self, result: Any, size: torch.Size, call: _Call, path: Path) -> None:
-        """Raise the error of a result that does not begin with the batch size."""
-        if call.targets is None:
-            raise RuntimeError(
-                f"apply: the result for {joined(path)!r} has shape {list(result.shape)}, which does not begin with "
-                f"the batch size {list(size)}; pass batch_size= for a function that changes it"
-            )
-
-    def _called(self, name: str, value: Any, call: _Call, others: Sequence[Any], path: Path) -> Any:
-        """The result of one call; with `inplace` it is noted as a copy to make."""
-        counterparts = self._counterparts(name, call, others, path) if others else others
-        if not call.named:
-            result = call.fn(value, *counterparts)
-        else:
-            key = joined((*path, name)) if call.nested_names and path else name
-            result = call.fn(key, value, *counterparts)
-        if call.targets is None or result is None or result is value:
-            return result
+    def _plan_copy(self, value: Any, result: Any, call: _Call, path: Path) -> None:
+        """Note that `result` is to be copied into `value`."""
+        assert call.targets is not None
         if isinstance(value, Contract):
             value.update_(result)  # type: ignore[attr-defined]
         else:
             call.targets.append(value)
-            call.results.append(_copyable(value, result, (*path, name)))
-        return result
+            call.results.append(_copyable(value, result, path))
 
     def _counterparts(self, name: str, call: _Call, others: Sequence[Any], path: Path) -> Sequence[Any]:
         """The entries of the same name in the other containers."""

@@ -13,12 +13,42 @@ from torch import Tensor
 from tensordict import indexing
 from tensordict.contract import Contract, Names
 from tensordict.errors import ShapeError
-from tensordict.indexing import checked_size, leaf_index, result_size
+from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
 from tensordict.keys import Path, is_nested_key, joined, path_of
 from tensordict.ops.locking import raise_locked
-from tensordict.ops.writing import Writing, _check_expandable, _nest, _to_tensor
+from tensordict.ops.writing import Writing, _check_expandable, _copy_all, _nest, _to_tensor
 
 _KEY_KINDS = (str, tuple)
+
+
+class _Assignment:
+    """One call of `td[at] = ...`: what is copied where, and what is allocated, once everything has been checked."""
+
+    __slots__ = ("allocations", "at", "basic", "lead", "size", "targets", "values")
+
+    def __init__(self, at: Any, lead: torch.Size, size: torch.Size) -> None:
+        self.at = at
+        self.lead = lead
+        self.size = size
+        # A basic index makes views to copy into, all in one call; otherwise the leaves themselves are indexed.
+        self.basic = is_basic(at)
+        self.targets: list[Tensor] = []
+        self.values: list[Any] = []
+        self.allocations: list[tuple[Any, str, Any]] = []
+
+    def part_of(self, leaf: Tensor) -> torch.Size:
+        """The shape of the part of a leaf that is assigned: its feature dims are behind the batch dims indexed."""
+        return self.size + leaf.shape[len(self.lead) :]
+
+    def run(self) -> None:
+        """Write everything."""
+        if self.basic:
+            _copy_all(self.targets, self.values, False)
+        else:
+            for target, value in zip(self.targets, self.values, strict=True):
+                target[self.at] = value
+        for node, name, fresh in self.allocations:
+            node._entries[name] = fresh
 
 
 class Indexing(Writing):
@@ -70,7 +100,7 @@ class Indexing(Writing):
         if self._names is not None:
             rename = lambda names: indexing.renamed(names, at, len(new_size))  # noqa: E731
         out = self._map(itemgetter(at), new_size, len(size), rename)
-        if self._is_memmap and indexing.is_basic(at):
+        if self._is_memmap and is_basic(at):
             _mark_memmap(out)
             out.lock_()
             out._undo = None
@@ -117,20 +147,19 @@ class Indexing(Writing):
         elif not isinstance(value, Mapping):
             self._assign_everywhere(at, value)
             return
-        copies: list[tuple[Tensor, Any]] = []
-        allocations: list[tuple[Any, str, Any]] = []
-        self._plan_assign(value, at, size, new_size, (), copies, allocations)
-        for target, item in copies:
-            target[at] = item
-        for node, name, fresh in allocations:
-            node._entries[name] = fresh
+        plan = _Assignment(at, size, new_size)
+        self._plan_assign(value, (), plan)
+        plan.run()
 
     def _assign_everywhere(self, at: Any, value: Any) -> None:
         """Assign one tensor or number to a part of every leaf."""
         leaves = list(self.items(True, True))
         if isinstance(value, (int, float, complex)):
             for _, leaf in leaves:
-                leaf[at] = value
+                if is_basic(at):
+                    leaf[at].fill_(value)
+                else:
+                    leaf[at] = value
             return
         value = torch.as_tensor(value)
         if value.shape:
@@ -139,48 +168,40 @@ class Indexing(Writing):
         for _, leaf in leaves:
             leaf[at] = value.to(leaf.dtype)
 
-    def _plan_assign(
-        self,
-        value: Any,
-        at: Any,
-        lead: torch.Size,
-        new_size: torch.Size,
-        prefix: Path,
-        copies: list[tuple[Tensor, Any]],
-        allocations: list[tuple[Any, str, Any]],
-    ) -> None:
+    def _plan_assign(self, value: Any, prefix: Path, plan: _Assignment) -> None:
         """Check every item and list what is assigned where, and what has to be allocated."""
         mapping = self._entries
-        ndim = len(lead)
-        # Torch casts by itself what is assigned to a view, and refuses to when the index is a tensor.
-        casts = type(at) is not int and type(at) is not slice
+        at, basic = plan.at, plan.basic
         for key, item in value.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
                 item = _nest(rest, item)
             current: Any = mapping.get(key)
             if type(current) is Tensor or isinstance(current, Tensor):
-                # The feature dims come from the leaf: its shape behind the batch dims of the container indexed.
-                if (
-                    type(item) is not Tensor
-                    or item.shape != new_size + current.shape[ndim:]
-                    or (casts and item.dtype is not current.dtype)
-                ):
-                    item = _fitting(current, item, new_size + current.shape[ndim:], (*prefix, key))
-                copies.append((current, item))
+                if basic:
+                    # A view has the shape to compare with, and torch casts what is copied into it.
+                    current = current[at]
+                    if type(item) is not Tensor or item.shape != current.shape:
+                        item = _fitting(current, item, current.shape, (*prefix, key))
+                else:
+                    expected = plan.part_of(current)
+                    if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:
+                        item = _fitting(current, item, expected, (*prefix, key))
+                plan.targets.append(current)
+                plan.values.append(item)
                 continue
             path = (*prefix, key)
             if current is None:
                 if self._locked:
                     raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
-                fresh = _allocated(item, at, lead, new_size, path)
-                allocations.append((self, key, self._admit(fresh, path)))
+                fresh = _allocated(item, at, plan.lead, plan.size, path)
+                plan.allocations.append((self, key, self._admit(fresh, path)))
             elif isinstance(item, (Contract, Mapping)):
-                current._plan_assign(item, at, lead, new_size, path, copies, allocations)
+                current._plan_assign(item, path, plan)
             else:
                 for sub, leaf in current.items(True, True):
-                    expected = new_size + leaf.shape[ndim:]
-                    copies.append((leaf, _fitting(leaf, item, expected, (*path, *path_of(sub)))))
+                    plan.values.append(_fitting(leaf, item, plan.part_of(leaf), (*path, *path_of(sub))))
+                    plan.targets.append(leaf[at] if basic else leaf)
 
     def __delitem__(self, key: Any) -> None:
         """Delete the entry at a nested key; raises `KeyError` when there is none."""

@@ -67,10 +67,12 @@ class Structure(Writing):
     def _level_entries(self, keys: tuple[Any, ...]) -> dict[str, Any] | None:
         """The entries at these keys; `None` when one is nested or missing, or is no key at all."""
         mapping = self._entries
-        try:
-            return {key: mapping[key] for key in keys}
-        except (KeyError, TypeError):
-            return None
+        entries = {}
+        for key in keys:
+            if type(key) is not str or key not in mapping:
+                return None
+            entries[key] = mapping[key]
+        return entries
 
     def _selected(self, wanted: dict[str, Any]) -> Self:
         mapping = self._entries
@@ -135,6 +137,8 @@ class Structure(Writing):
         Args:
             recurse: keep the nested containers, emptied too.
         """
+        if batch_size is None and device is NO_DEFAULT and names is None and not recurse:
+            return self._build({}, self._batch_size, self._device, self._names)
         size = self._batch_size if batch_size is None else as_size(batch_size)
         target = self._device if device is NO_DEFAULT else (None if device is None else torch.device(device))
         own_names = names if names is not None or batch_size is not None else self._names
@@ -190,14 +194,14 @@ class Structure(Writing):
             >>> sorted(td["a"].keys())
             ['b', 'c']
         """
-        entries: dict[str, Any] = {}
-        for key, value in self.items(True, True, is_leaf):
-            name = key if type(key) is str else separator.join(key)
-            if name in entries:
-                raise KeyError(
-                    f"flatten_keys: two entries would be called {name!r}; use another separator than {separator!r}"
-                )
-            entries[name] = value
+        items = list(self.items(True, True, is_leaf))
+        entries = {key if type(key) is str else separator.join(key): value for key, value in items}
+        if len(entries) != len(items):
+            names = [separator.join(path_of(key)) for key, _ in items]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise KeyError(
+                f"flatten_keys: two entries would be called {twice!r}; use another separator than {separator!r}"
+            )
         undo = _Unflatten(separator)
         if inplace:
             self._refuse_if_locked("flatten the keys in place")
@@ -228,26 +232,30 @@ class Structure(Writing):
 
     def _tree(self, separator: str) -> Self:
         root: Any = self._build({}, self._batch_size, self._device, self._names)
-        made: set[int] = set()
+        levels: dict[str, Any] = {}
         for name, value in self._entries.items():
-            *parents, last = name.split(separator)
-            level = root
-            for depth, parent in enumerate(parents):
-                child = level._entries.get(parent)
-                if child is not None and not isinstance(child, Contract):
-                    raise KeyError(
-                        f"unflatten_keys: {name!r} needs a container at {separator.join(parents[: depth + 1])!r}, "
-                        "where there is a tensor"
-                    )
-                if id(child) not in made:
-                    child = self._child() if child is None else child.copy()  # type: ignore[attr-defined]
-                    level._entries[parent] = child
-                    made.add(id(child))
-                level = child
-            if last in level._entries:
+            parent, found, last = name.rpartition(separator)
+            level = levels.get(parent) if found else root._entries
+            if level is None:
+                level = self._level(root, parent.split(separator), separator, levels)
+            if last in level:
                 raise KeyError(f"unflatten_keys: two entries would be at {tuple(name.split(separator))!r}")
-            level._entries[last] = value
+            level[last] = value
         return root  # type: ignore[no-any-return]
+
+    def _level(self, root: Any, parents: list[str], separator: str, levels: dict[str, Any]) -> Any:
+        """The entries of the container at `parents` below `root`; `levels` has those that were made so far."""
+        level = root._entries
+        for depth, parent in enumerate(parents, 1):
+            prefix = separator.join(parents[:depth])
+            if prefix not in levels:
+                child = level.get(parent)
+                if child is not None and not isinstance(child, Contract):
+                    raise KeyError(f"unflatten_keys: a container is needed at {prefix!r}, where there is a tensor")
+                child = level[parent] = self._child() if child is None else child.copy()  # type: ignore[attr-defined]
+                levels[prefix] = child._entries
+            level = levels[prefix]
+        return level
 
     def _exchange(self, entries: dict[str, Any]) -> None:
         """Make `entries` all there is in this container."""
