@@ -6,7 +6,7 @@ supplies the abstract primitives; everything else follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -99,6 +99,17 @@ class Contract:
             self._device,
             None if self._names is None else self._renamed(len(size), lead, rename),
         )
+
+    def _rebuilt(self, leaves: Iterator[Any]) -> Self:
+        """The same structure with every leaf replaced by the next of `leaves`, in the order in which `_map` goes."""
+        mapping = self._entries
+        if is_flat(mapping):
+            entries = dict(zip(mapping, leaves))
+        else:
+            entries = {}
+            for name, value in mapping.items():
+                entries[name] = value._rebuilt(leaves) if isinstance(value, Contract) else next(leaves)
+        return self._build(entries, self._batch_size, self._device, self._names)
 
     def _map_many(
         self, fn: Callable[[Any], Sequence[Any]], sizes: Sequence[torch.Size], lead: int, rename: Rename | None

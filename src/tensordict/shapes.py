@@ -10,7 +10,6 @@ import torch
 
 from tensordict.errors import DimError, ShapeError
 
-
 _NO_DIMS = torch.Size(())
 
 
@@ -32,8 +31,9 @@ def as_size(size: Any) -> torch.Size:
         elif isinstance(size, str) or not isinstance(size, Iterable):
             raise TypeError(f"a batch size is an int or a sequence of ints, got {size!r} of type {kind.__name__}")
     out = torch.Size(size)
-    if out and min(out) < 0:
-        raise ValueError(f"a batch size has no negative dims, got {list(out)}")
+    for length in out:
+        if length < 0:
+            raise ValueError(f"a batch size has no negative dims, got {list(out)}")
     return out
 
 

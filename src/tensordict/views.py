@@ -136,6 +136,9 @@ class _Items(_View, ItemsView[Any, Any]):
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         if not self._nested or self._is_leaf is not None or self._sort:
             return iter(self._pairs())
+        mapping = self._source._entries
+        if is_flat(mapping):
+            return iter(list(mapping.items()))
         pairs: list[tuple[Any, Any]] = []
         _collect(self._source, (), self._leaves_only, pairs)
         return iter(pairs)

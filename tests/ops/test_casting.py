@@ -421,7 +421,7 @@ def test_one_wait_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits == []
     # Nothing came from another device, so there is nobody to wait for.
     td.to("cpu", torch.float64)
-    assert waits == [[]]
+    assert waits == []
 
 
 @pytest.mark.slow

@@ -163,8 +163,7 @@ class Casting(Leaves):
         else:
             with ThreadPoolExecutor(num_threads) as pool:
                 pinned = list(pool.map(Tensor.pin_memory, leaves))
-        following = iter(pinned)
-        result = self._map(lambda _: next(following))
+        result = self._rebuilt(iter(pinned))
         return self._replace_leaves(result) if inplace else self._same_lock(result)
 
     def pin_memory_(self, num_threads: int | None = 0) -> Self:
@@ -192,8 +191,10 @@ class Casting(Leaves):
                 wait_for((device,))
             return result
         # Copies to the CPU run on the streams of the devices that the leaves come from.
-        origins: set[torch.device] = set()
         here = _same if request.plain else _formatted(request, {})
+        if all(leaf.is_cpu for leaf in source._leaves()):
+            return source._map_or_name(here, device)
+        origins: set[torch.device] = set()
 
         def fetched(leaf: Any) -> Any:
             if leaf.is_cpu:
@@ -374,8 +375,12 @@ _KEYWORDS = frozenset(
 
 def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
     """The arguments of `to`, whatever form they came in."""
-    if not kwargs and len(args) == 1 and isinstance(args[0], (str, torch.device)):
-        return _Request(as_device(args[0]))
+    # The frequent forms are read off at once: in full it takes 3 us.
+    if not kwargs and args and isinstance(args[0], (str, torch.device)):
+        if len(args) == 1:
+            return _Request(as_device(args[0]))
+        if len(args) == 2 and isinstance(args[1], torch.dtype):
+            return _Request(as_device(args[0]), args[1])
     given = dict(kwargs)
     if args:
         first = args[0]

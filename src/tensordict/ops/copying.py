@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tensordict import foreach
 from tensordict.contract import Contract
 from tensordict.ops.leaves import Leaves
 
@@ -42,6 +43,9 @@ class Copying(Leaves):
             return self.copy()
         if kwargs:
             return self._map(lambda leaf: leaf.clone(**kwargs))
+        leaves = self._leaves()
+        if foreach.usable(leaves):
+            return self._rebuilt(iter(foreach.clone(leaves)))
         return self._map(Tensor.clone)
 
     def copy(self) -> Self:

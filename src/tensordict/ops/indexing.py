@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import indexing
+from tensordict import foreach, indexing
 from tensordict.contract import Contract, Names
 from tensordict.errors import ShapeError
 from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
 from tensordict.keys import Path, is_nested_key, joined, path_of
 from tensordict.ops.locking import raise_locked
-from tensordict.ops.writing import Writing, _check_expandable, _copy_all, _nest, _to_tensor
+from tensordict.ops.writing import Writing, _check_expandable, _nest, _to_tensor
 
 _KEY_KINDS = (str, tuple)
 
@@ -43,7 +43,7 @@ class _Assignment:
     def run(self) -> None:
         """Write everything."""
         if self.basic:
-            _copy_all(self.targets, self.values, False)
+            foreach.copy_(self.targets, self.values)
         else:
             for target, value in zip(self.targets, self.values, strict=True):
                 target[self.at] = value
@@ -127,7 +127,11 @@ class Indexing(Writing):
         """
         kind = type(index)
         if kind is str:
-            self._write_name(index, value)
+            size = self._batch_size
+            if type(value) is Tensor and not self._locked and self._device is None and value.shape[: len(size)] == size:
+                self._entries[index] = value
+            else:
+                self._write_name(index, value)
         elif kind is tuple and index and type(index[0]) in _KEY_KINDS and is_nested_key(index):
             self._write(path_of(index), value)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -343,7 +343,8 @@ class Shape(Sizing):
         new = list(old)
         new.insert(dim, 1)
         result = self._reshaped(
-            methodcaller("unsqueeze", dim),
+            # Torch's indexing with None is a quarter faster than its `unsqueeze`.
+            itemgetter(None) if dim == 0 else methodcaller("unsqueeze", dim),
             torch.Size(new),
             len(old),
             lambda names: [*names[:dim], None, *names[dim:]],
@@ -629,8 +630,15 @@ def _to_sizes(method: Callable[..., Tensor], head: tuple[int, ...], lead: int) -
     """`method`, such as `Tensor.view`, giving a leaf the sizes `head` in place of its `lead` leading dims."""
     if not head:
         return lambda v: method(v, v.shape[lead:])
+
     # Torch parses ints 0.5 to 1.5 us faster than a tuple or a Size; without batch dims there might be none to parse.
-    return lambda v: method(v, *head, *v.shape[lead:])
+    def fn(v: Tensor) -> Tensor:
+        features = v.dim() - lead
+        if features == 1:
+            return method(v, *head, v.size(-1))
+        return method(v, *head, *v.shape[lead:]) if features else method(v, *head)
+
+    return fn
 
 
 def _roll_flat(shifts: Any, lead: int) -> Callable[[Tensor], Tensor]:

