@@ -151,7 +151,7 @@ class Contract:
         mappings = [other._entries for other in others]
         count = len(mappings[0])
         entries: dict[str, Any] = {}
-        if any(len(mapping) != count for mapping in mappings):
+        if list(map(len, mappings)).count(count) != len(mappings):
             raise_key_mismatch(mappings, path)
         try:
             for name, value in mappings[0].items():
@@ -198,11 +198,8 @@ def is_flat(mapping: Mapping[str, Any]) -> bool:
 
 def merged_device(containers: Sequence[Contract]) -> torch.device | None:
     """The device that all the containers share, or `None`."""
-    device = containers[0]._device
-    for other in containers:
-        if other._device != device:
-            return None
-    return device
+    devices = [container._device for container in containers]
+    return devices[0] if devices.count(devices[0]) == len(devices) else None
 
 
 def named_error(error: Exception, path: tuple[str, ...]) -> Exception:

@@ -57,6 +57,8 @@ def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
         return batch_size[1:]
     if kind is slice:
         return torch.Size((_length(index, batch_size[0]), *batch_size[1:]))
+    if index is None:
+        return torch.Size((1, *batch_size))
     if kind is tuple:
         basic = _basic_size(index, batch_size)
         return _asked_size(index, batch_size) if basic is None else basic

@@ -115,11 +115,13 @@ def inferred(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
     Raises:
         RuntimeError: when the number of elements differs.
     """
-    count = math.prod(size)
+    count = size.numel()
+    if shape == (-1,):
+        return torch.Size((count,))
     holes = [i for i, n in enumerate(shape) if n < 0]
     if not holes:
         out = torch.Size(shape)
-        if math.prod(out) == count:
+        if out.numel() == count:
             return out
     elif len(holes) == 1 and shape[holes[0]] == -1:
         rest = math.prod([n for n in shape if n >= 0])

@@ -231,12 +231,13 @@ def stack_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any
     items = _checked(input, "stack")
     first = items[0]
     size = first._batch_size
-    for position, other in enumerate(items):
-        if other._batch_size != size:
-            raise ShapeError(
-                f"stack needs containers of the same batch size, got {list(size)} at position 0 and "
-                f"{list(other._batch_size)} at position {position}"
-            )
+    sizes = [item._batch_size for item in items]
+    if sizes.count(size) != len(sizes):
+        position, other = next((i, other) for i, other in enumerate(sizes) if other != size)
+        raise ShapeError(
+            f"stack needs containers of the same batch size, got {list(size)} at position 0 and {list(other)} at "
+            f"position {position}"
+        )
     dim = as_new_dim(dim, len(size))
     new = torch.Size((*size[:dim], len(items), *size[dim:]))
     if out is not None:
@@ -278,10 +279,11 @@ def _checked(input: Any, what: str) -> Sequence[Any]:
         input = input.unbind(0) if isinstance(input, Stacking) else tuple(input)
     if not input:
         raise ShapeError(f"{what} needs at least one container, got an empty sequence")
-    for position, item in enumerate(input):
-        if not isinstance(item, Contract):
+    kinds = list(map(type, input))
+    for kind in set(kinds):
+        if not issubclass(kind, Contract):
             raise TypeError(
-                f"{what} takes containers only, got {type(item).__name__} at position {position} of the input"
+                f"{what} takes containers only, got {kind.__name__} at position {kinds.index(kind)} of the input"
             )
     return input  # type: ignore[no-any-return]
 
