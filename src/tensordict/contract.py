@@ -124,15 +124,16 @@ class Contract:
             if not is_flat(mapping)
             else list(map(fn, mapping.values()))
         )
-        keys = list(mapping)
-        tail = self._batch_size[lead:]
+        own = self._batch_size
         names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), lead, rename)
-        if tail:
-            sizes = [size + tail for size in sizes]
-        pieces: Iterable[dict[str, Any]] = ({} for _ in sizes)
-        if keys:
+        if len(own) != lead:
+            sizes = [size + own[lead:] for size in sizes]
+        if columns:
             # The names and the row are of one length by construction; checking it again would cost 30 ns a piece.
-            pieces = (dict(zip(keys, row)) for row in zip(*columns, strict=True))
+            keys = list(mapping)
+            pieces = [dict(zip(keys, row)) for row in zip(*columns, strict=True)]
+        else:
+            pieces = [{} for _ in sizes]
         return self._build_many(pieces, sizes, self._device, names)
 
     def _merge(

@@ -56,6 +56,14 @@ def path_of(key: Any) -> Path:
     )
 
 
+def key_path(key: tuple[Any, ...]) -> Path | None:
+    """The flat tuple of names behind a non-empty tuple, or `None` when it is no nested key."""
+    for name in key:
+        if type(name) is not str:
+            return path_of(key) if is_nested_key(key) else None
+    return key
+
+
 def joined(path: Path) -> Key:
     """The canonical key of a path: the bare name of a one-name path, else the path itself."""
     return path[0] if len(path) == 1 else path

@@ -39,7 +39,9 @@ def _method(name: str, **renamed: str) -> Callable[..., Any]:
         container, *rest = args or (kwargs.pop("input"),)
         if not isinstance(container, Contract):
             raise TypeError(f"{name} needs a container as its first argument here, got {type(container).__name__}")
-        return getattr(container, name)(*rest, **{renamed.get(key, key): value for key, value in kwargs.items()})
+        if kwargs:
+            kwargs = {renamed.get(key, key): value for key, value in kwargs.items()}
+        return getattr(container, name)(*rest, **kwargs)
 
     return implementation
 

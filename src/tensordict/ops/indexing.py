@@ -14,7 +14,7 @@ from tensordict import foreach, indexing
 from tensordict.contract import Contract, Names
 from tensordict.errors import ShapeError
 from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
-from tensordict.keys import Path, is_nested_key, joined, path_of
+from tensordict.keys import Path, is_nested_key, joined, key_path, path_of
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.writing import Writing, _check_expandable, _nest, _to_tensor
 
@@ -132,8 +132,8 @@ class Indexing(Writing):
                 self._entries[index] = value
             else:
                 self._write_name(index, value)
-        elif kind is tuple and index and type(index[0]) in _KEY_KINDS and is_nested_key(index):
-            self._write(path_of(index), value)
+        elif kind is tuple and index and type(index[0]) in _KEY_KINDS and (path := key_path(index)) is not None:
+            self._write(path, value)
         else:
             self._assign(index, value)
 

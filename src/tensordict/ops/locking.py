@@ -80,16 +80,18 @@ class Locking(Contract):
         own = None
         for value in self._entries.values():
             if type(value) is not Tensor and isinstance(value, Locking):
-                own = own or weakref.ref(self)
+                if own is None:
+                    own = weakref.ref(self)
                 # The dead are left out, or a child that outlives many parents would remember them all.
-                value._lock_owners = [*_locked_owners(value), own]
+                value._lock_owners = [*_locked_owners(value), own] if value._lock_owners else [own]
                 if not value._locked:
                     value._lock_tree()
 
     def _unlock_tree(self) -> None:
         self._locked = False
-        self._is_memmap = self._is_shared = False
-        self._memmap_prefix = None
+        if self._is_memmap or self._is_shared or self._memmap_prefix is not None:
+            self._is_memmap = self._is_shared = False
+            self._memmap_prefix = None
         for value in self._entries.values():
             if type(value) is not Tensor and isinstance(value, Locking):
                 owners = [owner for owner in _locked_owners(value) if owner() is not self]

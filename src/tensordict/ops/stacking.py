@@ -118,17 +118,12 @@ class Stacking(Writing):
             >>> [item["a"].tolist() for item in td.unbind(0)]
             [[0, 1, 2], [3, 4, 5]]
         """
-        size = self._batch_size
-        dim = as_dim(dim, len(size))
-        rest = size[:dim] + size[dim + 1 :]
-        return tuple(
-            self._map_many(
-                methodcaller("unbind", dim),
-                [rest] * size[dim],
-                len(size),
-                lambda names: names[:dim] + names[dim + 1 :],
-            )
-        )
+        rest = list(self._batch_size)
+        lead = len(rest)
+        dim = as_dim(dim, lead)
+        sizes = rest.pop(dim) * [torch.Size(rest)]
+        pieces = self._map_many(methodcaller("unbind", dim), sizes, lead, lambda names: names[:dim] + names[dim + 1 :])
+        return tuple(pieces)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +234,9 @@ def stack_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any
             f"position {position}"
         )
     dim = as_new_dim(dim, len(size))
-    new = torch.Size((*size[:dim], len(items), *size[dim:]))
+    lengths = list(size)
+    lengths.insert(dim, len(items))
+    new = torch.Size(lengths)
     if out is not None:
         return _join_into(out, items, torch.stack, dim, new)
     fn = torch.stack if dim == 0 else partial(torch.stack, dim=dim)

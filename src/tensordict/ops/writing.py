@@ -102,6 +102,17 @@ class Writing(Reading, Locking):
     def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
         """Check `item` and store it at `path`."""
         node: Any = self
+        for name in path[:-1]:
+            child = node._entries.get(name)
+            if not isinstance(child, Contract):
+                self._write_branch(path, item, non_blocking)
+                return
+            node = child
+        node._write_name(path[-1], item, non_blocking, path)
+
+    def _write_branch(self, path: Path, item: Any, non_blocking: bool) -> None:
+        """Store `item` at a `path` of which a part is missing."""
+        node: Any = self
         for depth, name in enumerate(path[:-1]):
             child = node._entries.get(name)
             if child is None:
@@ -112,7 +123,6 @@ class Writing(Reading, Locking):
             if not isinstance(child, Contract):
                 raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[: depth + 1])!r} is a tensor")
             node = child
-        node._write_name(path[-1], item, non_blocking, path)
 
     def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""
