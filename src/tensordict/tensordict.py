@@ -68,7 +68,8 @@ class TensorDict(TensorDictBase):
             self._device = as_device(device)
         if names is not None:
             given = checked_names(names, len(self._batch_size))
-            self._names = given if any(name is not None for name in given) else None
+            if given.count(None) != len(given):
+                self._names = given
         if source is not None and (type(source) is not dict or source):
             if type(source) is not dict and not isinstance(source, (Contract, Mapping)):
                 source = _as_mapping(source)

@@ -581,7 +581,8 @@ class Writing(Reading, Locking):
 
     def _settle(self, non_blocking: bool | None) -> None:
         """Wait for the queued transfers, unless the caller asked not to."""
-        if self._device is not None and not non_blocking:
+        if not non_blocking and self._queues(False):
+            assert self._device is not None
             wait_for((self._device,))
 
     # --- shared lookups ----------------------------------------------------------------------------------------------
