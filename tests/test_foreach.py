@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorDict, foreach
+from tensordict import MemoryMappedTensor, TensorDict, foreach
 
 WRITES: dict[str, Callable[[Any, Any], Any]] = {
     "update_": lambda td, new: td.update_(new),
@@ -63,7 +63,8 @@ def test_clone_under_vmap() -> None:
     assert torch.vmap(lambda row: TensorDict(a=row, b=row).clone()["b"])(rows).equal(rows)
 
 
-def test_usable_for_plain_tensors_only() -> None:
+def test_usable_for_plain_tensors_and_parameters_only() -> None:
     assert foreach.usable([torch.zeros(1), torch.zeros(2, dtype=torch.int)])
-    assert not foreach.usable([torch.zeros(1), torch.nn.Parameter(torch.zeros(1))])
+    assert foreach.usable([torch.zeros(1), torch.nn.Parameter(torch.zeros(1))])
+    assert not foreach.usable([torch.zeros(1), MemoryMappedTensor.zeros(1)])
     assert not foreach.usable([])

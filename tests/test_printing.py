@@ -187,6 +187,56 @@ def test_options() -> None:
     assert get_printoptions() == before
 
 
+def test_statistics() -> None:
+    expected = {
+        "float": (torch.tensor([1.0, 2.0]), "mean=1.5, std=0.7071"),
+        "half": (torch.tensor([1.0, 2.0], dtype=torch.float16), "mean=1.5, std=0.7071"),
+        "grad": (torch.tensor([2.0, 2.0], requires_grad=True), "mean=2, std=0"),
+        "one": (torch.tensor(3.0), "mean=3, std=nan"),
+        "complex": (torch.tensor([1 + 1j, 1 - 1j]), "mean=1+0j, std=1.414"),
+        "int": (torch.tensor([-3, 1_000_000_007]), "min=-3, max=1000000007"),
+        "unsigned": (torch.tensor([3, 4], dtype=torch.uint64), "min=3, max=4"),
+        "bool": (torch.tensor([True, False]), "min=False, max=True"),
+    }
+    with set_printoptions(plain=True, verbose=False, show_shape=False):
+        for leaf, text in expected.values():
+            assert f"a: Tensor({text})" in repr(TensorDict(a=leaf))
+        for leaf in (torch.zeros(0), torch.zeros(2, device="meta"), torch.eye(2).to_sparse(), torch.zeros(0) > 0):
+            assert "a: Tensor()" in repr(TensorDict(a=leaf))
+
+
+def test_verbose_hides_what_was_not_asked_for() -> None:
+    with set_printoptions(verbose=False, show_dtype=True):
+        assert "a: Tensor(shape=torch.Size([2]), dtype=torch.int64)" in repr(TensorDict(a=torch.arange(2)))
+        with set_printoptions(verbose=True):
+            assert not get_printoptions()["show_device"]
+
+
+def test_options_are_restored_by_an_error() -> None:
+    before = get_printoptions()
+    with pytest.raises(KeyError), set_printoptions(show_dtype=False), set_printoptions(verbose=False, plain=True):
+        raise KeyError
+    assert get_printoptions() == before
+
+
+def test_the_options_given_out_are_a_copy() -> None:
+    get_printoptions()["show_dtype"] = False
+    assert get_printoptions()["show_dtype"]
+
+
+@pytest.mark.parametrize("kind", ["sparse", "jagged"])
+def test_no_option_makes_repr_fail(kind: str) -> None:
+    td = TensorDict()
+    leaf = (
+        torch.eye(3).to_sparse()
+        if kind == "sparse"
+        else torch.nested.nested_tensor([torch.zeros(1)], layout=torch.jagged)
+    )
+    td._entries["a"] = leaf
+    with set_printoptions(**{name: True for name in get_printoptions() if name != "sort_keys"}):
+        assert "a: " in repr(td)
+
+
 def test_options_as_a_decorator_and_for_good() -> None:
     before = get_printoptions()
 

@@ -13,5 +13,11 @@ IN_MEMORY = (
     "locking",
     "apply",
     "casting",
+    "pointwise",
+    "settings",
+    "lazy",
+    "reductions",
+    "names",
+    "ragged",
 )
 FAMILIES = (*IN_MEMORY, "storage")

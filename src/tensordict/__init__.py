@@ -1,24 +1,41 @@
 """TensorDict: a container that holds many tensors under nested keys and behaves as one tensor."""
 
+from tensordict.attributes import TensorAttrs
 from tensordict.base import TensorDictBase
 from tensordict.collection import TensorCollection
 from tensordict.convert.mappings import from_dict, fromkeys, make_tensordict
-from tensordict.functional import cat, stack
+from tensordict.functional import (
+    cat,
+    dense_stack_tds,
+    is_batchedtensor,
+    lazy_stack,
+    maybe_dense_stack,
+    merge_tensordicts,
+    pad,
+    pad_sequence,
+    stack,
+)
 from tensordict.io.api import load, load_memmap, memmap, save
 from tensordict.keys import NestedKey, unravel_key, unravel_key_list
+from tensordict.lazy import LazyStackedTensorDict
+from tensordict.legacy import LazyView
 from tensordict.memmap import MemmapTensor, MemoryMappedTensor
+from tensordict.parsing import parse_tensor_dict_string
 from tensordict.printing import get_printoptions, set_printoptions
-from tensordict.settings import get_defaults_to_none, set_get_defaults_to_none
+from tensordict.settings import get_defaults_to_none, lazy_legacy, set_get_defaults_to_none, set_lazy_legacy
 from tensordict.tensordict import TensorDict
 from tensordict.testing import assert_allclose_td, assert_close
-from tensordict.views import default_is_leaf, is_tensor_collection
+from tensordict.views import default_is_leaf, is_leaf_nontensor, is_tensor_collection
 
 __version__ = "0.14.100"
 
 __all__ = [
+    "LazyStackedTensorDict",
+    "LazyView",
     "MemmapTensor",
     "MemoryMappedTensor",
     "NestedKey",
+    "TensorAttrs",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
@@ -26,17 +43,28 @@ __all__ = [
     "assert_close",
     "cat",
     "default_is_leaf",
+    "dense_stack_tds",
     "from_dict",
     "fromkeys",
     "get_defaults_to_none",
     "get_printoptions",
+    "is_batchedtensor",
+    "is_leaf_nontensor",
     "is_tensor_collection",
+    "lazy_legacy",
+    "lazy_stack",
     "load",
     "load_memmap",
     "make_tensordict",
+    "maybe_dense_stack",
     "memmap",
+    "merge_tensordicts",
+    "pad",
+    "pad_sequence",
+    "parse_tensor_dict_string",
     "save",
     "set_get_defaults_to_none",
+    "set_lazy_legacy",
     "set_printoptions",
     "stack",
     "unravel_key",

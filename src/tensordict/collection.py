@@ -8,14 +8,20 @@ from typing import Any
 from tensordict import torch_functions
 from tensordict.context import Context
 from tensordict.ops.applying import Applying
+from tensordict.ops.arithmetic import Arithmetic
+from tensordict.ops.autograd import Autograd
 from tensordict.ops.casting import Casting
 from tensordict.ops.comparison import Comparison
 from tensordict.ops.converting import Converting
 from tensordict.ops.copying import Copying
+from tensordict.ops.describing import Describing
 from tensordict.ops.factories import Factories
 from tensordict.ops.gathering import Gathering
 from tensordict.ops.indexing import Indexing
 from tensordict.ops.naming import Naming
+from tensordict.ops.padding import Padding
+from tensordict.ops.pointwise import Pointwise
+from tensordict.ops.reducing import Reducing
 from tensordict.ops.saving import Saving
 from tensordict.ops.shape import Shape
 from tensordict.ops.stacking import Stacking
@@ -29,10 +35,16 @@ class TensorCollection(
     Structure,
     Applying,
     Stacking,
+    Padding,
     Shape,
     Factories,
     Casting,
     Comparison,
+    Pointwise,
+    Arithmetic,
+    Reducing,
+    Autograd,
+    Describing,
     Copying,
     Converting,
     Saving,

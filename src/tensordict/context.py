@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tensordict.contract import Contract
+from tensordict.keys import Path, joined, path_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,7 +71,15 @@ class Context(Contract):
             del self._blocks
         restored = undo(self)
         if source is not None:
-            _write_back(source, restored, before[0], before[1] - _node_keys(self))
+            source._write_back(restored, before[0], before[1] - _node_keys(self))
+
+    def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
+        """Bring this container to the entries of `restored`: delete what has gone, write what is new or has moved.
+
+        `leaves` are the leaves that this container had when the block began, `gone_nodes` the nested containers that
+        were deleted in it.
+        """
+        _write_back(self, restored, leaves, gone_nodes)
 
 
 def _node_keys(container: Any) -> set[Any]:
@@ -79,14 +88,17 @@ def _node_keys(container: Any) -> set[Any]:
 
 
 def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
-    """Bring `source` to the entries of `restored`: delete what has gone, write what is new or has moved.
-
-    `leaves` are the leaves that the source had when the block began, `gone_nodes` the nested containers that were
-    deleted in it.
-    """
+    """See :meth:`Context._write_back`."""
+    # What is stacked when it is read looks new to every reader: nested lazy stacks are brought up to date by members.
+    stacks = list(_stacks(source, restored))
+    paths = {path for path, _, _ in stacks}
+    for path, node, piece in stacks:
+        node._write_back(piece, _below(path, leaves), _below(path, gone_nodes))
     after = set(restored.keys(True, True))
     # Where a node made way for a leaf, or a leaf for a node, the entry is exchanged and keeps its place.
     for key in leaves - after:
+        if paths and _is_in(key, paths):
+            continue
         if restored.get(key, None) is not None:
             source.set(key, {})
         elif not _is_below(key, after):
@@ -95,15 +107,45 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
         if key not in after and not _is_below(key, after) and isinstance(source.get(key, None), Contract):
             source.del_(key)
     changed = {}
-    for key, value in restored.items(True):
+    for key, value in restored.items(True) if not paths else _items_but(restored, paths):
         current = source.get(key, None)
         if isinstance(value, Contract):
             if current is None and not len(value.keys()):  # type: ignore[attr-defined]
                 changed[key] = value
-        elif current is not value and (current is None or not _same_memory(current, value)):
+        elif current is not value and (current is None or not same_memory(current, value)):
             changed[key] = value
     if changed:
         source.update(changed)
+
+
+def _stacks(source: Contract, restored: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
+    """The outermost nested containers of `source` that consist of others, with what they have become."""
+    for name, node in source._outline().items():
+        piece = restored._node(name) if isinstance(node, Contract) else None
+        if piece is None:
+            continue
+        if node._batch_size == piece._batch_size and node._paired(piece) is not None:
+            yield (*prefix, name), node, piece
+        else:
+            yield from _stacks(node, piece, (*prefix, name))
+
+
+def _items_but(container: Any, paths: set[Path]) -> list[tuple[Any, Any]]:
+    """The items of a tree but those at or below these paths, which are not read."""
+    keys = [key for key in container.keys(True) if not _is_in(key, paths)]
+    return [(key, container.get(key)) for key in keys]
+
+
+def _below(path: Path, keys: set[Any]) -> set[Any]:
+    """What is left of the keys that are below a path."""
+    rests = [key[len(path) :] for key in keys if isinstance(key, tuple) and key[: len(path)] == path]
+    return {joined(rest) for rest in rests if rest}
+
+
+def _is_in(key: Any, paths: set[Path]) -> bool:
+    """Whether a nested key is one of the paths, or below one."""
+    path = path_of(key)
+    return any(path[:i] in paths for i in range(1, len(path) + 1))
 
 
 def _is_below(key: Any, leaves: set[Any]) -> bool:
@@ -111,7 +153,7 @@ def _is_below(key: Any, leaves: set[Any]) -> bool:
     return isinstance(key, tuple) and any((key[0] if i == 1 else key[:i]) in leaves for i in range(1, len(key)))
 
 
-def _same_memory(a: Any, b: Any) -> bool:
+def same_memory(a: Any, b: Any) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     same_form = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()

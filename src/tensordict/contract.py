@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
+from tensordict import ragged
 from tensordict.errors import KeyMismatchError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Contract:
     _lock_owners: list[weakref.ref[Any]] | None = None
     _is_memmap: bool = False
     _is_shared: bool = False
+    # Whether the class stands for a value that is no tensor.
+    _is_non_tensor: bool = False
     _memmap_prefix: pathlib.Path | None = None
     _undo: tuple[Any, ...] | None = None
 
@@ -48,6 +51,23 @@ class Contract:
     # what has been checked already (shape, device, lock). An attribute, because every access goes through it: a method
     # call in its place would cost 45 ns. A class whose entries are no dict makes it a property over its own mapping.
     _entries: MutableMapping[str, Any]
+
+    def _outline(self) -> Mapping[str, Any]:
+        """The entries for those who only ask what there is: names, which are containers, and these containers.
+
+        A container that makes its leaves when they are read gives any tensor in the place of a leaf.
+        """
+        return self._entries
+
+    def _shape_of(self, name: str) -> torch.Size:
+        """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
+        value = self._entries[name]
+        return ragged.shape_of(value) if isinstance(value, Tensor) else value.shape
+
+    def _node(self, name: str) -> Any:
+        """The nested container of this name, `None` when there is none."""
+        value = self._entries.get(name)
+        return value if isinstance(value, Contract) else None
 
     def _build(
         self,
@@ -69,11 +89,47 @@ class Contract:
         """One `_build` per piece, each with its batch size."""
         return [self._build(entries, size, device, names) for entries, size in zip(pieces, sizes, strict=True)]
 
+    # --- leaves -------------------------------------------------------------------------------------------------------
+    # The tensors that hold the memory: what is written into them is written into the container. A container that makes
+    # its entries on reading gives those that they are made of, in the order in which `_map` goes.
+
+    def _gather(self, found: list[Any]) -> None:
+        """Append all leaves of the tree."""
+        for value in self._entries.values():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                value._gather(found)
+            else:
+                found.append(value)
+
+    def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """The (path, leaf) pairs of the tree."""
+        for name, value in self._entries.items():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                yield from value._walk((*prefix, name))
+            else:
+                yield (*prefix, name), value
+
+    def _leaves_of(self, name: str) -> list[Any]:
+        """The leaves of one entry."""
+        value = self._entries[name]
+        if not isinstance(value, Contract):
+            return [value]
+        found: list[Any] = []
+        value._gather(found)
+        return found
+
     # --- structural walks -----------------------------------------------------------------------------------------
     # All take the new batch size of the root and `lead`, the number of batch dims of the root that it replaces: a
     # nested container, whose batch size begins with its parent's, gets `size + its own batch size past lead`.
 
-    def _map(self, fn: LeafFn, size: torch.Size | None = None, lead: int = 0, rename: Rename | None = None) -> Self:
+    def _map(
+        self,
+        fn: LeafFn,
+        size: torch.Size | None = None,
+        lead: int = 0,
+        rename: Rename | None = None,
+        whole: LeafFn | None = None,
+    ) -> Self:
         """The same structure with every leaf replaced by `fn(leaf)`.
 
         Args:
@@ -81,6 +137,8 @@ class Contract:
             size: the root's new batch size; `None` when `fn` leaves the batch dims as they are.
             lead: the number of batch dims that `size` replaces.
             rename: maps the names of the replaced dims to the new ones; `None` drops the names (with `size`).
+            whole: does to a container what `fn` does to a leaf, for nested containers that make their leaves on
+                reading; without it they are made for `fn`.
         """
         mapping = self._entries
         if is_flat(mapping):
@@ -89,7 +147,7 @@ class Contract:
             # No comprehension: its frame would halve the depth of nesting that Python's recursion limit leaves.
             entries = {}
             for name, value in mapping.items():
-                entries[name] = value._map(fn, size, lead, rename) if isinstance(value, Contract) else fn(value)
+                entries[name] = value._map(fn, size, lead, rename, whole) if isinstance(value, Contract) else fn(value)
         if size is None:
             return self._build(entries, self._batch_size, self._device, self._names)
         own = self._batch_size
@@ -112,13 +170,18 @@ class Contract:
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def _map_many(
-        self, fn: Callable[[Any], Sequence[Any]], sizes: Sequence[torch.Size], lead: int, rename: Rename | None
+        self,
+        fn: Callable[[Any], Sequence[Any]],
+        sizes: Sequence[torch.Size],
+        lead: int,
+        rename: Rename | None,
+        whole: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
         """As `_map`, for an `fn` that cuts a leaf in `len(sizes)` pieces: one container per piece."""
         mapping = self._entries
         columns: list[Sequence[Any]] = (
             [
-                value._map_many(fn, sizes, lead, rename) if isinstance(value, Contract) else fn(value)
+                value._map_many(fn, sizes, lead, rename, whole) if isinstance(value, Contract) else fn(value)
                 for value in mapping.values()
             ]
             if not is_flat(mapping)
@@ -135,6 +198,42 @@ class Contract:
         else:
             pieces = [{} for _ in sizes]
         return self._build_many(pieces, sizes, self._device, names)
+
+    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
+        """The same structure with every leaf replaced by `fn(leaf, its part of the tensor)`.
+
+        Args:
+            fn: takes the leaf, and the tensor as a view with dims of size 1 behind, so that the two broadcast.
+            tensor: lies over the batch dims, or over the first of them, and broadcasts to them.
+        """
+        spread = ByNdim(tensor)
+        entries: dict[str, Any] = {}
+        for name, value in self._entries.items():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                entries[name] = value._map_with(fn, tensor)
+            else:
+                entries[name] = fn(value, spread[value.dim()])
+        return self._build(entries, self._batch_size, self._device, self._names)
+
+    def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
+        """The pairs of containers to be taken leaf by leaf in place of this one and `other`, of the same batch size.
+
+        `None` for a container that holds its own leaves, and so is to be paired with `other` itself. What is made of
+        the pairs goes to `_rejoined`.
+        """
+        return None
+
+    def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
+        """The stack of these containers, of which this is the first, when they know how to keep it lazy."""
+        return None
+
+    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
+        """The concatenation of these containers, of which this is the first, when they know how to keep it lazy."""
+        return None
+
+    def _rejoined(self, parts: Sequence[Any]) -> Self:
+        """A container as this one, of what was made of each pair of `_paired`."""
+        raise NotImplementedError
 
     def _merge(
         self,
@@ -187,6 +286,19 @@ class Contract:
         head: Names = [None] * count if rename is None else rename(self._names[:lead])
         names = head + self._names[lead:]
         return names if any(name is not None for name in names) else None
+
+
+class ByNdim(dict[int, Tensor]):
+    """A tensor over the batch dims with dims of size 1 behind, made once per number of dims that the leaves have."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self._tensor = tensor
+
+    def __missing__(self, ndim: int) -> Tensor:
+        shape = (*self._tensor.shape, *[1] * (ndim - self._tensor.ndim))
+        made = self[ndim] = self._tensor.reshape(shape)
+        return made
 
 
 def is_flat(mapping: Mapping[str, Any]) -> bool:

@@ -22,8 +22,16 @@ class ShapeError(ValueError, RuntimeError):
     """A shape does not fit: that of a value in an in-place write, or that asked of a batch."""
 
 
+class StackError(RuntimeError):
+    """An entry of a lazy stack cannot be read as one tensor."""
+
+
 class DimError(IndexError, ValueError, RuntimeError):
     """A dim is out of range."""
+
+
+class NamesError(ValueError, RuntimeError):
+    """Names of dims that do not fit the batch dims, or that disagree."""
 
 
 class SaveError(OSError, RuntimeError, ValueError):

@@ -2,29 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tensordict.contract import Contract, named_error
+
 _PLAIN = {Tensor}
+_PLAIN_OR_PARAMETER = {Tensor, torch.nn.Parameter}
 _requires_grad = attrgetter("requires_grad")
+_dtype = attrgetter("dtype")
+_REAL = frozenset((torch.float32, torch.float64))
+_INTEGRAL = frozenset((torch.int32, torch.int64))
+# Larger numbers are infinite in 32 bits; larger integers are not exact in 64.
+_LARGEST = {float: torch.finfo(torch.float32).max, int: 2**53}
+# Calls whose result has the kind of number of their operands: what has no fraction gets none.
+_CLOSED = frozenset(
+    (
+        torch._foreach_abs_, torch._foreach_neg_, torch._foreach_sign_, torch._foreach_add_, torch._foreach_sub_,
+        torch._foreach_mul_, torch._foreach_clamp_min_, torch._foreach_clamp_max_, torch._foreach_maximum_,
+        torch._foreach_minimum_,
+    )
+)  # fmt: skip
+
+# Takes a leaf and what stands beside it, or lists of them.
+One = Callable[..., Any]
+Many = Callable[..., Any] | None
 
 
 def usable(leaves: Sequence[Any]) -> bool:
     """Whether a `_foreach_*` call does to these leaves what one call per leaf does.
 
-    They must be plain tensors: subclasses have calls of their own. `torch.func` has no batching rules for lists of
-    tensors, and compiled code fuses single calls by itself.
+    They must be plain tensors or parameters: other subclasses have calls of their own. `torch.func` has no batching
+    rules for lists of tensors, and compiled code fuses single calls by itself.
     """
-    return set(map(type, leaves)) == _PLAIN and not _transformed()
+    return _all_usable(leaves, ())
+
+
+def results(container: Contract, one: One, many: Many, leaves: list[Any], *others: Any) -> Sequence[Any]:
+    """`one(leaf, *what stands beside it)` for each leaf of a container, by one call of `many` where that is possible.
+
+    Args:
+        container: its nested keys name the leaves when a call fails.
+        one: takes a leaf and an item of each of the others.
+        many: takes the lists and does the same; `None` when torch has no such call.
+        leaves: the left operands, in the order of the container's leaves.
+        *others: the other operands, each a list with one item a leaf, or a number.
+
+    Raises:
+        RuntimeError: torch refuses a call; the entry is named. Any other type that torch raises stays what it is.
+    """
+    if many is None or not _all_usable(leaves, others):
+        return _one_by_one(container, one, leaves, others)
+    try:
+        return many(leaves, *others)  # type: ignore[no-any-return]
+    except (RuntimeError, TypeError):
+        # The call on lists does not say which leaf it is about, and it refuses ragged leaves.
+        return _one_by_one(container, one, leaves, others)
+
+
+def write(container: Contract, one: One, many: Many, leaves: list[Any], *others: Any) -> None:
+    """As :func:`results`, for functions that write into the leaves; the shapes have been checked.
+
+    Raises:
+        RuntimeError: the result of an entry does not fit its dtype, or the entry is a leaf of the autograd graph that
+            requires grad; the entry is named and nothing has changed.
+    """
+    if torch.compiler.is_compiling():
+        # What torch refuses it refuses while it traces, when nothing has changed yet.
+        _one_by_one(container, one, leaves, others)
+        return
+    if not leaves:
+        return
+    _refuse_dtypes(container, one, many, leaves, others)
+    if many is None or not _all_usable(leaves, others):
+        _refuse_graph_leaves(container, leaves)
+        _one_by_one(container, one, leaves, others)
+        return
+    try:
+        # Autograd looks at the whole list before the first leaf changes, so that nobody else has to.
+        many(leaves, *others)
+    except TypeError:
+        # There is no such call for lists and a number; it has not begun.
+        _refuse_graph_leaves(container, leaves)
+        _one_by_one(container, one, leaves, others)
+    except RuntimeError:
+        _refuse_graph_leaves(container, leaves)
+        if any(leaf.is_nested for leaf in leaves):
+            # Lists with ragged leaves are refused before the first leaf changes.
+            _one_by_one(container, one, leaves, others)
+            return
+        _refuse_overlaps(container, leaves)
+        raise
+
+
+def number(leaves: list[Any], value: Any) -> Any:
+    """A number as the right operand of the basic arithmetic: as a list of tensors without dims where that is the same.
+
+    Torch makes such a tensor of a number anew for every leaf: adding 1.0 to 100 leaves takes 214 us, and 85 us with
+    this one tensor in its place.
+    """
+    if _transformed():
+        return value
+    largest = _LARGEST.get(type(value))
+    if largest is None or not -largest <= value <= largest or len(leaves) < 3:
+        return value
+    dtypes = list(map(_dtype, leaves))
+    made: dict[torch.dtype, Tensor] = {}
+    for dtype in set(dtypes):
+        if dtype not in _REAL and not (dtype in _INTEGRAL and type(value) is int and -(2**31) <= value < 2**31):
+            return value
+        made[dtype] = torch.scalar_tensor(value, dtype=dtype, device="cpu")
+    if not leaves[0].is_cpu or not usable(leaves):
+        return value
+    return [made[dtype] for dtype in dtypes]
 
 
 def clone(leaves: list[Tensor]) -> Sequence[Tensor]:
     """Copies of tensors for which :func:`usable` holds; 0.9 us a leaf instead of 1.2 us, gradients included."""
-    return torch._foreach_clone(leaves)
+    try:
+        return torch._foreach_clone(leaves)
+    except NotImplementedError:
+        # The calls on lists know no ragged tensors, which are plain ones in the strided layout.
+        return [leaf.clone() for leaf in leaves]
 
 
 def copy_(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
@@ -43,3 +147,99 @@ def copy_(targets: list[Tensor], values: list[Tensor], non_blocking: bool = Fals
 
 def _transformed() -> bool:
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _all_usable(leaves: Sequence[Any], others: tuple[Any, ...]) -> bool:
+    kinds = set(map(type, leaves))
+    for other in others:
+        if type(other) is list:
+            kinds.update(map(type, other))
+    return (kinds == _PLAIN or (bool(kinds) and kinds <= _PLAIN_OR_PARAMETER)) and not _transformed()
+
+
+def _one_by_one(container: Contract, one: One, leaves: list[Any], others: tuple[Any, ...]) -> list[Any]:
+    done: list[Any] = []
+    try:
+        for row in _rows(leaves, others):
+            done.append(one(*row))
+    except (RuntimeError, TypeError) as error:
+        raise named_error(error, _path(container, len(done))) from error
+    return done
+
+
+def _rows(leaves: list[Any], others: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    return zip(leaves, *(other if type(other) is list else repeat(other) for other in others))
+
+
+def _path(container: Contract, position: int) -> tuple[str, ...]:
+    for index, (path, _) in enumerate(container._walk()):
+        if index == position:
+            return path
+    raise IndexError(position)
+
+
+def _refuse_dtypes(container: Contract, one: One, many: Many, leaves: list[Any], others: tuple[Any, ...]) -> None:
+    """Call `one` on a tensor of one element for each kind of leaf that it may refuse.
+
+    With one kind alone that is not needed: the first leaf is refused, and nothing has changed.
+    """
+    dtypes = [list(map(_dtype, column)) for column in (leaves, *others) if type(column) is list]
+    for column in dtypes:
+        if column.count(column[0]) != len(column):
+            break
+    else:
+        return
+    rows = list(zip(*dtypes, strict=True))
+    kinds = set(rows)
+    numbers = [type(other) for other in others if type(other) is not list]
+    if many in _CLOSED and all(_fits(kind, numbers) for kind in kinds):
+        return
+    for position in sorted(map(rows.index, kinds)):
+        if many is not None and len(set(rows[position])) == 1 and rows[position][0] in _REAL:
+            continue
+        samples = [
+            torch.ones([1] * min(item.dim(), 1), dtype=item.dtype, device=item.device)
+            if isinstance(item, Tensor)
+            else item
+            for item in (other[position] if type(other) is list else other for other in (leaves, *others))
+        ]
+        try:
+            one(*samples)
+        except (RuntimeError, TypeError) as error:
+            raise named_error(error, _path(container, position)) from error
+
+
+def _fits(kind: tuple[torch.dtype, ...], numbers: list[type]) -> bool:
+    """Whether the result of a closed operation of such operands surely fits the first of them."""
+    integral = _INTEGRAL.issuperset(kind) and all(number is int for number in numbers)
+    return integral or (
+        kind[0] in _REAL
+        and all(dtype in _REAL or dtype in _INTEGRAL for dtype in kind)
+        and all(number in (int, float) for number in numbers)
+    )
+
+
+def _refuse_graph_leaves(container: Contract, leaves: list[Any]) -> None:
+    if not torch.is_grad_enabled() or True not in map(_requires_grad, leaves):
+        return
+    for position, leaf in enumerate(leaves):
+        if leaf.requires_grad and (leaf.is_leaf or (leaf._base is not None and leaf._base.is_leaf)):
+            raise named_error(
+                RuntimeError(
+                    "a leaf of the autograd graph that requires grad cannot be changed in place. "
+                    "Use td.data, or do it under torch.no_grad()"
+                ),
+                _path(container, position),
+            )
+
+
+def _refuse_overlaps(container: Contract, leaves: list[Any]) -> None:
+    for position, leaf in enumerate(leaves):
+        if torch._debug_has_internal_overlap(leaf) == 1:
+            raise named_error(
+                RuntimeError(
+                    f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "
+                    "expand(), so it cannot be changed in place. Clone the container first"
+                ),
+                _path(container, position),
+            )

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tensordict.ops.stacking import cat_containers, stack_containers
+from tensordict import ragged, registry
+from tensordict.contract import Contract, merged_device, raise_key_mismatch
+from tensordict.errors import KeyMismatchError, ShapeError
+from tensordict.keys import Path, joined, path_of
+from tensordict.ops.padding import pad_and_stack
+from tensordict.ops.stacking import (
+    cat_containers,
+    lazy_stack_containers,
+    maybe_dense_stack_containers,
+    stack_containers,
+)
+from tensordict.shapes import as_new_dim
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -51,6 +62,244 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     if _are_tensors(input):
         return torch.cat(input, dim, out=out)  # type: ignore[arg-type]
     return cat_containers(input, dim, out)
+
+
+def lazy_stack(input: Any, dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """Stack containers along a new batch dim, keeping them as they are; plain tensors go to :func:`torch.stack`.
+
+    Args:
+        input: the containers; they may differ in keys and shapes.
+        dim: where the new dim goes.
+        out: a container of the resulting batch size to write into, in place.
+        **kwargs: passed to :class:`~tensordict.LazyStackedTensorDict`.
+
+    Returns:
+        a `LazyStackedTensorDict` of these very containers, or `out`.
+
+    Raises:
+        RuntimeError: there is no container, or they have different numbers of batch dims.
+        TypeError: one of them is not a container.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, lazy_stack
+        >>> tds = [TensorDict(a=torch.zeros(n)) for n in (1, 2)]
+        >>> stack = lazy_stack(tds)
+        >>> stack[0] is tds[0], stack.batch_size
+        (True, torch.Size([2]))
+    """
+    if _are_tensors(input):
+        return torch.stack(input, dim, out=out)
+    return lazy_stack_containers(input, dim, out, **kwargs)
+
+
+def maybe_dense_stack(input: Any, dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """:func:`stack` for containers of the same keys, shapes and devices, :func:`lazy_stack` for others.
+
+    Arguments and errors as :func:`lazy_stack`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, maybe_dense_stack
+        >>> type(maybe_dense_stack([TensorDict(a=torch.zeros(n)) for n in (1, 2)])).__name__
+        'LazyStackedTensorDict'
+    """
+    if _are_tensors(input):
+        return torch.stack(input, dim, out=out)
+    return maybe_dense_stack_containers(input, dim, out, **kwargs)
+
+
+def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
+    """Stack containers of the same structure along a new batch dim; lazy stacks nested in them stay lazy.
+
+    Args:
+        td_list: the containers, or a lazy stack of them.
+        dim: where the new dim goes; a lazy stack is stacked along its own dim.
+
+    Returns:
+        a container of the class of those in the list, in which the stack dims of nested lazy stacks have moved as any
+        other dim. Containers that differ in keys or shapes, which no dense one can hold, give a lazy stack of them.
+
+    Raises:
+        ValueError: a list was given, but no `dim`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, dense_stack_tds, lazy_stack
+        >>> inner = lazy_stack([TensorDict(a=torch.zeros(n)) for n in (1, 2)])
+        >>> stack = dense_stack_tds([TensorDict(x=inner), TensorDict(x=inner)], dim=0)
+        >>> type(stack).__name__, stack["x"].batch_size, stack["x"].stack_dim
+        ('TensorDict', torch.Size([2, 2]), 1)
+    """
+    lazy = registry.lookup("LazyStackedTensorDict")
+    if isinstance(td_list, lazy):
+        items, dim = td_list.tensordicts, td_list.stack_dim
+    else:
+        items = list(td_list)
+    if dim is None:
+        raise ValueError("dense_stack_tds needs to know along which dim to stack a list: pass dim=")
+    if not items or not all(isinstance(item, Contract) for item in items):
+        raise TypeError(f"dense_stack_tds stacks containers, got {[type(item).__name__ for item in items]}")
+    if any(item._batch_size != items[0]._batch_size for item in items):
+        return lazy_stack_containers(items, dim)
+    dim = as_new_dim(dim, len(items[0]._batch_size))
+    try:
+        return _densely_stacked(items, dim)
+    except (KeyMismatchError, ShapeError, NotImplementedError):
+        return lazy_stack_containers(items, dim)
+
+
+def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
+    first = items[0]
+    if not isinstance(first, registry.lookup("LazyStackedTensorDict")):
+        mappings = [item._entries for item in items]
+        if any(mapping.keys() != mappings[0].keys() for mapping in mappings):
+            raise_key_mismatch(mappings, ())
+        entries = {}
+        for name, value in mappings[0].items():
+            column = [mapping[name] for mapping in mappings]
+            if isinstance(value, Contract):
+                entries[name] = _densely_stacked(column, dim)
+            elif type(value) is not Tensor and value.is_nested:
+                entries[name] = ragged.stack(column, dim)
+            else:
+                try:
+                    entries[name] = torch.stack(column, dim)
+                except RuntimeError as error:
+                    raise ShapeError(str(error)) from error
+        size = list(first._batch_size)
+        size.insert(dim, len(items))
+        names = first._names and [*first._names[:dim], None, *first._names[dim:]]
+        return first._build(entries, torch.Size(size), merged_device(items), names)
+    at = first.stack_dim
+    if any(type(item) is not type(first) or item.stack_dim != at for item in items):
+        raise ShapeError("nested lazy stacks must be stacked along the same dim")
+    # The new dim stands before or behind the dim along which the members lie.
+    within, at = (dim, at + 1) if dim <= at else (dim - 1, at)
+    columns = zip(*[item.tensordicts for item in items], strict=True)
+    return lazy_stack_containers([_densely_stacked(column, within) for column in columns], at)
+
+
+def pad(
+    tensordict: Any, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True
+) -> Any:
+    """Make batch dims of a container longer, with `value` in the new places; see :meth:`TensorDictBase.pad`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, pad
+        >>> pad(TensorDict({"a": torch.ones(1, 2)}, [1, 2]), [0, 0, 1, 0])["a"]
+        tensor([[0., 1., 1.]])
+    """
+    return tensordict.pad(pad_size, value, inplace=inplace, safe=safe)
+
+
+def pad_sequence(
+    list_of_tensordicts: Iterable[Any],
+    pad_dim: int = 0,
+    padding_value: float = 0.0,
+    out: Any = None,
+    return_mask: Any = False,
+) -> Any:
+    """Stack containers whose entries differ in length along one dim, the shorter ones padded at their end.
+
+    Args:
+        list_of_tensordicts: containers with the same keys.
+        pad_dim: the dim of every entry that is padded; negative ones count from the back of each entry. If it is a
+            batch dim, the batch sizes are padded with it.
+        padding_value: what stands behind the end of the shorter ones.
+        out: a container of the resulting batch size to write into: entries that it has in place, others are added.
+        return_mask: `True` adds an entry `"masks"`, a container with the same structure in which bools tell elements
+            from padding; a nested key puts it there. A mask lies over the batch dims and, if it is none of them, the
+            padded one.
+
+    Returns:
+        a new container with one more batch dim in front, or `out`.
+
+    Raises:
+        KeyError: the keys differ; the odd ones are named.
+        IndexError: an entry has no dim `pad_dim`.
+        RuntimeError: the list is empty, or shapes differ in another dim.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, pad_sequence
+        >>> batch = pad_sequence([TensorDict(a=torch.ones(n)) for n in (1, 2)], return_mask=True)
+        >>> batch["a"]
+        tensor([[1., 0.],
+                [1., 1.]])
+        >>> batch["masks", "a"]
+        tensor([[ True, False],
+                [ True,  True]])
+    """
+    return pad_and_stack(list_of_tensordicts, pad_dim, padding_value, out, return_mask)
+
+
+def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
+    """A container with the entries of several; of entries that more than one has, the first counts.
+
+    Args:
+        *tensordicts: two containers or more.
+        callback_exist: called with the values of an entry that all of them have, to give the one of the result; or a
+            dict from (nested) keys to such functions.
+
+    Returns:
+        a new container with the batch size, device and names of the first one, which shares the entries. They must fit
+        its batch size.
+
+    Raises:
+        RuntimeError: fewer than two containers, or an entry does not fit the batch size.
+        TypeError: an argument is not a container, or an entry is a container in one and a tensor in another.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, merge_tensordicts
+        >>> a, b = TensorDict(x=0, both=0), TensorDict(y=1, both=1)
+        >>> merged = merge_tensordicts(a, b, callback_exist=lambda *values: torch.stack(values))
+        >>> sorted(merged.keys()), merged["both"]
+        (['both', 'x', 'y'], tensor([0, 1]))
+    """
+    if len(tensordicts) < 2:
+        raise RuntimeError(f"merge_tensordicts merges at least two containers, got {len(tensordicts)}")
+    for position, item in enumerate(tensordicts):
+        if not isinstance(item, Contract):
+            raise TypeError(f"merge_tensordicts takes containers, got {type(item).__name__} at position {position}")
+    callbacks = callback_exist
+    if isinstance(callback_exist, Mapping):
+        callbacks = {path_of(key): function for key, function in callback_exist.items()}
+    return _merged(tensordicts, len(tensordicts), callbacks, ())
+
+
+def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any:
+    result = nodes[0].empty()
+    names = dict.fromkeys(name for node in nodes for name in node._entries)
+    for name in names:
+        key = (*path, name)
+        values = [node._entries[name] for node in nodes if name in node._entries]
+        kinds = {isinstance(value, Contract) for value in values}
+        if len(kinds) > 1:
+            raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
+        value = _merged(values, count, callbacks, key) if True in kinds else values[0]
+        if True not in kinds and len(values) == count:
+            callback = callbacks.get(key) if isinstance(callbacks, dict) else callbacks
+            if callback is not None:
+                value = callback(*values)
+        result._write_name(name, value, path=key)
+    return result
+
+
+def is_batchedtensor(tensor: Tensor) -> bool:
+    """Whether a tensor stands for one of many that :func:`torch.vmap` works on at once.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import is_batchedtensor
+        >>> seen = []
+        >>> _ = torch.vmap(lambda x: seen.append(is_batchedtensor(x)) or x)(torch.zeros(2))
+        >>> seen, is_batchedtensor(torch.zeros(2))
+        ([True], False)
+    """
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def _are_tensors(input: Any) -> bool:

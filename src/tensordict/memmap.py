@@ -15,6 +15,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
+from tensordict import ragged
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
 from tensordict.keys import Path, joined
@@ -210,6 +211,9 @@ class MemoryMappedTensor(Tensor):
             return input
         if input.requires_grad:
             raise RuntimeError("a tensor that requires grad cannot be memory-mapped; pass tensor.detach()")
+        if ragged.is_ragged(input) and input.layout is torch.strided and shape is None:
+            content = ragged.in_row_order(input) if copy_data else None
+            return _make(ragged.row_sizes(input), input.dtype, filename, existsok, content)
         check_storable(input)
         if shape is not None:
             if isinstance(shape, Tensor):
@@ -335,7 +339,7 @@ class MemoryMappedTensor(Tensor):
         """
         path = os.path.abspath(os.fspath(filename))
         if isinstance(shape, Tensor):
-            result = _nested(map_file(path, dtype, (_nested_numel(shape),)), shape)
+            result = nested(map_file(path, dtype, (_nested_numel(shape),)), shape)
         else:
             result = map_file(path, dtype, tuple(shape))
         return result if index is None else result[index]  # type: ignore[return-value]
@@ -357,7 +361,7 @@ class MemoryMappedTensor(Tensor):
             handler = SharedBlock(max(1, math.prod(size) * dtype.itemsize), handler)
         result = handler.tensor(dtype, size)
         if isinstance(shape, Tensor):
-            result = _nested(result, shape)
+            result = nested(result, shape)
         return result if index is None else result[index]  # type: ignore[return-value]
 
     @classmethod
@@ -406,7 +410,7 @@ class MemoryMappedTensor(Tensor):
         tensor = torch.empty(0, dtype=dtype, device="cpu").set_(untyped, 0, size, _strides(size))
         result = _wrap(tensor, source)
         if isinstance(shape, Tensor):
-            result = _nested(result, shape)
+            result = nested(result, shape)
         return result if index is None else result[index]  # type: ignore[return-value]
 
 
@@ -430,7 +434,7 @@ def check_storable(tensor: Tensor) -> None:
     if kind is Tensor and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
         return
     if tensor.is_nested:
-        what = "nested (ragged) tensors"
+        what = f"nested (ragged) tensors of layout {tensor.layout}"
     elif tensor.layout is not torch.strided:
         what = f"tensors of layout {tensor.layout}"
     elif tensor.is_quantized:
@@ -540,7 +544,7 @@ def _make(
         if content is not None:
             files.write_tensor(block.fd, content)
         result = block.tensor(dtype, size)
-    return _nested(result, shape) if isinstance(shape, Tensor) else result
+    return nested(result, shape) if isinstance(shape, Tensor) else result
 
 
 def _make_file(
@@ -579,7 +583,7 @@ def _make_file(
 def _filled(size: Shape, value: Tensor, filename: PathLike | None, existsok: bool) -> MemoryMappedTensor:
     if isinstance(size, Tensor):
         flat = _make((_nested_numel(size),), value.dtype, filename, existsok, value.expand(_nested_numel(size)))
-        return _nested(flat, size)
+        return nested(flat, size)
     return _make(size, value.dtype, filename, existsok, value.expand(tuple(size)))
 
 
@@ -615,15 +619,9 @@ def _nested_numel(shapes: Tensor) -> int:
     return int(shapes.prod(-1).sum())
 
 
-def _nested(flat: MemoryMappedTensor, shapes: Tensor) -> MemoryMappedTensor:
+def nested(flat: MemoryMappedTensor, shapes: Tensor) -> MemoryMappedTensor:
     """The nested tensor whose items follow one another in `flat`."""
-    shapes = shapes.detach().cpu().contiguous()
-    strides = torch.ones_like(shapes)
-    if shapes.shape[1] > 1:
-        strides[:, :-1] = shapes[:, 1:].flip(-1).cumprod(-1).flip(-1)
-    numels = shapes.prod(-1)
-    nested = torch._nested_view_from_buffer(_plain(flat), shapes, strides, numels.cumsum(0) - numels)
-    return _wrap(nested, flat._source)
+    return _wrap(ragged.from_buffer(_plain(flat), shapes.detach().cpu()), flat._source)
 
 
 # --- pickling ---------------------------------------------------------------------------------------------------------
@@ -651,7 +649,7 @@ def _from_bytes(content: bytes, dtype: torch.dtype, shape: Shape) -> MemoryMappe
     result = _make((len(content) // dtype.itemsize,), dtype, None, False, None)
     if isinstance(result._source, SharedBlock):
         result._source.buffer[:] = content
-    return _nested(result, shape) if isinstance(shape, Tensor) else _wrap(result.view(tuple(shape)), result._source)
+    return nested(result, shape) if isinstance(shape, Tensor) else _wrap(result.view(tuple(shape)), result._source)
 
 
 def _nested_bytes(tensor: MemoryMappedTensor, shapes: Tensor) -> bytes:

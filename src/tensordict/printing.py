@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._contextlib import _DecoratorContextManager
 
+from tensordict import ragged
 from tensordict.contract import Contract
 
 _DEFAULTS: dict[str, Any] = {
@@ -133,20 +136,23 @@ def container_repr(name: str, groups: dict[str, Any], facts: Iterable[str]) -> s
 
     Args:
         name: the class name.
-        groups: what `fields={...}` and its like are called, each with a mapping of entries.
+        groups: what `fields={...}` and its like are called, each with a mapping of entries, or with its lines.
         facts: the closing lines, as `"device=cpu"`.
     """
-    sections = [f"{group}={{{_fields(entries)}}}" for group, entries in groups.items()]
+    sections = [f"{group}={{{fields_text(entries)}}}" for group, entries in groups.items()]
     return f"{name}(\n    " + ",\n    ".join([*sections, *facts]) + ")"
 
 
-def leaf_repr(leaf: Any) -> str:
-    """One leaf in the `repr` of a container: the class, shape, device and dtype of a tensor, else the object."""
+def leaf_repr(leaf: Any, shape: str | None = None) -> str:
+    """One leaf in the `repr` of a container: the class, shape, device and dtype of a tensor, else the object.
+
+    A `shape` is shown in place of the leaf's, as for the stack of several that `leaf` is one of.
+    """
     if not isinstance(leaf, Tensor):
         return repr(leaf)
     facts = []
     if _options["show_shape"]:
-        facts.append(f"shape={shape_text(leaf)}")
+        facts.append(f"shape={shape_text(leaf) if shape is None else shape}")
     if _options["show_field_device"]:
         facts.append(f"device={leaf.device}")
     if _options["show_dtype"]:
@@ -159,30 +165,25 @@ def leaf_repr(leaf: Any) -> str:
         facts.append(f"is_contiguous={leaf.is_contiguous()}")
     if _options["show_is_view"]:
         facts.append(f"is_view={leaf._is_view()}")
-    if _options["show_storage_size"]:
+    if _options["show_storage_size"] and leaf.layout == torch.strided:
         facts.append(f"storage_size={leaf.untyped_storage().nbytes()}")
     if _options["plain"]:
         facts += _statistics(leaf)
-    return f"{type(leaf).__name__}({', '.join(facts)})"
+    return f"{type(leaf).__name__ if shape is None else 'Tensor'}({', '.join(facts)})"
 
 
 def shape_text(leaf: Tensor) -> str:
     """The shape of a leaf as `torch.Size([...])`, with -1 for the ragged dims of a nested tensor."""
-    try:
-        return repr(leaf.shape)
-    except RuntimeError:
-        # A nested tensor of the strided layout has no `shape`.
-        parts = leaf.unbind()
-        shapes = {part.shape for part in parts}
-        dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
-        return f"torch.Size({[len(parts), *dims]})"
+    return repr(ragged.shape_of(leaf))
 
 
-def _fields(entries: Any) -> str:
+def fields_text(entries: Any) -> str:
+    """The entries of one group, a line each; entries that are texts already are taken as they are."""
     lines = []
     for name, value in entries.items():
-        text = repr(value).replace("\n", "\n        ") if isinstance(value, Contract) else leaf_repr(value)
-        lines.append(f"{name}: {text}")
+        if not isinstance(value, str):
+            value = repr(value).replace("\n", "\n        ") if isinstance(value, Contract) else leaf_repr(value)
+        lines.append(f"{name}: {value}")
     if not lines:
         return "\n    "
     if _options["sort_keys"] == "alphabetical":
@@ -200,14 +201,17 @@ def _is_shared(leaf: Tensor) -> bool:
 
 
 def _statistics(leaf: Tensor) -> list[str]:
-    if leaf.numel() == 0 or leaf.is_complex() or leaf.device.type == "meta":
+    if leaf.layout != torch.strided or leaf.is_nested or leaf.numel() == 0 or leaf.device.type == "meta":
         return []
     leaf = leaf.detach()
-    if leaf.is_floating_point():
-        values = leaf.double()
-        spread = values.std().item() if leaf.numel() > 1 else 0.0
+    if leaf.is_floating_point() or leaf.is_complex():
+        values = leaf.to(torch.complex128 if leaf.is_complex() else torch.float64)
+        # Of one number there is none, which torch would say with a warning.
+        spread = values.std().item() if leaf.numel() > 1 else math.nan
         return [f"mean={values.mean().item():.4g}", f"std={spread:.4g}"]
-    return [f"min={leaf.min().item():.4g}", f"max={leaf.max().item():.4g}"]
+    # Torch has no `min` for the wider unsigned dtypes.
+    numbers: Any = leaf.cpu().numpy() if leaf.dtype in (torch.uint16, torch.uint32, torch.uint64) else leaf
+    return [f"min={numbers.min().item()}", f"max={numbers.max().item()}"]
 
 
 _TABLE = '<table style="border-collapse: collapse; text-align: left">'

@@ -33,6 +33,7 @@ def register(
     cls: T,
     flatten: Callable[[Any], tuple[list[Any], Any]] | None = None,
     unflatten: Callable[[Any, Any], Any] | None = None,
+    flatten_with_keys: Callable[[Any], tuple[list[Any], Any]] | None = None,
 ) -> T:
     """Register a container class with torch's pytrees; usable as a class decorator.
 
@@ -41,6 +42,7 @@ def register(
         flatten: gives the entries and a hashable context. The default takes the container's names and
             values, as suits any class with `_make`.
         unflatten: makes a container from entries and that context.
+        flatten_with_keys: as `flatten`, with torch's key in front of every entry.
     """
     own_form = flatten is not None
     register_pytree_node(
@@ -48,7 +50,7 @@ def register(
         flatten or flatten_container,
         unflatten or unflatten_container,
         serialized_type_name=f"tensordict.{cls.__name__}",
-        flatten_with_keys_fn=None if own_form else _flatten_with_keys,
+        flatten_with_keys_fn=flatten_with_keys if own_form else _flatten_with_keys,
         to_dumpable_context=None if own_form else _dumpable,
         from_dumpable_context=None if own_form else _from_dumpable,
     )

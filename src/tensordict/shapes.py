@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,8 +32,9 @@ def as_size(size: Any) -> torch.Size:
         elif isinstance(size, str) or not isinstance(size, Iterable):
             raise TypeError(f"a batch size is an int or a sequence of ints, got {size!r} of type {kind.__name__}")
     out = torch.Size(size)
-    for length in out:
-        if length < 0:
+    for dim, length in enumerate(out):
+        # -1 stands for the ragged dim of a nested tensor, which is never its first.
+        if length < 0 and (length != -1 or not dim):
             raise ValueError(f"a batch size has no negative dims, got {list(out)}")
     return out
 
@@ -59,13 +61,15 @@ def as_dim(dim: Any, ndim: int) -> int:
         IndexError: when it is out of range.
         TypeError: when it is not an int.
     """
-    try:
-        if 0 <= dim < ndim:
-            return dim  # type: ignore[no-any-return]
-        if -ndim <= dim < 0:
-            return dim + ndim  # type: ignore[no-any-return]
-    except TypeError:
-        raise TypeError(f"a dim is an int, got {dim!r} of type {type(dim).__name__}") from None
+    if type(dim) is not int:
+        try:
+            dim = operator.index(dim)
+        except TypeError:
+            raise TypeError(f"a dim is an int, got {dim!r} of type {type(dim).__name__}") from None
+    if 0 <= dim < ndim:
+        return dim  # type: ignore[no-any-return]
+    if -ndim <= dim < 0:
+        return dim + ndim  # type: ignore[no-any-return]
     if not ndim:
         raise DimError(f"dim {dim} given, but the container has no batch dims (batch_size=[])")
     raise DimError(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict import ragged
 from tensordict.contract import Contract, raise_key_mismatch
 from tensordict.keys import Path, joined, path_of
 
@@ -77,6 +78,10 @@ def _compare(
     differences: list[str],
 ) -> None:
     """Append a line for every pair of leaves that differ."""
+    if actual._batch_size == expected._batch_size and (pairs := actual._paired(expected)) is not None:
+        for left, right in pairs:
+            _compare(left, right, options, intersection, prefix, differences)
+        return
     ours, theirs = actual._entries, expected._entries
     if not intersection and ours.keys() != theirs.keys():
         raise_key_mismatch([ours, theirs], prefix)
@@ -96,8 +101,18 @@ def _compare(
             differences.append(f"key {joined(path)!r} does not match: the entries are a {kinds}")
 
 
+def _rows(leaf: Tensor) -> list[list[int]] | None:
+    """The sizes of the rows of a ragged leaf; `None` for a dense one."""
+    return ragged.row_sizes(leaf).tolist() if leaf.is_nested else None
+
+
 def _difference(actual: Tensor, expected: Tensor, options: dict[str, Any]) -> str:
     """How two leaves differ, on one line; empty when they do not."""
+    if actual.is_nested or expected.is_nested:
+        ours, theirs = _rows(actual), _rows(expected)
+        if ours != theirs:
+            return f"the rows have the sizes {ours} and {theirs}"
+        actual, expected = ragged.in_row_order(actual), ragged.in_row_order(expected)
     try:
         # Subclasses that only say where the memory is, such as memory-mapped tensors, compare by value.
         torch.testing.assert_close(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.contract import Contract
+from tensordict.ops.autograd import gradients
 from tensordict.ops.factories import like
 from tensordict.ops.stacking import cat_containers, stack_containers
 
@@ -87,34 +88,51 @@ def _like(make: Callable[..., Tensor]) -> Callable[..., Any]:
 # The functions that are methods of the same name and the same arguments.
 _SAME_AS_METHOD = (
     torch.all,
+    torch.amax,
+    torch.amin,
     torch.any,
     torch.atleast_1d,
     torch.atleast_2d,
     torch.atleast_3d,
     torch.broadcast_to,
     torch.chunk,
+    torch.cummax,
+    torch.cummin,
     torch.flatten,
     torch.flip,
     torch.fliplr,
     torch.flipud,
+    torch.logsumexp,
     torch.masked_fill,
     torch.masked_select,
+    torch.maximum,
+    torch.max,
+    torch.mean,
+    torch.min,
     torch.moveaxis,
     torch.movedim,
+    torch.nanmean,
+    torch.nansum,
     torch.narrow,
     torch.numel,
     torch.permute,
+    torch.prod,
+    torch.quantile,
     torch.repeat_interleave,
     torch.reshape,
     torch.roll,
     torch.rot90,
+    torch.softmax,
     torch.squeeze,
+    torch.std,
+    torch.sum,
     torch.swapaxes,
     torch.swapdims,
     torch.tile,
     torch.transpose,
     torch.unbind,
     torch.unsqueeze,
+    torch.var,
 )
 
 _TABLE: dict[Any, Callable[..., Any]] = {
@@ -130,6 +148,7 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     torch.where: _where,
     torch.gather: _gather,
     torch.clone: _clone,
+    torch.autograd.grad: gradients,
     torch.full_like: _full_like,
     **{
         make: _like(make)

@@ -38,6 +38,18 @@ def default_is_leaf(cls: type) -> bool:
     return not issubclass(cls, Contract)
 
 
+def is_leaf_nontensor(cls: type) -> bool:
+    """As :func:`default_is_leaf`, and the containers that stand for one value which is no tensor are leaves too.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, is_leaf_nontensor
+        >>> is_leaf_nontensor(torch.Tensor), is_leaf_nontensor(TensorDict)
+        (True, False)
+    """
+    return not issubclass(cls, Contract) or cls._is_non_tensor
+
+
 class _View:
     """What the three views share: the container, and which of its entries the view shows."""
 
@@ -71,7 +83,7 @@ class _View:
             return len(self._pairs())
         if self._nested:
             return _count(self._source, self._leaves_only)
-        mapping = self._source._entries
+        mapping = self._source._outline()
         if not self._leaves_only:
             return len(mapping)
         return sum(not isinstance(value, Contract) for value in mapping.values())
@@ -105,7 +117,7 @@ class _Keys(_View, KeysView[Any]):
         for i, name in enumerate(path):
             if not isinstance(value, Contract) or (i and self._is_leaf is not None and self._counts_as_leaf(value)):
                 return False
-            mapping = value._entries
+            mapping = value._outline()
             if name not in mapping:
                 return False
             value = mapping[name]
@@ -162,7 +174,7 @@ def _dotted(key: Key) -> str:
 
 
 def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[Any]) -> None:
-    mapping = node._entries
+    mapping = node._outline()
     if is_flat(mapping):
         out.extend(_level_keys(prefix, mapping))
         return
@@ -201,7 +213,7 @@ def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: li
 
 
 def _count(node: Contract, leaves_only: bool) -> int:
-    mapping = node._entries
+    mapping = node._outline()
     count = len(mapping)
     for value in mapping.values():
         if type(value) is not Tensor and isinstance(value, Contract):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from contract.model import Path, Plain
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, set_lazy_legacy
 
 # The nested containers that have a batch size longer than their parent's, and by what.
 EXTRA: dict[Path, tuple[int, ...]] = {("b", "d"): (5,)}
@@ -31,6 +31,12 @@ class Kind:
     keeps_identity: whether the tensor that was written out of place is the very tensor that is read.
     keeps_order: whether keys come in the order of writing.
     holds_views: whether indexing with ints and slices gives views of the entries.
+    resizes: whether the batch size can be set.
+    gives_own_class: whether the results of operations are of the same class.
+    reads_memory: whether the tensor that a key gives is the memory of the entry, so that writing to it writes there.
+    stacked_at: the nested container that is a lazy stack.
+    stack_dims: the dims that lazy stacks run over, the outermost first, each of the dims that are left to it.
+    shows_fields: whether `repr` is that of the documents, `fields={...}` and what is known of the container.
     """
 
     name: str
@@ -43,10 +49,32 @@ class Kind:
     keeps_identity: bool = True
     keeps_order: bool = True
     holds_views: bool = True
+    resizes: bool = True
+    gives_own_class: bool = True
+    shows_fields: bool = True
+    reads_memory: bool = True
+    stack_dims: tuple[int, ...] = ()
+    stacked_at: Path = ()
 
     def plain(self) -> Plain:
         """The content as fresh plain tensors, each call the same."""
         return content(self.batch_size, self.nested)
+
+    def pieces(self, path: Path) -> int:
+        """How many tensors hold the entry at `path`."""
+        sizes = list(self.batch_size)
+        count = math.prod(sizes.pop(dim) for dim in self.stack_dims)
+        return count if path[: len(self.stacked_at)] == self.stacked_at else 1
+
+    @property
+    def stacked(self) -> set[int]:
+        """The batch dims that lazy stacks run over."""
+        dims = list(range(len(self.batch_size)))
+        return {dims.pop(dim) for dim in self.stack_dims}
+
+    def calls(self, path: Path) -> int:
+        """How many entries at `path` the containers have that `apply` goes through: one for each member of a stack."""
+        return self.pieces(path) if path[: len(self.stacked_at)] != path[:1] or not self.stacked_at else 1
 
     @property
     def extra(self) -> dict[Path, tuple[int, ...]]:
@@ -93,6 +121,39 @@ def build_anonymous(plain: Plain, kind: Kind, folder: pathlib.Path) -> TensorDic
     return build_dense(plain, kind, folder).memmap_()
 
 
+def build_lazy_view(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    dense = build_dense(plain, kind, folder)
+    source = dense.transpose(0, 1).clone()
+    with set_lazy_legacy(True):
+        return source.transpose(0, 1)
+
+
+def build_lazy(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    return _stacked(build_dense(plain, kind, folder), kind.stack_dims)
+
+
+def _stacked(dense: TensorDict, dims: tuple[int, ...]) -> Any:
+    """Lazy stacks along these dims, each of the dims that the ones before it leave."""
+    if not dims:
+        return dense.clone()
+    members = [_stacked(member, dims[1:]) for member in dense.unbind(dims[0])]
+    return LazyStackedTensorDict(*members, stack_dim=dims[0], stack_dim_name=dense.names[dims[0]])
+
+
+def build_lazy_locked(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    return build_lazy(plain, kind, folder).lock_()
+
+
+def build_lazy_inside(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    dense = build_dense(plain, kind, folder)
+    dense["b"] = _stacked(dense["b"], kind.stack_dims)
+    return dense
+
+
+LAZY = dict.fromkeys(("keeps_identity", "gives_own_class", "shows_fields", "reads_memory"), False)
+
+VIEW = dict.fromkeys(("keeps_identity", "resizes", "gives_own_class", "shows_fields"), False)
+
 KINDS: list[Kind] = [
     Kind("dense", build_dense, nested=False),
     Kind("nested", build_dense),
@@ -104,4 +165,15 @@ KINDS: list[Kind] = [
     Kind("locked", build_locked, locked=True),
     Kind("memmap", build_memmap, device="cpu", locked=True),
     Kind("memmap-anonymous", build_anonymous, batch_size=(4,), device="cpu", locked=True),
+    Kind("lazy-view", build_lazy_view, **VIEW),
+    Kind("lazy-view-named", build_lazy_view, batch_size=(2, 1, 3), names=("time", "env", "unit"), **VIEW),
+    Kind("lazy", build_lazy, stack_dims=(0,), **LAZY),
+    Kind("lazy-dim-1", build_lazy, stack_dims=(1,), resizes=False, **LAZY),
+    Kind("lazy-one-dim", build_lazy, batch_size=(4,), stack_dims=(0,), resizes=False, **LAZY),
+    Kind("lazy-unit-dim", build_lazy, batch_size=(2, 1, 3), stack_dims=(1,), resizes=False, **LAZY),
+    Kind("lazy-in-lazy", build_lazy, stack_dims=(1, 0), resizes=False, **LAZY),
+    Kind("lazy-named", build_lazy, names=("time", "env"), stack_dims=(1,), resizes=False, **LAZY),
+    Kind("lazy-on-device", build_lazy, device="cpu", stack_dims=(0,), **LAZY),
+    Kind("lazy-locked", build_lazy_locked, locked=True, stack_dims=(0,), **LAZY),
+    Kind("lazy-inside", build_lazy_inside, stack_dims=(0,), stacked_at=("b",), **{**LAZY, "gives_own_class": True}),
 ]

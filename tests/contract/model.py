@@ -88,6 +88,11 @@ def replaced(plain: Plain, batch_size: tuple[int, ...], numbers: torch.Tensor, v
     return result
 
 
+def addresses(container: Any) -> list[int]:
+    """Where the memory of all entries is, in the order of the keys."""
+    return [address for leaf in container.data_ptr().values(True, True) for address in leaf.flatten().tolist()]
+
+
 def changed(leaf: torch.Tensor) -> torch.Tensor:
     """Other values of the same shape and dtype, a function of the old ones alone."""
     return ~leaf if leaf.dtype is torch.bool else -leaf - 1

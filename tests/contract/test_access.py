@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from contract.kinds import Kind
-from contract.model import Plain, as_key, assert_leaf, assert_matches, by_number, changed, leaves, nodes
+from contract.model import Plain, addresses, as_key, assert_leaf, assert_matches, by_number, changed, leaves, nodes
 from tensordict import TensorDict, get_defaults_to_none, set_get_defaults_to_none
 
 
@@ -86,14 +86,14 @@ def test_set_dict_makes_a_node(writable: Any, plain: Plain, kind: Kind) -> None:
 
 
 def test_set_in_place_keeps_the_memory(td: Any, plain: Plain, kind: Kind) -> None:
+    memory = addresses(td)
     for path, leaf in leaves(plain).items():
-        memory = td[path].data_ptr()
         assert td.set(path, changed(leaf), inplace=True) is td
         assert_leaf(td[path], changed(leaf), path)
-        assert td[path].data_ptr() == memory
+        assert addresses(td) == memory
         assert td.set_(path, leaf) is td
         assert_leaf(td[path], leaf, path)
-        assert td[path].data_ptr() == memory
+        assert addresses(td) == memory
     assert_matches(td, plain, kind.batch_size, kind.extra)
 
 
@@ -275,6 +275,8 @@ def test_fill_and_zero(td: Any, plain: Plain, kind: Kind) -> None:
 
 def test_writes_reach_the_right_batch_elements(td: Any, plain: Plain, kind: Kind) -> None:
     """In-place writes through the tensor that a key gives change the container."""
+    if not kind.reads_memory:
+        pytest.skip("what a key gives is a copy")
     tensor = td["a"]
     by_number(tensor, kind.batch_size)[0] = 99
     by_number(plain["a"], kind.batch_size)[0] = 99

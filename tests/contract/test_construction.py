@@ -50,6 +50,8 @@ def test_nested_batch_size_must_begin_with_the_parents(td: Any, kind: Kind) -> N
 def test_batch_size_setter(writable: Any, plain: Plain, kind: Kind) -> None:
     if not kind.batch_size:
         pytest.skip("no batch dimension to drop")
+    if not kind.resizes:
+        pytest.skip("the batch size of this kind is fixed")
     writable.batch_size = kind.batch_size[:-1]
     assert writable.batch_size == torch.Size(kind.batch_size[:-1])
     for path in nodes(plain):
@@ -72,6 +74,8 @@ def test_rejected_batch_size_names_the_nested_key() -> None:
 
 
 def test_auto_batch_size(writable: Any, kind: Kind) -> None:
+    if not kind.resizes:
+        pytest.skip("the batch size of this kind is fixed")
     assert writable.auto_batch_size_(1) is writable
     assert writable.batch_size == torch.Size(kind.batch_size[:1])
     writable.auto_batch_size_()

@@ -11,13 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from contract.kinds import Kind
-from contract.model import Plain, assert_leaf, assert_matches, changed, leaves, mapped
+from contract.model import Plain, addresses, assert_leaf, assert_matches, changed, leaves, mapped
 from tensordict import TensorDict
 
 
 def test_pytree_round_trip(td: Any, plain: Plain, kind: Kind) -> None:
     flat, spec = pytree.tree_flatten(td)
-    assert len(flat) == len(leaves(plain))
+    assert len(flat) == sum(map(kind.pieces, leaves(plain)))
     again = pytree.tree_unflatten(flat, spec)
     assert_matches(again, plain, kind.batch_size, kind.extra)
     assert again.device == td.device and again.names == td.names
@@ -25,19 +25,24 @@ def test_pytree_round_trip(td: Any, plain: Plain, kind: Kind) -> None:
 
 def test_pytree_map(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(pytree.tree_map(changed, td), mapped(changed, plain), kind.batch_size, kind.extra)
-    both = pytree.tree_map(lambda x, y: x == y, td, td.clone())
-    assert both.all()
+    if kind.gives_own_class:
+        both = pytree.tree_map(lambda x, y: x == y, td, td.clone())
+        assert both.all()
     inside = pytree.tree_map(changed, {"deep": [td]})
     assert_matches(inside["deep"][0], mapped(changed, plain), kind.batch_size, kind.extra)
 
 
 def test_pytree_map_that_drops_dimensions(td: Any, plain: Plain, kind: Kind) -> None:
     """The batch size shrinks to what every leaf still has."""
+    if kind.stack_dims:
+        pytest.skip("a lazy stack is mapped member by member, so its stack dim stays")
     total = pytree.tree_map(lambda x: x.sum(), td)
     assert_matches(total, mapped(torch.sum, plain), ())
 
 
-def test_pytree_paths(td: Any, plain: Plain) -> None:
+def test_pytree_paths(td: Any, plain: Plain, kind: Kind) -> None:
+    if kind.stack_dims:
+        pytest.skip("the paths go through the members of lazy stacks")
     flat, _ = pytree.tree_flatten_with_path(td)
     assert sorted(len(path) for path, _ in flat) == sorted(len(path) for path in leaves(plain))
     found = {tuple(entry.key for entry in path): leaf for path, leaf in flat}
@@ -70,8 +75,8 @@ def test_deepcopy(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(again, plain, kind.batch_size, kind.extra)
     assert again.names == td.names and again.device == td.device
     again.unlock_()
+    assert not set(addresses(again)) & set(addresses(td))
     for path in leaves(plain):
-        assert again[path].data_ptr() != td[path].data_ptr()
         again.set_(path, changed(again[path]))
     assert_matches(td, plain, kind.batch_size, kind.extra)
 
@@ -79,4 +84,4 @@ def test_deepcopy(td: Any, plain: Plain, kind: Kind) -> None:
 def test_shallow_copy(td: Any, plain: Plain, kind: Kind) -> None:
     again = copy.copy(td)
     assert_matches(again, plain, kind.batch_size, kind.extra)
-    assert again["a"].data_ptr() == td["a"].data_ptr()
+    assert addresses(again) == addresses(td)

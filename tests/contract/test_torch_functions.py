@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from contract.kinds import Kind
-from contract.model import Plain, as_path, assert_leaf, assert_matches, changed, index_map, leaves, mapped, picked
+from contract.model import (
+    Plain,
+    addresses,
+    as_path,
+    assert_leaf,
+    assert_matches,
+    changed,
+    index_map,
+    leaves,
+    mapped,
+    picked,
+)
 from tensordict import TensorDict
 from tensordict import cat as td_cat
 from tensordict import stack as td_stack
@@ -72,10 +83,10 @@ def test_stack_out(build: Build, plain: Plain, kind: Kind) -> None:
     parts = [build(), build().apply(changed)]
     expected = joined(torch.stack, [plain, mapped(changed, plain)], 0, 0)
     out = torch.stack([build(), build()]).zero_()
-    memory = {key: out[key].data_ptr() for key in out.keys(True, True)}
+    memory = addresses(out)
     assert torch.stack(parts, 0, out=out) is out
     assert_matches(out, expected, (2, *kind.batch_size), kind.extra)
-    assert {key: out[key].data_ptr() for key in out.keys(True, True)} == memory
+    assert addresses(out) == memory
     out.zero_().lock_()
     torch.stack(parts, out=out)
     assert_matches(out, expected, (2, *kind.batch_size), kind.extra)
@@ -86,11 +97,11 @@ def test_cat_out(build: Build, plain: Plain, kind: Kind) -> None:
         pytest.skip("nothing to concatenate along")
     parts = [build(), build().apply(changed)]
     out = torch.cat([build(), build()]).zero_()
-    memory = {key: out[key].data_ptr() for key in out.keys(True, True)}
+    memory = addresses(out)
     assert torch.cat(parts, 0, out=out) is out
     expected = joined(torch.cat, [plain, mapped(changed, plain)], 0, 0)
     assert_matches(out, expected, out.batch_size, kind.extra)
-    assert {key: out[key].data_ptr() for key in out.keys(True, True)} == memory
+    assert addresses(out) == memory
 
 
 def test_out_of_the_wrong_batch_size(build: Build, kind: Kind) -> None:
@@ -108,6 +119,8 @@ def test_out_of_the_wrong_batch_size(build: Build, kind: Kind) -> None:
 def test_keys_that_differ_are_named(build: Build, kind: Kind, join: Any) -> None:
     if join is torch.cat and not kind.batch_size:
         pytest.skip("nothing to concatenate along")
+    if join is torch.cat and 0 in kind.stacked:
+        pytest.skip("the members of a lazy stack may have different keys")
     keys: list[Any] = ["mask"] + ([("b", "c")] if kind.nested else [])
     for key in keys:
         for parts in ([build(), build().exclude(key)], [build().exclude(key), build()]):
@@ -153,9 +166,9 @@ def test_key_order_does_not_matter() -> None:
 def test_like(td: Any, plain: Plain, kind: Kind, name: str, args: tuple[Any, ...], value: int | None) -> None:
     result = getattr(torch, name)(td, *args)
     assert result.batch_size == td.batch_size and result.names == td.names and result.device == td.device
+    assert not set(addresses(result)) & set(addresses(td))
     for path, leaf in leaves(plain).items():
         assert result[path].shape == leaf.shape and result[path].dtype == leaf.dtype
-        assert result[path].data_ptr() != td[path].data_ptr()
         if value is not None:
             assert_leaf(result[path], torch.full_like(leaf, value), path)
     doubled = getattr(torch, name)(td, *args, dtype=torch.float64)
@@ -176,7 +189,7 @@ def test_random_like(td: Any, plain: Plain, name: str) -> None:
 def test_clone(td: Any, plain: Plain, kind: Kind) -> None:
     result = torch.clone(td)
     assert_matches(result, plain, kind.batch_size, kind.extra)
-    assert result["a"].data_ptr() != td["a"].data_ptr()
+    assert not set(addresses(result)) & set(addresses(td))
 
 
 FUNCTIONS = [

@@ -174,9 +174,10 @@ def test_newer_metadata_is_read(tmp_path: pathlib.Path) -> None:
     assert TensorDict.load_memmap(tmp_path).device is None
 
 
-def test_ragged_leaf_is_refused_by_name(tmp_path: pathlib.Path) -> None:
-    put(tmp_path, {**NODE, "r": {**LEAF, "is_nested": True}})
-    with pytest.raises(NotImplementedError, match="'r'.*ragged"):
+@pytest.mark.parametrize("odd", [{}, {"shape": [3, 1]}, {"shape": [2, 1], "_row": [3]}, {"shape": [2, 1], "_row": 1}])
+def test_ragged_leaf_with_an_odd_table_is_refused_by_name(odd: dict[str, object], tmp_path: pathlib.Path) -> None:
+    put(tmp_path, {**NODE, "r": {**LEAF, "is_nested": True, **odd}})
+    with pytest.raises(SaveError, match="'r'.*(table|rows)"):
         TensorDict.load_memmap(tmp_path)
 
 

@@ -80,7 +80,7 @@ def test_writes_what_the_reference_wrote(sample: str, tmp_path: pathlib.Path) ->
     assert all((tmp_path / file).stat().st_size == 0 for file in extra)
 
 
-@pytest.mark.parametrize("sample", ["lazy", "tensorclass", "nontensor", "pickled", "strided_nested"])
+@pytest.mark.parametrize("sample", ["lazy", "tensorclass", "nontensor", "pickled"])
 def test_other_kinds_are_refused_by_name(sample: str) -> None:
     with pytest.raises(NotImplementedError, match=sample + r"|yet"):
         TensorDict.load_memmap(SAMPLES / "samples" / sample)

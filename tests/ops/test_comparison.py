@@ -158,9 +158,9 @@ def test_all_and_any_along_a_batch_dim(dim: int) -> None:
 
 
 def test_all_of_a_dim_that_is_not_a_batch_dim() -> None:
-    with pytest.raises(IndexError, match="between -1 and 0"):
+    with pytest.raises(IndexError, match="from -1 to 0"):
         make().all(dim=1)
-    with pytest.raises(IndexError, match="without batch dims"):
+    with pytest.raises(IndexError, match="no batch dims"):
         TensorDict(a=torch.ones(3)).any(dim=0)
 
 

@@ -184,8 +184,11 @@ def test_names_of_joined_containers() -> None:
     named, other = make(names=["x", "y"]), make(names=["x", "z"])
     assert TensorDict.stack([named, named], 1).names == ["x", None, "y"]
     assert TensorDict.stack([named, named], 1)["m"].names == ["x", None, "y", None]
-    assert TensorDict.stack([named, other]).names == [None, None, None]
-    assert TensorDict.cat([named, other]).names == ["x", "y"]
+    assert TensorDict.stack([named, make()]).names == [None, None, None]
+    assert TensorDict.cat([named, make()]).names == ["x", "y"]
+    for join in (TensorDict.stack, TensorDict.cat):
+        with pytest.raises(RuntimeError, match=r"dim 1 is named 'y' .* and 'z'"):
+            join([named, other])
 
 
 def test_device_is_kept_where_all_agree() -> None:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict import ragged
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
-from tensordict.io.meta import TYPES, leaf_spec, node_meta, node_spec, write_meta
-from tensordict.io.names import LEAF_SUFFIX, META, file_name, folder_name
+from tensordict.io.meta import TYPES, leaf_spec, node_meta, node_spec, ragged_spec, write_meta
+from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
 from tensordict.keys import Path, joined
 from tensordict.memmap import (
     FileSource,
@@ -28,6 +29,7 @@ from tensordict.memmap import (
     check_storable,
     is_whole_file,
     map_file,
+    nested,
 )
 
 # A leaf larger than this is written by several threads, each its own range.
@@ -50,6 +52,8 @@ class SaveOptions:
     robust: bool = True
     like: bool = False
     inplace: bool = False
+    # Ragged leaves of the same lengths have the same offsets in the saved container.
+    share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
 
 @dataclass(slots=True)
@@ -65,6 +69,29 @@ class _Leaf:
     result: MemoryMappedTensor | None = None
     # Where it is written: `path`, or beside it when a file is there already.
     target: str = ""
+    # Whether the content is saved even by `memmap_like`.
+    always: bool = False
+
+    def entry(self) -> Any:
+        """What the container holds once the leaf is saved."""
+        return self.result
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ragged(_Leaf):
+    """A ragged tensor on its way: `tensor` has its elements, one row behind the other, and `table` their sizes."""
+
+    table: _Leaf
+    row: tuple[int, ...] | None
+    share: ragged.SharedOffsets
+
+    def entry(self) -> Any:
+        """The ragged tensor over the saved elements."""
+        assert self.result is not None
+        if self.row is None:
+            return nested(self.result, self.table.tensor)
+        flat = self.result.detach().as_subclass(Tensor)
+        return ragged.from_row_order(flat, self.table.tensor, self.row.index(-1) + 1, self.row, self.share)
 
 
 @dataclass(slots=True)
@@ -95,10 +122,11 @@ def plan_save(container: Contract, prefix: PathLike | None, options: SaveOptions
 
 def check_container(value: Contract, key: Path) -> str:
     """The class name under which a container is saved; an `UnsupportedEntryError` when it cannot be yet."""
-    name = type(value).__name__
+    name = getattr(value, "_stored_as", type(value).__name__)
     if name not in TYPES:
         entry = f"entry {joined(key)!r}: " if key else ""
-        raise UnsupportedEntryError(f"{entry}a {name} cannot be saved in the directory format yet")
+        hint = "" if value._paired(value) is None else "; save its dense form, densify() or to_tensordict()"
+        raise UnsupportedEntryError(f"{entry}a {name} cannot be saved in the directory format yet{hint}")
     return name
 
 
@@ -113,7 +141,7 @@ def _plan_node(
     present = _present(folder, key)
     if META in present and not options.existsok:
         raise SaveError(f"{folder!r} holds a save already; pass existsok=True to replace it")
-    leaf_files: set[str] = set()
+    leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract]] = []
     for name, value in container._entries.items():
         if isinstance(value, Contract):
@@ -121,9 +149,15 @@ def _plan_node(
             node.entries[name] = node  # Keeps the place in the order; replaced below.
             continue
         leaf = _plan_leaf(name, value, (*key, name), folder, options, present)
-        leaf_files.add(leaf.path.rpartition("/")[2])
-        leaves.append(leaf)
         node.entries[name] = leaf
+        for part in (leaf, leaf.table) if isinstance(leaf, _Ragged) else (leaf,):
+            leaves.append(part)
+            other = leaf_files.setdefault(part.path.rpartition("/")[2], name)
+            if folder and other != name:
+                raise SaveError(
+                    f"entries {joined((*key, other))!r} and {joined((*key, name))!r} would both be saved as "
+                    f"{part.path!r}; rename one of them"
+                )
     for name, child in children:
         inner = f"{folder}/{folder_name(name, options.robust, leaf_files)}" if folder else ""
         node.entries[name] = _plan_node(child, (*key, name), inner, options, leaves, nodes)
@@ -146,6 +180,8 @@ def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptio
         raise UnsupportedEntryError(
             f"entry {joined(key)!r}: a {type(value).__name__} cannot be saved in the directory format yet"
         )
+    if value.is_nested:
+        return _plan_ragged(name, value, key, folder, options, present)
     try:
         check_storable(value)
         spec = leaf_spec(value.dtype, tuple(value.shape))
@@ -167,10 +203,45 @@ def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptio
                 f"entry {joined(key)!r} is memory-mapped from {value._source.path!r} already; pass "
                 f"copy_existing=True to copy it to {path!r}"
             )
-    if file in present:
+    _make_way(leaf, folder, options, present)
+    return leaf
+
+
+def _make_way(leaf: _Leaf, folder: str, options: SaveOptions, present: Container[str]) -> None:
+    """Have a leaf written beside its path when a file is there already."""
+    if leaf.path.rpartition("/")[2] in present:
         if not options.existsok:
-            raise SaveError(f"entry {joined(key)!r}: {path!r} exists already; pass existsok=True to replace it")
+            raise SaveError(
+                f"entry {joined(leaf.key)!r}: {leaf.path!r} exists already; pass existsok=True to replace it"
+            )
         leaf.target = files.temporary_name(folder)
+
+
+def _plan_ragged(
+    name: str, value: Any, key: Path, folder: str, options: SaveOptions, present: Container[str]
+) -> _Ragged:
+    if value.is_meta:
+        raise SaveError(f"entry {joined(key)!r} is ragged and on the meta device, without rows that could be saved")
+    sizes = ragged.row_sizes(value)
+    row = ragged.row_form(value)
+    try:
+        spec = ragged_spec(value.dtype, tuple(sizes.shape), row)
+    except UnsupportedEntryError as error:
+        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
+    source = getattr(value, "_source", None)
+    file = f"{folder}/{file_name(name, options.robust)}" if folder else ""
+    path, path_of_table = (file + LEAF_SUFFIX, file + TABLE_SUFFIX) if folder else ("", "")
+    if folder and isinstance(source, FileSource) and not options.copy_existing and source.path != path:
+        raise SaveError(
+            f"entry {joined(key)!r} is memory-mapped from {source.path!r} already; pass copy_existing=True to copy it "
+            f"to {path!r}"
+        )
+    table = _Leaf(name, key, sizes, path_of_table, {}, target=path_of_table, always=True)
+    content = ragged.in_row_order(value.detach())
+    leaf = _Ragged(name, key, content, path, spec, target=path, table=table, row=row, share=options.share)
+    if folder:
+        _make_way(leaf, folder, options, present)
+        _make_way(table, folder, options, present)
     return leaf
 
 
@@ -217,7 +288,7 @@ def _save_anonymous(root: _Node, leaves: list[_Leaf], options: SaveOptions) -> A
 
 def _place(leaf: _Leaf, block: SharedBlock, offset: int, options: SaveOptions, jobs: list[Callable[[], None]]) -> None:
     leaf.result = block.tensor(leaf.tensor.dtype, leaf.tensor.shape, offset)
-    if not options.like:
+    if leaf.always or not options.like:
         jobs.append(partial(files.write_tensor, block.fd, leaf.tensor, offset))
 
 
@@ -308,8 +379,9 @@ def _write_node_meta(node: _Node) -> None:
 def _leaf_jobs(leaf: _Leaf, options: SaveOptions, created: _Created) -> list[Callable[[], None]]:
     """The pieces of work that write one leaf, which may run in any order."""
     nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
-    if options.num_threads <= 1 or nbytes <= _SPLIT or options.like or not files.is_direct(leaf.tensor):
-        return [partial(_write_leaf, leaf, options.like, created)]
+    like = options.like and not leaf.always
+    if options.num_threads <= 1 or nbytes <= _SPLIT or like or not files.is_direct(leaf.tensor):
+        return [partial(_write_leaf, leaf, like, created)]
     _create(leaf, created, lambda fd: None)
     pieces = math.ceil(nbytes / _SPLIT)
     step = -(-nbytes // pieces // 4096) * 4096
@@ -385,7 +457,7 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None) -> Any:
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
         if isinstance(entry, _Leaf):
-            entries[name] = entry.result
+            entries[name] = entry.entry()
         else:
             entries[name] = _rebuilt(entry, _inner(prefix, entry))
     old = node.container
@@ -400,7 +472,7 @@ def _in_place(node: _Node, prefix: pathlib.Path | None) -> Any:
     container = node.container
     for name, entry in node.entries.items():
         if isinstance(entry, _Leaf):
-            container._entries[name] = entry.result
+            container._entries[name] = entry.entry()
         else:
             _in_place(entry, _inner(prefix, entry))
     container._device = _CPU

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tensordict import registry
+from tensordict import ragged, registry
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
 from tensordict.io.meta import Leaf, Node, read_node
-from tensordict.io.names import LEAF_SUFFIX, META, file_name, folder_name
+from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
 from tensordict.keys import Path, joined, path_of
-from tensordict.memmap import PathLike, map_file
+from tensordict.memmap import MemoryMappedTensor, PathLike, map_file, nested
 
 
 @dataclass(slots=True)
@@ -28,6 +28,8 @@ class LoadOptions:
     device: torch.device | None = None
     non_blocking: bool = False
     robust: bool = True
+    # Ragged leaves of the same lengths get the same offsets, so that they can be computed with each other.
+    share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
 
 def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None) -> Any:
@@ -109,10 +111,15 @@ def _load_tensordict(node: Node, folder: str, shown: pathlib.Path, key: Path, op
                     f"does not begin with that of its parent, {list(node.batch_size)}"
                 )
             entries[name] = child
+        elif unread and entry.ragged:
+            raise UnsupportedEntryError(
+                f"entry {joined((*key, name))!r} is ragged: it has no form without content, as on the meta device"
+            )
         elif unread:
             entries[name] = torch.empty(entry.shape, dtype=entry.dtype, device=device or "cpu")
         else:
-            leaf = _load_leaf(folder, name, entry, key, options.robust)
+            load = _load_ragged if entry.ragged else _load_leaf
+            leaf = load(folder, name, entry, key, options)
             if device is not None and device.type != "cpu":
                 leaf = leaf.to(device, non_blocking=True)
             entries[name] = leaf
@@ -129,27 +136,58 @@ LOADERS: dict[str, Callable[[Node, str, pathlib.Path, Path, LoadOptions], Any]] 
 }
 
 
-def _load_leaf(folder: str, name: str, leaf: Leaf, key: Path, robust: bool) -> Tensor:
+def _load_leaf(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> MemoryMappedTensor:
+    return _mapped(folder, name, LEAF_SUFFIX, leaf.dtype, leaf.shape, key, options.robust)
+
+
+def _load_ragged(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> Tensor:
+    table = _mapped(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options.robust)
+    sizes = table.clone().as_subclass(Tensor)
+    # As floating point numbers first: sizes that are made up may have products that no int64 holds.
+    count = float(sizes.double().prod(-1).sum())
+    fits = bool((sizes >= 0).all()) and count < 2**53
+    if leaf.row is not None:
+        fits = fits and all(bool((sizes[:, dim] == size).all()) for dim, size in enumerate(leaf.row) if size != -1)
+    if not fits:
+        raise SaveError(f"entry {joined((*key, name))!r}: the sizes of its rows, in {folder}, are broken")
+    flat = _mapped(folder, name, LEAF_SUFFIX, leaf.dtype, (int(count),), key, options.robust)
+    if leaf.row is None:
+        return nested(flat, sizes)
+    plain = flat.detach().as_subclass(Tensor)
+    return ragged.from_row_order(plain, sizes, leaf.row.index(-1) + 1, leaf.row, options.share)
+
+
+def _mapped(
+    folder: str, name: str, suffix: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path, robust: bool
+) -> MemoryMappedTensor:
+    """One file of the entry `name`, mapped."""
     file = file_name(name, robust)
-    path = f"{folder}/{file}{LEAF_SUFFIX}"
+    path = f"{folder}/{file}{suffix}"
     try:
-        return map_file(path, leaf.dtype, leaf.shape, (*key, name))
+        return map_file(path, dtype, shape, (*key, name))
     except FileNotFoundError as error:
         if file != name and "/" not in name and "\0" not in name:
             # Saved with robust_key=False, or before names were encoded.
-            plain = f"{folder}/{name}{LEAF_SUFFIX}"
+            plain = f"{folder}/{name}{suffix}"
             if os.path.exists(plain):
-                return map_file(plain, leaf.dtype, leaf.shape, (*key, name))
-        if 0 in leaf.shape:
+                return map_file(plain, dtype, shape, (*key, name))
+        if 0 in shape:
             # The reference writes no file for a tensor without elements.
-            return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
+            return MemoryMappedTensor.empty(shape, dtype=dtype)
         raise files.named_os_error(error, "open the file", path, (*key, name)) from None
     except OSError as error:
         raise files.named_os_error(error, "map the file", path, (*key, name)) from error
 
 
 def _leaf_files(node: Node, robust: bool) -> frozenset[str]:
-    return frozenset(file_name(name, robust) + LEAF_SUFFIX for name, entry in node.entries.items() if entry is not None)
+    found: set[str] = set()
+    for name, entry in node.entries.items():
+        if entry is not None:
+            file = file_name(name, robust)
+            found.add(file + LEAF_SUFFIX)
+            if entry.ragged:
+                found.add(file + TABLE_SUFFIX)
+    return frozenset(found)
 
 
 def _folder_of(folder: str, name: str, leaf_files: frozenset[str], robust: bool) -> str:

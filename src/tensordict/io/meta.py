@@ -32,6 +32,7 @@ DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name
 
 # Keys of meta.json that describe the node. An entry of one of these names is listed in "_entries" instead, which the
 # reference passes over (and whose own saves silently lose such entries).
+_ROW = "_row"
 _SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES = "shape", "device", "_type", "_names", "_entries"
 _RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES, "_format_version", "_class"}
 
@@ -46,7 +47,11 @@ class Leaf:
     """A tensor as meta.json describes it."""
 
     dtype: torch.dtype
+    # That of a ragged tensor is the shape of the table of the sizes of its rows.
     shape: tuple[int, ...]
+    ragged: bool = False
+    # In the jagged layout: the shape of every row, with -1 for the ragged dim.
+    row: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +83,18 @@ def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
         "is_nested": False,
         "_dtype": str(dtype),
     }
+
+
+def ragged_spec(dtype: torch.dtype, table: tuple[int, ...], row: tuple[int, ...] | None) -> dict[str, Any]:
+    """What meta.json says about a ragged leaf; `row` as in `Leaf`, which the reference passes over.
+
+    Raises:
+        UnsupportedEntryError: when the reference could not read the dtype.
+    """
+    if dtype not in _STORED_AS:
+        raise UnsupportedEntryError(f"ragged tensors of {dtype} cannot be saved; known are {', '.join(_PLAIN)}")
+    spec = {"device": "cpu", "shape": list(table), "dtype": _STORED_AS[dtype], "is_nested": True}
+    return spec if row is None else {**spec, _ROW: list(row)}
 
 
 def node_spec(class_name: str) -> dict[str, str]:
@@ -213,14 +230,15 @@ def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...], c
         elif not name.startswith("_"):
             raise bad(f"its description {spec!r} is of neither a tensor nor a nested container", name)
         return
-    if spec.get("is_nested"):
-        raise UnsupportedEntryError(
-            f"entry {joined((*bad.key, name))!r} in {bad.folder}: nested (ragged) tensors cannot be loaded yet"
-        )
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
         raise bad(f"its dtype {dtype_name!r} is unknown", name)
     shape = _shape(spec.get("shape"), "the shape", bad, name)
+    if spec.get("is_nested"):
+        if len(shape) != 2 or shape[:count] != batch_size[:1]:
+            raise bad(f"its table of sizes has shape {list(shape)}, in a batch of size {list(batch_size)}", name)
+        node.entries[name] = Leaf(dtype, shape, True, _row(spec.get(_ROW), shape[1], bad, name))
+        return
     if shape[:count] != batch_size:
         raise bad(f"its shape {list(shape)} does not begin with the batch size {list(batch_size)}", name)
     node.entries[name] = Leaf(dtype, shape)
@@ -232,6 +250,16 @@ def _shape(value: Any, what: str, bad: _Complaint, name: str | None = None) -> t
     for size in value:
         if type(size) is not int or not 0 <= size < 2**63:
             raise bad(f"{what} is {value!r:.80} and not a list of non-negative ints", name)
+    return tuple(value)
+
+
+def _row(value: Any, ndim: int, bad: _Complaint, name: str) -> tuple[int, ...] | None:
+    """The shape of the rows of a ragged tensor of the jagged layout; `None` for the strided one."""
+    if value is None:
+        return None
+    if type(value) is not list or len(value) != ndim or value.count(-1) != 1:
+        raise bad(f"the shape of its rows is {value!r:.80}, and not {ndim} ints of which one is -1", name)
+    _shape([0 if size == -1 else size for size in value], "the shape of its rows", bad, name)
     return tuple(value)
 
 

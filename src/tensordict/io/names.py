@@ -9,6 +9,7 @@ from tensordict.errors import SaveError
 
 META = "meta.json"
 LEAF_SUFFIX = ".memmap"
+TABLE_SUFFIX = ".shape.memmap"
 
 _SPECIAL = re.compile(r'[\x00-\x20"%*/:<>?\\|\x7f]')
 _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E"}

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import foreach
+from tensordict import foreach, ragged
 from tensordict.contract import Contract, Names
 from tensordict.devices import as_device
 from tensordict.keys import Path, joined
 from tensordict.ops.reading import NO_DEFAULT
-from tensordict.ops.writing import Writing, _copyable, _to_tensor
+from tensordict.ops.writing import Writing, _plan_copy, _to_tensor
 from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
@@ -182,14 +182,19 @@ class Applying(Writing):
             if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):
                 result = _to_tensor(result, (*path, name), self._device)
             # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
-            if (
-                ndim
-                and (result is not value or check_same)
-                and (result.shape[:ndim] != size if ndim > 1 else not (shape := result.shape) or shape[0] != first)
-            ):
+            try:
+                misfit = (
+                    ndim
+                    and (result is not value or check_same)
+                    and (result.shape[:ndim] != size if ndim > 1 else not (shape := result.shape) or shape[0] != first)
+                )
+            except RuntimeError:
+                # A ragged tensor of the strided layout has no shape, as far as torch can tell.
+                misfit = ragged.shape_of(result)[:ndim] != size
+            if misfit:
                 raise RuntimeError(
-                    f"apply: the result for {joined((*path, name))!r} has shape {list(result.shape)}, which does not "
-                    f"begin with the batch size {list(size)}; pass batch_size= for a function that changes it"
+                    f"apply: the result for {joined((*path, name))!r} has shape {list(ragged.shape_of(result))}, which "
+                    f"does not begin with the batch size {list(size)}; pass batch_size= for a function that changes it"
                 )
             entries[name] = result
         if in_place:
@@ -208,8 +213,7 @@ class Applying(Writing):
         if isinstance(value, Contract):
             value.update_(result)  # type: ignore[attr-defined]
         else:
-            call.targets.append(value)
-            call.results.append(_copyable(value, result, path))
+            _plan_copy(value, result, path, call.targets, call.results)
 
     def _counterparts(self, name: str, call: _Call, others: Sequence[Any], path: Path) -> Sequence[Any]:
         """The entries of the same name in the other containers."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from tensordict.context import remember
 from tensordict.contract import Contract, named_error
 from tensordict.devices import as_device, wait_for
+from tensordict.ops.describing import fitted, is_description
 from tensordict.ops.leaves import Leaves, _walk
 from tensordict.shapes import as_size
 
@@ -44,7 +45,8 @@ class Casting(Leaves):
 
         Called as `to(device)`, `to(dtype)`, `to(device, dtype)`, `to(tensor)` or `to(container)`, where the
         last two give the device and dtype; `non_blocking` and `copy` may follow by position, as for
-        `torch.Tensor.to`.
+        `torch.Tensor.to`. A container that :meth:`attrs` made gives each leaf its own; keys that only one of the two
+        has are left alone.
 
         Args:
             device: a device, or what makes one.
@@ -83,6 +85,10 @@ class Casting(Leaves):
         """
         if not kwargs and len(args) == 1 and type(args[0]) is torch.dtype:
             return remember(self._cast(args[0]), self, _undo(self))  # type: ignore[no-any-return]
+        if len(args) == 1 and isinstance(args[0], Contract) and is_description(args[0]):
+            if kwargs:
+                raise TypeError(f"to() takes nothing besides a description of the leaves, got {sorted(kwargs)}")
+            return self._same_lock(fitted(self, args[0]))  # type: ignore[no-any-return]
         request = _parsed(args, kwargs)
         if request.plain and (request.device is None or request.device == self._device):
             result = self
@@ -127,7 +133,7 @@ class Casting(Leaves):
 
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
-        for value in self._entries.values():
+        for value in self._outline().values():
             if isinstance(value, Casting):
                 value._set_device(device)
 
@@ -210,7 +216,7 @@ class Casting(Leaves):
     def _map_or_name(self, fn: Callable[[Any], Any], device: Any = "kept") -> Self:
         """`_map`, with the device of every node set; an error of torch's names the entry."""
         try:
-            return self._map(fn) if device == "kept" else _placed(self, fn, device)
+            return self._map(fn) if device == "kept" else self._placed(fn, device)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             for path, leaf in _walk(self):
                 try:
@@ -218,6 +224,16 @@ class Casting(Leaves):
                 except type(error) as again:
                     raise named_error(again, path) from error
             raise
+
+    def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Self:
+        """The same structure with leaves `fn(leaf)`, on `device` at every level."""
+        entries = {
+            name: fn(value)
+            if type(value) is Tensor
+            else (value._placed(fn, device) if isinstance(value, Casting) else fn(value))
+            for name, value in self._entries.items()
+        }
+        return self._build(entries, self._batch_size, device, self._names)
 
     # --- dtype ----------------------------------------------------------------------------------------------
 
@@ -473,17 +489,6 @@ def _same(leaf: Any) -> Any:
     return leaf
 
 
-def _placed(node: Any, fn: Callable[[Any], Any], device: torch.device) -> Any:
-    """The same structure with leaves `fn(leaf)`, on `device` at every level."""
-    entries = {
-        name: fn(value)
-        if type(value) is Tensor
-        else (_placed(value, fn, device) if isinstance(value, Contract) else fn(value))
-        for name, value in node._entries.items()
-    }
-    return node._build(entries, node._batch_size, device, node._names)
-
-
 def _undo(source: Any) -> Callable[[Any], Any]:
     """What brings the outcome of a block back to the devices and dtypes of `source`."""
     return partial(_restored, source if torch.compiler.is_compiling() else weakref.ref(source))
@@ -497,6 +502,8 @@ def _restored(source: Any, result: Any) -> Any:
 
 def _back(result: Any, source: Any) -> Any:
     """The entries of `result` as `source` stores them, copied into its leaves where there are any."""
+    if result._batch_size == source._batch_size and (pairs := source._paired(result)) is not None:
+        return source._rejoined([_back(piece, own) for own, piece in pairs])
     current = source._entries
     device = source._device
     entries: dict[str, Any] = {}
@@ -506,7 +513,7 @@ def _back(result: Any, source: Any) -> Any:
             if isinstance(old, Contract):
                 value = _back(value, old)
             elif device is not None:
-                value = _placed(value, partial(Tensor.to, device=device), device)
+                value = value._placed(partial(Tensor.to, device=device), device)  # type: ignore[attr-defined]
         elif isinstance(old, Tensor):
             value = _leaf_back(value, old)
         elif device is not None:

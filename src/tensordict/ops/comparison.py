@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract, Names
+from tensordict import ragged, registry
+from tensordict.contract import Contract
 from tensordict.ops.leaves import Leaves
+from tensordict.ops.refusals import REFUSALS, has_ragged
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +24,7 @@ BinaryOp = Callable[[Any, Any], Any]
 
 
 class Comparison(Leaves):
-    """The comparison and logic operators, `all` and `any`.
+    """The comparison and logic operators.
 
     The right side is another container with the same keys, a mapping, a tensor that broadcasts to the batch
     size (and from there to the feature dims of every leaf), or a scalar. Any other object is equal to no
@@ -101,48 +102,16 @@ class Comparison(Leaves):
             "the truth value of a container is ambiguous: use td.all(), td.any(), td.is_empty() or `td is None`"
         )
 
-    def all(self, dim: int | None = None) -> Any:
-        """Whether all elements are true (non-zero).
-
-        Args:
-            dim: a batch dim to reduce; `None` reduces everything.
-
-        Returns:
-            a `bool` without `dim`, else a container of bools that lacks the dim.
-
-        Raises:
-            IndexError: `dim` is not a batch dim.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.tensor([[1, 1], [0, 1]])}, [2])
-            >>> td.all(), td.all(dim=0)["a"]
-            (False, tensor([False,  True]))
-        """
-        if dim is not None:
-            return self._reduced(Tensor.all, dim)
-        return not _settled(self._leaves(), Tensor.all, False)
-
-    def any(self, dim: int | None = None) -> Any:
-        """Whether any element is true (non-zero); arguments and result as for :meth:`all`."""
-        if dim is not None:
-            return self._reduced(Tensor.any, dim)
-        return _settled(self._leaves(), Tensor.any, True)
-
-    def _reduced(self, method: Callable[..., Any], dim: int) -> Self:
-        """The container without batch dim `dim`, every leaf having gone through `method(dim)`."""
-        size = self._batch_size
-        ndim = len(size)
-        if not -ndim <= dim < ndim:
-            raise _no_such_dim(f"{method.__name__}(dim={dim})", size)
-        dim %= ndim
-        return self._map(
-            partial(method, dim=dim), size[:dim] + size[dim + 1 :], ndim, lambda names: _without(names, dim)
-        )
-
     def _compared(self, other: Any, op: BinaryOp) -> Any:
         """`op` on every leaf and its counterpart in `other`; `NotImplemented` when `other` cannot have one."""
+        try:
+            return self._compared_as(other, op)
+        except REFUSALS:
+            if not has_ragged(self, other):
+                raise
+        return self._compared_as(other, partial(ragged.elementwise, op))
+
+    def _compared_as(self, other: Any, op: BinaryOp) -> Any:
         if isinstance(other, Tensor):
             pass
         elif isinstance(other, Contract):
@@ -157,13 +126,13 @@ class Comparison(Leaves):
             return NotImplemented
         if other.ndim == 0:
             return self._map(lambda leaf: op(leaf, other))
-        spread = spread_over(other, self._batch_size)
-        ndim = spread.ndim
-        return self._map(lambda leaf: op(leaf, _widened(spread, leaf.ndim - ndim)))
+        return self._map_with(op, spread_over(other, self._batch_size))
 
     def _compared_with_container(self, other: Contract, op: BinaryOp) -> Self:
         size, theirs = self._batch_size, other._batch_size
         if size == theirs:
+            if (pairs := self._paired(other)) is not None:
+                return self._rejoined([left._compared_with_container(right, op) for left, right in pairs])
             # With one batch dim at most, no alignment of leaves can change it: they can be compared as they
             # are.
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
@@ -184,11 +153,6 @@ def spread_over(value: Tensor, size: torch.Size) -> Tensor:
         ) from None
 
 
-def _widened(value: Tensor, count: int) -> Tensor:
-    """A view with `count` dims of size 1 at the end."""
-    return value.reshape(*value.shape, *[1] * count) if count else value
-
-
 def _pairwise(op: BinaryOp, size: torch.Size, pair: list[Any]) -> Any:
     left, right = pair
     result = op(left, right)
@@ -199,24 +163,3 @@ def _pairwise(op: BinaryOp, size: torch.Size, pair: list[Any]) -> Any:
             f"does not begin with the batch size {list(size)}"
         )
     return result
-
-
-def _settled(leaves: list[Any], method: Callable[..., Any], answer: bool) -> bool:
-    """Whether `method` gives `answer` for some leaf: the CPU's asked in turn, others in one transfer."""
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for leaf in leaves:
-        if not leaf.is_cpu:
-            by_device.setdefault(leaf.device, []).append(method(leaf).bool())
-        elif bool(method(leaf)) is answer:
-            return True
-    return any(bool(method(torch.stack(flags))) is answer for flags in by_device.values())
-
-
-def _without(names: Names, dim: int) -> Names:
-    return names[:dim] + names[dim + 1 :]
-
-
-def _no_such_dim(call: str, size: torch.Size) -> IndexError:
-    if not size:
-        return IndexError(f"{call}: a container without batch dims (batch_size=[]) has no dim to reduce")
-    return IndexError(f"{call}: dim must be between {-len(size)} and {len(size) - 1}, for a batch size {list(size)}")

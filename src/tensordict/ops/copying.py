@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict import foreach
+from tensordict import foreach, ragged
 from tensordict.contract import Contract
 from tensordict.ops.leaves import Leaves
 
@@ -89,4 +89,10 @@ def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
         if id(value) not in memo:
             memo[id(value)] = value.clone()
         return memo[id(value)]
-    return copy.deepcopy(value, memo)
+    try:
+        return copy.deepcopy(value, memo)
+    except NotImplementedError:
+        if not ragged.is_ragged(value):
+            raise
+        memo[id(value)] = copied = ragged.deep_copy(value)
+        return copied

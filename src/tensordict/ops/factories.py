@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.contract import Contract
+from tensordict.keys import path_of
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.shapes import as_ints, as_size
 
@@ -178,7 +179,10 @@ class Factories(Reading):
             >>> TensorDict(a=torch.ones(2)).zero_()["a"]
             tensor([0., 0.])
         """
-        _fill_tree(self, 0)
+        leaves: list[Any] = []
+        self._gather(leaves)
+        for leaf in leaves:
+            leaf.fill_(0)
         return self
 
     def fill_(self, key: Any, value: float | bool) -> Self:
@@ -193,14 +197,12 @@ class Factories(Reading):
             >>> TensorDict(a=torch.zeros(2)).fill_("a", 3.0)["a"]
             tensor([3., 3.])
         """
-        try:
-            entry = self._find(key)
-        except KeyError:
-            raise self._missing(key) from None
-        if isinstance(entry, Contract):
-            _fill_tree(entry, value)
-        else:
-            entry.fill_(value)
+        path = path_of(key)
+        if not self._has(path):
+            raise self._missing(key)
+        node = self if len(path) == 1 else self._find(path[:-1])
+        for leaf in node._leaves_of(path[-1]):
+            leaf.fill_(value)
         return self
 
 
@@ -241,7 +243,7 @@ def _on_device(node: Any, device: Any) -> Any:
             if device.index is not None or device.type in ("cpu", "meta")
             else torch.empty((), device=device).device
         )
-    for value in node._entries.values():
+    for value in node._outline().values():
         if isinstance(value, Contract):
             _on_device(value, device)
     return node
@@ -264,11 +266,3 @@ def _filled_like(node: Any, data: Any, copy: Callable[[Tensor, Tensor], Tensor])
             entries[name] = copy(value, source)
     size = data._batch_size if isinstance(data, Contract) else data.shape
     return node._build(entries, size, node._device, None)
-
-
-def _fill_tree(node: Contract, value: Any) -> None:
-    for entry in node._entries.values():
-        if isinstance(entry, Contract):
-            _fill_tree(entry, value)
-        else:
-            entry.fill_(value)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.contract import Contract, Names
+from tensordict.contract import ByNdim, Contract, Names
 from tensordict.errors import KeyMismatchError, ShapeError
 from tensordict.keys import Path, joined
 from tensordict.ops.sizing import replace_leaves
@@ -100,8 +100,7 @@ class Gathering(Contract):
             >>> td.masked_fill(torch.tensor([True, False, True]), 1.0)["a"]
             tensor([1., 0., 1.])
         """
-        masks = self._masks(mask)
-        return self._map(lambda v: v.masked_fill(masks[v.dim()], value))
+        return self._map_with(lambda v, part: v.masked_fill(part, value), self._mask(mask))
 
     def masked_fill_(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
         """Write `value` into the entries where the mask holds; arguments as :meth:`masked_fill`.
@@ -116,15 +115,14 @@ class Gathering(Contract):
             >>> td.masked_fill_(torch.tensor([True, False, True]), 1.0)["a"]
             tensor([1., 0., 1.])
         """
-        masks = self._masks(mask)
-        for leaf in _leaves(self):
-            leaf.masked_fill_(masks[leaf.dim()], value)
+        self._map_with(lambda v, part: v.masked_fill_(part, value), self._mask(mask))
         return self
 
-    def _masks(self, mask: Tensor) -> _ByNdim:
+    def _mask(self, mask: Tensor) -> Tensor:
+        """`mask`, known to be one that broadcasts to the batch."""
         _checked_mask(mask)
         self._check_broadcast(mask, "mask")
-        return _ByNdim(mask)
+        return mask
 
     def _check_broadcast(self, tensor: Tensor, what: str) -> None:
         """Refuse a tensor that does not broadcast to the batch size (its first dims, when it has fewer)."""
@@ -168,20 +166,14 @@ class Gathering(Contract):
             tensor([1., 0., 1.])
         """
         self._check_broadcast(condition, "condition")
-        masks = _ByNdim(condition)
-        if isinstance(other, Contract):
-            if other._batch_size != self._batch_size:
-                raise ShapeError(
-                    f"where needs containers of the same batch size, got {list(self._batch_size)} and "
-                    f"{list(other._batch_size)}"
-                )
-            result = _chosen(self, other, masks, pad, ())
-        elif isinstance(other, Tensor) and other.ndim:
+        if isinstance(other, Contract) and other._batch_size != self._batch_size:
+            raise ShapeError(
+                f"where needs containers of the same batch size, got {list(self._batch_size)} and "
+                f"{list(other._batch_size)}"
+            )
+        if isinstance(other, Tensor) and other.ndim:
             self._check_broadcast(other, "tensor to take elements from")
-            others = _ByNdim(other)
-            result = self._map(lambda v: torch.where(masks[v.dim()], v, others[v.dim()]))
-        else:
-            result = self._map(lambda v: torch.where(masks[v.dim()], v, other))
+        result: Any = self._chosen(condition, other, pad)
         if out is None:
             if self._locked:
                 result._lock_tree()
@@ -190,18 +182,15 @@ class Gathering(Contract):
             out._rebatch(result._batch_size, ())
         return _written(out, result)  # type: ignore[no-any-return]
 
-
-class _ByNdim(dict[int, Tensor]):
-    """A tensor over the batch dims with dims of size 1 behind, made once per number of dims that the leaves have."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self._tensor = tensor
-
-    def __missing__(self, ndim: int) -> Tensor:
-        tensor = self._tensor
-        made = self[ndim] = tensor.reshape((*tensor.shape, *[1] * (ndim - tensor.ndim)))
-        return made
+    def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Self:
+        """`where`, once the arguments have been checked."""
+        masks = ByNdim(condition)
+        if isinstance(other, Contract):
+            return _chosen(self, other, masks, pad, ())  # type: ignore[no-any-return]
+        if isinstance(other, Tensor) and other.ndim:
+            others = ByNdim(other)
+            return self._map(lambda v: torch.where(masks[v.dim()], v, others[v.dim()]))
+        return self._map(lambda v: torch.where(masks[v.dim()], v, other))
 
 
 class _ByShape(dict[torch.Size, Tensor]):
@@ -225,16 +214,6 @@ def _checked_mask(mask: Any) -> Tensor:
     return mask
 
 
-def _leaves(node: Contract) -> list[Tensor]:
-    out: list[Tensor] = []
-    for value in node._entries.values():
-        if isinstance(value, Contract):
-            out += _leaves(value)
-        else:
-            out.append(value)
-    return out
-
-
 def _written(out: Any, result: Any) -> Any:
     """Write `result` into `out`, in place where the entries exist; the batch size of `out` has to fit."""
     if not isinstance(out, Contract):
@@ -246,7 +225,7 @@ def _written(out: Any, result: Any) -> Any:
     return out.update(result, inplace=True)  # type: ignore[attr-defined]
 
 
-def _chosen(node: Any, other: Any, masks: _ByNdim, pad: Any, path: Path) -> Any:
+def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
     """Elements of `node` where the mask holds, of `other` elsewhere, `pad` for entries that one of them lacks."""
     ours, theirs = node._entries, other._entries
     if pad is None and ours.keys() != theirs.keys():

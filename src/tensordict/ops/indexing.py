@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import foreach, indexing
-from tensordict.contract import Contract, Names
+from tensordict import foreach, indexing, ragged
+from tensordict.contract import Contract, Names, named_error
 from tensordict.errors import ShapeError
 from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
 from tensordict.keys import Path, is_nested_key, joined, key_path, path_of
 from tensordict.ops.locking import raise_locked
+from tensordict.ops.refusals import REFUSALS, has_ragged, retried
 from tensordict.ops.writing import Writing, _check_expandable, _nest, _to_tensor
 
 _KEY_KINDS = (str, tuple)
@@ -24,7 +25,7 @@ _KEY_KINDS = (str, tuple)
 class _Assignment:
     """One call of `td[at] = ...`: what is copied where, and what is allocated, once everything has been checked."""
 
-    __slots__ = ("allocations", "at", "basic", "lead", "size", "targets", "values")
+    __slots__ = ("allocations", "at", "basic", "lead", "parts", "size", "targets", "values", "writes")
 
     def __init__(self, at: Any, lead: torch.Size, size: torch.Size) -> None:
         self.at = at
@@ -35,6 +36,10 @@ class _Assignment:
         self.targets: list[Tensor] = []
         self.values: list[Any] = []
         self.allocations: list[tuple[Any, str, Any]] = []
+        # What the members of a lazy stack are assigned.
+        self.parts: list[_Assignment] = []
+        # What ragged leaves are assigned.
+        self.writes: list[Callable[[], Any]] = []
 
     def part_of(self, leaf: Tensor) -> torch.Size:
         """The shape of the part of a leaf that is assigned: its feature dims are behind the batch dims indexed."""
@@ -49,6 +54,10 @@ class _Assignment:
                 target[self.at] = value
         for node, name, fresh in self.allocations:
             node._entries[name] = fresh
+        for part in self.parts:
+            part.run()
+        for write in self.writes:
+            write()
 
 
 class Indexing(Writing):
@@ -92,14 +101,21 @@ class Indexing(Writing):
         size = self._batch_size
         if type(index) is int and size and not self._is_memmap and self._names is None:
             # The same in fewer steps: an integer is what most containers are indexed with.
-            return self._map(itemgetter(index), result_size(index, size), len(size))
+            fn = itemgetter(index)
+            return self._map(fn, result_size(index, size), len(size), None, fn)
         at = leaf_index(index, size)
         # Leaves check their bounds themselves; without leaves, somebody has to.
         new_size = checked_size(at, size) if type(at) is Tensor and self.is_empty() else result_size(at, size)
         rename = None
         if self._names is not None:
             rename = lambda names: indexing.renamed(names, at, len(new_size))  # noqa: E731
-        out = self._map(itemgetter(at), new_size, len(size), rename)
+        fn = itemgetter(at)
+        try:
+            out = self._map(fn, new_size, len(size), rename, fn)
+        except REFUSALS:
+            if not has_ragged(self):
+                raise
+            out = retried(self, self._map, ragged.Index(at), new_size, len(size), rename)
         if self._is_memmap and is_basic(at):
             _mark_memmap(out)
             out.lock_()
@@ -128,7 +144,16 @@ class Indexing(Writing):
         kind = type(index)
         if kind is str:
             size = self._batch_size
-            if type(value) is Tensor and not self._locked and self._device is None and value.shape[: len(size)] == size:
+            try:
+                fits = (
+                    type(value) is Tensor
+                    and not self._locked
+                    and self._device is None
+                    and value.shape[: len(size)] == size
+                )
+            except RuntimeError:
+                fits = False  # see `_write_name`
+            if fits:
                 self._entries[index] = value
             else:
                 self._write_name(index, value)
@@ -149,28 +174,42 @@ class Indexing(Writing):
                     f"container of batch size {list(size)}: that part has batch size {list(new_size)}"
                 )
         elif not isinstance(value, Mapping):
-            self._assign_everywhere(at, value)
+            self._assign_everywhere(at, new_size, value)
             return
         plan = _Assignment(at, size, new_size)
         self._plan_assign(value, (), plan)
         plan.run()
 
-    def _assign_everywhere(self, at: Any, value: Any) -> None:
-        """Assign one tensor or number to a part of every leaf."""
-        leaves = list(self.items(True, True))
-        if isinstance(value, (int, float, complex)):
-            for _, leaf in leaves:
-                if is_basic(at):
-                    leaf[at].fill_(value)
-                else:
-                    leaf[at] = value
+    def _assign_everywhere(self, at: Any, size: torch.Size, value: Any) -> None:
+        """Assign one tensor or number to a part, of batch size `size`, of every leaf."""
+        leaf: Any
+        if not isinstance(value, (int, float, complex)):
+            plan = _Assignment(at, self._batch_size, size)
+            self._plan_everywhere(torch.as_tensor(value), (), plan)
+            plan.run()
             return
-        value = torch.as_tensor(value)
-        if value.shape:
-            for key, leaf in leaves:
-                _check_expandable(value.shape, leaf[at].shape, path_of(key))
-        for _, leaf in leaves:
-            leaf[at] = value.to(leaf.dtype)
+        basic = is_basic(at)
+        for name, leaf in self._entries.items():
+            if type(leaf) is not Tensor and isinstance(leaf, Indexing):
+                leaf._assign_everywhere(at, size, value)
+            elif leaf.is_nested:
+                _ragged_write(leaf, at, value, (name,))()
+            elif basic:
+                leaf[at].fill_(value)
+            else:
+                leaf[at] = value  # type: ignore[assignment]
+
+    def _plan_everywhere(self, value: Any, prefix: Path, plan: _Assignment) -> None:
+        """Check that a value fits a part of every leaf, and list where it is assigned."""
+        for name, leaf in self._entries.items():
+            path = (*prefix, name)
+            if type(leaf) is not Tensor and isinstance(leaf, Indexing):
+                leaf._plan_everywhere(value, path, plan)
+            elif leaf.is_nested:
+                plan.writes.append(_ragged_write(leaf, plan.at, value, path))
+            else:
+                plan.values.append(_fitting(leaf, value, plan.part_of(leaf), path))
+                plan.targets.append(leaf[plan.at] if plan.basic else leaf)
 
     def _plan_assign(self, value: Any, prefix: Path, plan: _Assignment) -> None:
         """Check every item and list what is assigned where, and what has to be allocated."""
@@ -182,15 +221,22 @@ class Indexing(Writing):
                 item = _nest(rest, item)
             current: Any = mapping.get(key)
             if type(current) is Tensor or isinstance(current, Tensor):
-                if basic:
-                    # A view has the shape to compare with, and torch casts what is copied into it.
-                    current = current[at]
-                    if type(item) is not Tensor or item.shape != current.shape:
-                        item = _fitting(current, item, current.shape, (*prefix, key))
-                else:
-                    expected = plan.part_of(current)
-                    if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:
-                        item = _fitting(current, item, expected, (*prefix, key))
+                try:
+                    if basic:
+                        # A view has the shape to compare with, and torch casts what is copied into it.
+                        current = current[at]
+                        if type(item) is not Tensor or item.shape != current.shape:
+                            item = _fitting(current, item, current.shape, (*prefix, key))
+                    else:
+                        expected = plan.part_of(current)
+                        if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:
+                            item = _fitting(current, item, expected, (*prefix, key))
+                except REFUSALS:
+                    whole = mapping[key]
+                    if not whole.is_nested:
+                        raise
+                    plan.writes.append(_ragged_write(whole, at, item, (*prefix, key)))
+                    continue
                 plan.targets.append(current)
                 plan.values.append(item)
                 continue
@@ -203,9 +249,7 @@ class Indexing(Writing):
             elif isinstance(item, (Contract, Mapping)):
                 current._plan_assign(item, path, plan)
             else:
-                for sub, leaf in current.items(True, True):
-                    plan.values.append(_fitting(leaf, item, plan.part_of(leaf), (*path, *path_of(sub))))
-                    plan.targets.append(leaf[at] if basic else leaf)
+                current._plan_everywhere(item, path, plan)
 
     def __delitem__(self, key: Any) -> None:
         """Delete the entry at a nested key; raises `KeyError` when there is none."""
@@ -217,7 +261,7 @@ class Indexing(Writing):
             return key in self._entries
         if not is_nested_key(key):
             raise TypeError(f"keys are strings or tuples of strings, got {key!r} of type {type(key).__name__}")
-        return self._peek(path_of(key)) is not None
+        return self._has(path_of(key))
 
     def __len__(self) -> int:
         """The size of the first batch dimension; 0 when there is none."""
@@ -260,10 +304,25 @@ def _fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any
         if isinstance(item, (Contract, Mapping)):
             raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
         item = _to_tensor(item, path, target.device)
-    if item.shape != expected:
-        _check_expandable(item.shape, expected, path)
+    if target.is_nested:
+        raise ShapeError(f"entry {joined(path)!r} is ragged")
+    shape = ragged.shape_of(item)
+    if shape != expected:
+        _check_expandable(shape, expected, path)
     # Torch casts when a basic index is assigned and refuses when an advanced one is; here both cast.
     return item if item.dtype == target.dtype else item.to(target.dtype)
+
+
+def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], Any]:
+    """What assigns `item` to a part of a ragged leaf, once called; raises naming `path` when it does not fit."""
+    if isinstance(item, (Contract, Mapping)):
+        raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
+    if not isinstance(item, (Tensor, int, float, complex)):
+        item = _to_tensor(item, path, leaf.device)
+    try:
+        return ragged.assignment(leaf, at, item)
+    except (RuntimeError, ValueError) as error:
+        raise named_error(error, path) from None
 
 
 def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
@@ -279,6 +338,8 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
         return {key: _allocated(value, at, lead, new_size, (*path, *path_of(key))) for key, value in item.items()}
     if not isinstance(item, Tensor):
         item = _to_tensor(item, path, None)
+    if item.is_nested:
+        raise ShapeError(f"entry {joined(path)!r} is ragged and not there yet: set all of it before assigning to parts")
     if item.shape[: len(new_size)] != new_size:
         raise ShapeError(
             f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the size "

@@ -1,9 +1,8 @@
-"""What torch knows of the memory behind a tensor, asked of or done to every leaf: gradients, strides, addresses."""
+"""The memory behind every leaf: its layout, its address, its size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from tensordict import registry
 from tensordict.contract import Contract
-from tensordict.keys import Path, joined
+from tensordict.keys import Path
 from tensordict.ops.locking import Locking
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ class Leaves(Locking):
     def _leaves(self) -> list[Any]:
         """All leaves of the tree, in the order of `keys(True, True)`."""
         found: list[Any] = []
-        _gather(self, found)
+        self._gather(found)
         return found
 
     def _same_lock(self, result: Any) -> Any:
@@ -33,74 +32,32 @@ class Leaves(Locking):
             result._lock_tree()
         return result
 
-    # --- gradients ------------------------------------------------------------------------------------------
+    def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
+        """`_map` without the leaves for which `fn` gives `None`; `None` when it does so for all of them.
 
-    @property
-    def requires_grad(self) -> bool:
-        """Whether any leaf requires grad."""
-        return any(leaf.requires_grad for leaf in self._leaves())
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Make autograd record operations on every leaf, or stop doing so; returns the same container.
-
-        Raises:
-            RuntimeError: a leaf is neither floating point nor complex; nothing has changed then.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict(a=torch.zeros(2)).requires_grad_()["a"].requires_grad
-            True
-        """
-        pairs = list(_walk(self))
-        if requires_grad:
-            for path, leaf in pairs:
-                if not (leaf.is_floating_point() or leaf.is_complex()):
-                    raise RuntimeError(
-                        f"entry {joined(path)!r} has dtype {leaf.dtype}: only tensors of floating point and complex "
-                        "dtype can require gradients. Select the other entries first"
-                    )
-        for _, leaf in pairs:
-            leaf.requires_grad_(requires_grad)
-        return self
-
-    def detach(self) -> Self:
-        """A container of the same memory, cut from the autograd graph; locked if this one is."""
-        return self._same_lock(self._map(Tensor.detach))  # type: ignore[no-any-return]
-
-    def detach_(self) -> Self:
-        """Cut every leaf from the autograd graph that made it; returns the same container."""
-        for leaf in self._leaves():
-            leaf.detach_()
-        return self
-
-    @property
-    def data(self) -> Self:
-        """A container of the same memory that autograd does not see; locked if this one is."""
-        return self._same_lock(self._map(_data))  # type: ignore[no-any-return]
-
-    @property
-    def grad(self) -> Self | None:
-        """A container of the gradients of the leaves that have one; `None` when none has.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(a=torch.ones(2, requires_grad=True), b=torch.zeros(2))
-            >>> td["a"].sum().backward()
-            >>> list(td.grad.keys())
-            ['a']
+        `fn` is called in the order of `_leaves`.
         """
         entries: dict[str, Any] = {}
         for name, value in self._entries.items():
-            gradient = value.grad if isinstance(value, Contract) else _gradient(value)  # type: ignore[attr-defined]
-            if gradient is not None:
-                entries[name] = gradient
-        if not entries:
-            return None
-        return self._build(entries, self._batch_size, self._device, self._names)
+            result = value._map_some(fn) if isinstance(value, Leaves) else fn(value)
+            if result is not None:
+                entries[name] = result
+        return self._build(entries, self._batch_size, self._device, self._names) if entries else None
 
-    # --- memory ---------------------------------------------------------------------------------------------
+    def as_tensor(self) -> Self:
+        """A container whose leaves are plain tensors on the same memory, in place of memory-mapped ones and parameters.
+
+        Returns:
+            a new container, locked if this one is; leaves that are plain tensors already are shared.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.nn.Parameter(torch.zeros(2))).as_tensor()
+            >>> type(td["a"]) is torch.Tensor
+            True
+        """
+        return self._same_lock(self._map(_plain))  # type: ignore[no-any-return]
 
     def is_contiguous(self) -> bool:
         """Whether every leaf is contiguous."""
@@ -203,22 +160,16 @@ class Leaves(Locking):
         return self
 
 
-_data: Callable[[Any], Any] = attrgetter("data")
-
-
-def _gather(node: Contract, found: list[Any]) -> None:
-    for value in node._entries.values():
-        if type(value) is not Tensor and isinstance(value, Contract):
-            _gather(value, found)
-        else:
-            found.append(value)
-
-
 def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The (path, leaf) pairs of a tree."""
+    return node._walk(prefix)
+
+
+def _entries_of(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The (path, tensor) pairs of a tree as they are read: a lazy stack gives the stacks of its members' leaves."""
     for name, value in node._entries.items():
         if type(value) is not Tensor and isinstance(value, Contract):
-            yield from _walk(value, (*prefix, name))
+            yield from _entries_of(value, (*prefix, name))
         else:
             yield (*prefix, name), value
 
@@ -226,6 +177,10 @@ def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
 def _gradient(leaf: Tensor) -> Tensor | None:
     """The gradient of a leaf, without the warning that torch gives for one that cannot have any."""
     return leaf.grad if leaf.is_leaf or leaf.retains_grad else None
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf if type(leaf) is Tensor else leaf.as_subclass(Tensor)
 
 
 def _canonical(leaf: Tensor) -> Tensor:
@@ -250,6 +205,10 @@ def _plan_replacement(
     devices: list[tuple[Contract, torch.device | None]],
 ) -> None:
     """List what differs between a container and one of the same structure."""
+    if (pairs := node._paired(source)) is not None:
+        for own, piece in pairs:
+            _plan_replacement(own, piece, writes, devices)
+        return
     if node._device != source._device:
         devices.append((node, source._device))
     mapping = node._entries

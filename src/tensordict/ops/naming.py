@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from tensordict.contract import Contract, Names
+from tensordict.errors import DimError, NamesError
+from tensordict.keys import Path, joined
+from tensordict.shapes import as_dim
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Naming(Contract):
@@ -17,6 +23,10 @@ class Naming(Contract):
     def names(self) -> Names:
         """One name, or `None`, per batch dim; assigning a sequence (or `None`) names the dims of the whole tree.
 
+        Raises:
+            ValueError: on assignment, there is not one name per dim, a name is used twice, or it is the name of a dim
+                that only a nested container has; nothing has changed then.
+
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -24,15 +34,133 @@ class Naming(Contract):
             >>> td[0].names
             ['time']
         """
-        return [None] * len(self._batch_size) if self._names is None else list(self._names)
+        names = self._names
+        return [None] * len(self._batch_size) if names is None else names[:]
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
-        if names is None:
-            _rename_tree(self, None, len(self._batch_size))
-            return
-        checked = checked_names(names, len(self._batch_size))
-        _rename_tree(self, checked, len(checked))
+        lead = len(self._batch_size)
+        self._name_tree([None] * lead if names is None else checked_names(names, lead))
+
+    def _name_tree(self, names: Names) -> None:
+        """Give the batch dims of this container, and the same dims of all nested ones, these names."""
+        nested: list[tuple[Path, Contract]] = []
+        _collect(self, (), nested)
+        for path, node in nested:
+            _check_tail(node, names, path)
+        _rename(self, names)
+        for _, node in nested:
+            _rename(node, names)
+
+    def refine_names(self, *names: Any) -> Self:
+        """Name the dims that have no name yet; returns the same container.
+
+        Args:
+            *names: one name, or `None`, per batch dim. A dim that has a name can only be given the same one. One of
+                them can be `...`, which stands for the dims in its place and leaves them as they are.
+
+        Raises:
+            RuntimeError: the names disagree with those that the dims have, or do not fit their number; both are
+                shown, and nothing has changed.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(batch_size=[3, 4, 5])
+            >>> td.refine_names("batch", ...).refine_names(..., "time").names
+            ['batch', None, 'time']
+        """
+        own = self.names
+        wanted = checked_names(_spelled_out(names, own, "refine_names"), len(own))
+        for old, new in zip(own, wanted, strict=True):
+            if old is not None and old != new:
+                raise NamesError(
+                    f"refine_names: the dims are named {own} and cannot be given the names {wanted}: a dim that has a "
+                    "name keeps it. Use rename_() to change names"
+                )
+        if wanted != own:
+            self._name_tree(wanted)
+        return self
+
+    def rename(self, *names: Any, **rename_map: str | None) -> Self:
+        """A container of the same entries under other dim names.
+
+        Args:
+            *names: one name, or `None`, per batch dim. One of them can be `...`, which stands for the dims in its
+                place and keeps their names; `None` alone drops all names.
+            **rename_map: new names by old ones, instead of `names`; the other dims keep theirs.
+
+        Returns:
+            a new, unlocked container that shares the leaves.
+
+        Raises:
+            ValueError: names and a map were given, or neither; the names do not fit the number of dims; a name is
+                used twice; or the map renames a dim that does not exist.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(batch_size=[3, 4, 5], names=["batch", "time", "step"])
+            >>> td.rename(time="frame").names, td.rename("b", ...).names
+            (['batch', 'frame', 'step'], ['b', 'time', 'step'])
+        """
+        wanted = self._renaming("rename", names, rename_map)
+        renamed = self._map(_itself)
+        renamed._name_tree(wanted)
+        return renamed
+
+    def rename_(self, *names: Any, **rename_map: str | None) -> Self:
+        """Rename the dims of this container and of all nested ones; arguments and errors as :meth:`rename`.
+
+        Allowed on a locked container; returns the same one.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> TensorDict(batch_size=[3, 4], names=["a", "b"]).rename_(a="b", b="a").names
+            ['b', 'a']
+        """
+        self._name_tree(self._renaming("rename_", names, rename_map))
+        return self
+
+    def _renaming(self, call: str, names: tuple[Any, ...], rename_map: dict[str, str | None]) -> Names:
+        """The names that `rename` asks for."""
+        if len(names) == len(self._batch_size) and not rename_map and ... not in names and "..." not in names:
+            return checked_names(names, len(names))
+        own = self.names
+        if names and rename_map:
+            raise NamesError(
+                f"{call} takes names or a map from old to new ones, not both: got {names} and {rename_map}"
+            )
+        if rename_map:
+            unknown = [name for name in rename_map if name not in own]
+            if unknown:
+                raise NamesError(f"{call}: no dim is named {', '.join(map(repr, unknown))}; the names are {own}")
+            return checked_names([name if name is None else rename_map.get(name, name) for name in own], len(own))
+        if not names and own:
+            raise NamesError(f"{call} needs names, or a map from old names to new ones; the names are {own}")
+        if names == (None,):
+            return [None] * len(own)
+        return checked_names(_spelled_out(names, own, call), len(own))
+
+    def _dim(self, dim: Any) -> int:
+        """A batch dim by number or by name, counted from the front.
+
+        Raises:
+            IndexError: there is no such dim.
+        """
+        if type(dim) is not str:
+            return as_dim(dim, len(self._batch_size))
+        own = self.names
+        if dim not in own:
+            raise DimError(f"no dim is named {dim!r}; the batch dims are named {own}")
+        return own.index(dim)
+
+    def _dims(self, dims: Any) -> tuple[int, ...]:
+        """One or several batch dims by number or by name, counted from the front, each once."""
+        if not isinstance(dims, (tuple, list)):
+            return (self._dim(dims),)
+        out = tuple([self._dim(dim) for dim in dims])
+        if len(set(out)) != len(out):
+            raise DimError(f"each dim can be given once, got {dims} for {len(self._batch_size)} batch dims")
+        return out
 
 
 def checked_names(names: Any, ndim: int) -> Names:
@@ -41,20 +169,78 @@ def checked_names(names: Any, ndim: int) -> Names:
         raise TypeError(f"names are a sequence of strings or None, one per batch dim, got {names!r}")
     checked = list(names)
     if len(checked) != ndim:
-        raise ValueError(f"{len(checked)} names {checked} do not fit {ndim} batch dims")
+        raise NamesError(f"{len(checked)} names {checked} do not fit {ndim} batch dims")
     given = [name for name in checked if name is not None]
-    if any(not isinstance(name, str) for name in given):
-        raise TypeError(f"names are strings or None, got {checked}")
+    for name in given:
+        if not isinstance(name, str):
+            raise TypeError(f"names are strings or None, got {checked}")
     if len(set(given)) != len(given):
-        raise ValueError(f"each name can be used once, got {checked}")
+        raise NamesError(f"each name can be used once, got {checked}")
     return checked
 
 
-def _rename_tree(node: Contract, names: Names | None, lead: int) -> None:
-    """Give the first `lead` dims of a tree these names."""
-    tail = [] if node._names is None else node._names[lead:]
-    merged = [*([None] * lead if names is None else names), *(tail or [None] * (len(node._batch_size) - lead))]
-    node._names = merged if any(name is not None for name in merged) else None
-    for value in node._entries.values():
+def check_agreement(containers: Sequence[Contract], call: str) -> None:
+    """Raise when two containers that are to be joined give one dim different names; no name agrees with any."""
+    known: Names = []
+    origins: list[int] = []
+    for position, container in enumerate(containers):
+        names = container._names
+        if names is None:
+            continue
+        if not known:
+            known, origins = list(names), [position] * len(names)
+        for dim, (old, new) in enumerate(zip(known, names, strict=True)):
+            if old is None:
+                known[dim], origins[dim] = new, position
+            elif new is not None and new != old:
+                raise NamesError(
+                    f"{call}: dim {dim} is named {old!r} in the container at position {origins[dim]} and {new!r} in "
+                    f"that at position {position}: {containers[origins[dim]]._names} and {names}. Rename one of them "
+                    "first"
+                )
+
+
+def _spelled_out(names: tuple[Any, ...], own: Names, call: str) -> Names:
+    """`names` with the `...` among them, if any, replaced by the names that the dims in its place have."""
+    if ... not in names and "..." not in names:
+        return list(names)
+    places = [i for i, name in enumerate(names) if name is ... or name == "..."]
+    if len(places) > 1:
+        raise NamesError(f"{call}: one '...' at most can stand for dims, got {names}")
+    before, after = places[0], len(names) - places[0] - 1
+    if before + after > len(own):
+        raise NamesError(f"{call}: the names {names} do not fit {len(own)} batch dims, which are named {own}")
+    return [*names[:before], *own[before : len(own) - after], *names[before + 1 :]]
+
+
+def _collect(node: Contract, prefix: Path, found: list[tuple[Path, Contract]]) -> None:
+    """All nested containers and their paths."""
+    for name, value in node._outline().items():
         if type(value) is not Tensor and isinstance(value, Contract):
-            _rename_tree(value, names, lead)
+            path = (*prefix, name)
+            found.append((path, value))
+            _collect(value, path, found)
+
+
+def _check_tail(node: Contract, names: Names, path: Path) -> None:
+    """Raise when a nested container calls a dim of its own by one of the names that its leading dims are to have."""
+    if node._names is None:
+        return
+    for own in node._names[len(names) :]:
+        if own is not None and own in names:
+            raise NamesError(
+                f"entry {joined(path)!r} has a dim {own!r} of its own, its names being {node._names}: its leading dims "
+                f"cannot be named {names}"
+            )
+
+
+def _rename(node: Contract, names: Names) -> None:
+    """Give the leading dims of one container these names."""
+    lead = len(names)
+    if len(node._batch_size) > lead:
+        names = [*names, *(node._names or [None] * len(node._batch_size))[lead:]]
+    node._names = list(names) if any(names) else None
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf

@@ -94,25 +94,27 @@ class Reading(Contract):
     def depth(self) -> int:
         """How many containers are nested in one another below this one; 0 when all entries are tensors."""
         deepest = -1
-        for value in self._entries.values():
+        for value in self._outline().values():
             if isinstance(value, Reading):
                 deepest = max(deepest, value.depth)
         return deepest + 1
 
     def is_empty(self) -> bool:
         """Whether no leaf is found anywhere in the tree."""
-        for value in self._entries.values():  # noqa: SIM110 (a generator's frame would halve the depth that can be walked)
+        for value in self._outline().values():  # noqa: SIM110 (a generator's frame would halve the depth that can be walked)
             if not (isinstance(value, Reading) and value.is_empty()):
                 return False
         return True
 
     def entry_class(self, key: Any) -> type:
         """The class of the entry at a nested key; raises `KeyError` when there is none."""
-        return type(self._find(key))
+        node, name = self._holder(path_of(key))
+        return type(node._outline()[name])
 
     def get_item_shape(self, key: Any) -> Any:
         """The shape of the entry at a nested key; raises `KeyError` when there is none."""
-        return self._find(key).shape
+        node, name = self._holder(path_of(key))
+        return node._shape_of(name)
 
     def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """The entry at a nested key.
@@ -183,6 +185,25 @@ class Reading(Contract):
                 )
             node = node._entries[name]
         return node
+
+    def _has(self, path: Path) -> bool:
+        """Whether there is an entry at `path`, which is not read."""
+        node: Any = self
+        for name in path[:-1]:
+            node = node._node(name)
+            if node is None:
+                return False
+        return path[-1] in node._entries
+
+    def _has_anywhere(self, path: Path) -> bool:
+        """Whether there is an entry at `path`, here or in what this container is made of."""
+        return self._has(path)
+
+    def _holder(self, path: Path) -> tuple[Any, str]:
+        """The container that holds the entry at `path`, and its name there."""
+        if not self._has(path):
+            raise self._missing(joined(path))
+        return (self if len(path) == 1 else self._find(path[:-1])), path[-1]
 
     def _missing(self, key: Any) -> KeyError:
         known = list(self.keys(include_nested=not isinstance(key, str), leaves_only=False))

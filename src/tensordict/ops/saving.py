@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import registry
+from tensordict import ragged, registry
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import meta
@@ -440,7 +440,9 @@ def _refuse_archive(prefix: PathLike | None, archive: bool | None, compression: 
 
 def _refuse_nested_shape(shape: Any, key: Key) -> None:
     if isinstance(shape, Tensor):
-        raise UnsupportedEntryError(f"entry {key!r}: nested (ragged) tensors cannot be saved yet")
+        raise UnsupportedEntryError(
+            f"entry {key!r}: a ragged entry cannot be made in a saved container; set it before saving with memmap()"
+        )
 
 
 # --- taking over loaded entries ---------------------------------------------------------------------------------------
@@ -455,7 +457,7 @@ def _check_fit(target: Contract, loaded: Contract, path: Path) -> None:
         if isinstance(value, Contract) and isinstance(old, Contract):
             _check_fit(old, value, (*path, name))
             continue
-        shape = value._batch_size if isinstance(value, Contract) else value.shape
+        shape = value._batch_size if isinstance(value, Contract) else ragged.shape_of(value)
         if shape[: len(size)] != size:
             raise SaveError(
                 f"entry {joined((*path, name))!r}: its saved shape {list(shape)} does not begin with the batch size "
@@ -480,6 +482,8 @@ def _take_over(target: Contract, loaded: Contract) -> None:
 
 def _same_memory(old: Any, new: Any) -> bool:
     if not (isinstance(old, MemoryMappedTensor) and isinstance(new, MemoryMappedTensor)):
+        return False
+    if old.is_nested or new.is_nested:
         return False
     mine, other = old._source, new._source
     return (
@@ -517,6 +521,8 @@ def _mark_memmap(node: Contract) -> None:
 def _add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: bool) -> MemoryMappedTensor:
     """Add a tensor to a memory-mapped container and to its folder."""
     path = path_of(key)
+    if content.is_nested:
+        _refuse_nested_shape(content, key)
     if not container._is_memmap:
         raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
     parent, missing = _parent_of(container, path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict import registry, settings
 from tensordict.context import remember, remember_state
 from tensordict.contract import Contract, LeafFn, Names, Rename, named_error
 from tensordict.errors import DimError, ShapeError
@@ -37,10 +38,13 @@ if TYPE_CHECKING:
 class Shape(Sizing):
     """Dims count from the back when negative, relative to the batch dims; a locked container gives a locked result."""
 
-    def _reshaped(self, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None) -> Self:
+    def _reshaped(
+        self, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None, whole: LeafFn | None = None
+    ) -> Self:
         """`_map`, with the lock carried over and the key named when torch refuses a leaf."""
         try:
-            result = self._map(fn, size, lead, rename)
+            # What is called on a leaf here can be called on a nested lazy stack, unless `whole` says what can.
+            result = self._map(fn, size, lead, rename, whole or fn)
         except RuntimeError as error:
             raise _blamed(self, fn, error, ()) from error
         if self._locked:
@@ -50,6 +54,11 @@ class Shape(Sizing):
     def _unchanged(self) -> Self:
         """This container as the result of an operation that has nothing to do."""
         return remember_state(self, _keep)  # type: ignore[no-any-return]
+
+    def _lazy(self, size: torch.Size, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> Self:
+        """What `set_lazy_legacy(True)` asks for: a view of batch size `size`, made by the method and the arguments
+        `forward`, which `backward` takes back."""
+        return registry.lookup("LazyView").over(self, size, forward, backward)  # type: ignore[no-any-return]
 
     # --- another form of the same elements --------------------------------------------------------------------------
 
@@ -86,7 +95,9 @@ class Shape(Sizing):
         if new == old:
             return self._unchanged()
         head, lead = tuple(new), len(old)
-        result = self._reshaped(_to_sizes(Tensor.view, head, lead), new, lead, None)
+        if settings.lazy_legacy_possible and settings.lazy_legacy():
+            return self._lazy(new, ("view", *new), ("reshape", *old))
+        result = self._reshaped(_to_sizes(Tensor.view, head, lead), new, lead, None, _to_sizes(_view, head, lead))
         return remember(result, self, lambda out: out.reshape(old))  # type: ignore[no-any-return]
 
     def _view_dtype(self, dtype: torch.dtype, batch_size: Any) -> Self:
@@ -120,7 +131,7 @@ class Shape(Sizing):
         head, lead = tuple(new), len(old)
         if lead and len(head) == 1:
             return self._reshaped(methodcaller("flatten", 0, lead - 1), new, lead, None)
-        return self._reshaped(_to_sizes(Tensor.reshape, head, lead), new, lead, None)
+        return self._reshaped(_to_sizes(Tensor.reshape, head, lead), new, lead, None, _to_sizes(_reshape, head, lead))
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """Merge neighbouring batch dims into one.
@@ -230,6 +241,9 @@ class Shape(Sizing):
             return self._transposed(*pair)
         if order == tuple(range(lead)):
             return self._unchanged()
+        if settings.lazy_legacy_possible and settings.lazy_legacy():
+            new = torch.Size([old[dim] for dim in order])
+            return self._lazy(new, ("permute", *order), ("permute", *map(order.index, range(lead))))
         args = PerNdim(lambda ndim: (*order, *range(lead, ndim)))
         result = self._reshaped(
             lambda v: v.permute(*args[v.dim()]),
@@ -261,6 +275,9 @@ class Shape(Sizing):
     def _transposed(self, dim0: int, dim1: int) -> Self:
         old = list(self._batch_size)
         old[dim0], old[dim1] = old[dim1], old[dim0]
+        if settings.lazy_legacy_possible and settings.lazy_legacy():
+            both = ("transpose", *sorted((dim0, dim1)))
+            return self._lazy(torch.Size(old), both, both)
 
         def rename(names: Names) -> Names:
             names = names.copy()
@@ -318,6 +335,13 @@ class Shape(Sizing):
         if not dropped:
             return self._unchanged()
         kept = [d for d in range(lead) if d not in dropped]
+        if settings.lazy_legacy_possible and settings.lazy_legacy():
+            one = len(dropped) == 1
+            return self._lazy(
+                torch.Size([old[d] for d in kept]),
+                ("squeeze", dropped[0] if one else dropped),
+                ("unsqueeze", *dropped) if one else ("reshape", *old),
+            )
         result = self._reshaped(
             methodcaller("squeeze", dropped[0] if len(dropped) == 1 else dropped),
             torch.Size([old[d] for d in kept]),
@@ -342,6 +366,8 @@ class Shape(Sizing):
         dim = as_new_dim(dim, len(old))
         new = list(old)
         new.insert(dim, 1)
+        if settings.lazy_legacy_possible and settings.lazy_legacy():
+            return self._lazy(torch.Size(new), ("unsqueeze", dim), ("squeeze", dim))
         result = self._reshaped(
             # Torch's indexing with None is a quarter faster than its `unsqueeze`.
             itemgetter(None) if dim == 0 else methodcaller("unsqueeze", dim),
@@ -607,7 +633,9 @@ class Shape(Sizing):
         indices = _PerDevice(index.repeat_interleave(repeats, 0, output_size=output_size))
         new = with_dim(old, dim, len(indices.tensor))
         fn: LeafFn = lambda v: v.index_select(dim, indices[v.device])  # noqa: E731
-        return (replace_leaves if inplace else Shape._reshaped)(self, fn, new, len(old), _same_names)
+        if inplace:
+            return replace_leaves(self, fn, new, len(old), _same_names)  # type: ignore[no-any-return]
+        return self._reshaped(fn, new, len(old), _same_names, methodcaller("repeat_interleave", repeats, dim))
 
 
 class _PerDevice(dict[torch.device, Tensor]):
@@ -624,6 +652,14 @@ class _PerDevice(dict[torch.device, Tensor]):
 
 def _same_names(names: Names) -> Names:
     return names
+
+
+def _view(container: Any, *size: Any) -> Any:
+    return container.view(*size)
+
+
+def _reshape(container: Any, *size: Any) -> Any:
+    return container.reshape(*size)
 
 
 def _to_sizes(method: Callable[..., Tensor], head: tuple[int, ...], lead: int) -> LeafFn:
@@ -689,8 +725,8 @@ def _impose(node: Contract, size: torch.Size) -> None:
 def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
     """Raise when an entry's shape does not begin with the batch size."""
     size = node._batch_size
-    for name, value in node._entries.items():
-        if value.shape[: len(size)] != size:
+    for name, value in node._outline().items():
+        if node._shape_of(name)[: len(size)] != size:
             raise ShapeError(
                 f"entry {(*path, name)!r} has shape {list(value.shape)} in the new dtype, which does not begin with "
                 f"the batch size {list(size)}; pass the batch size that it should have as batch_size="

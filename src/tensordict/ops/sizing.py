@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from tensordict import ragged
 from tensordict.contract import Contract, LeafFn, Names, Rename
 from tensordict.errors import ShapeError
 from tensordict.ops.locking import Locking, raise_locked
@@ -146,7 +148,7 @@ def replace_leaves(root: Any, fn: LeafFn, size: torch.Size, lead: int, rename: R
 
 def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
     out[id(node)] = node
-    for value in node._entries.values():
+    for value in node._outline().values():
         if isinstance(value, Contract):
             _collect_nodes(value, out)
 
@@ -155,7 +157,7 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
     """The longest size with which every leaf of the tree begins; `None` when there is no leaf."""
     common: torch.Size | None = None
     for value in node._entries.values():
-        shape = _common_size(value, limit) if isinstance(value, Contract) else value.shape[:limit]
+        shape = _common_size(value, limit) if isinstance(value, Contract) else _leading_size(value)[:limit]
         if shape is None:
             continue
         if common is None:
@@ -168,6 +170,15 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
                 count += 1
             common = common[:count]
     return common
+
+
+def _leading_size(leaf: Any) -> torch.Size:
+    """The dims of a leaf that can be batch dims: those before a ragged one."""
+    try:
+        shape: torch.Size = leaf.shape
+        return shape if type(leaf) is Tensor or not leaf.is_nested else shape[: ragged.ragged_dim(leaf)]
+    except RuntimeError:
+        return ragged.shape_of(leaf)[: ragged.ragged_dim(leaf)]
 
 
 def _spread(node: Contract, size: torch.Size, limit: int | None, keep: bool) -> None:

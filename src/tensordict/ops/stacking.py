@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict import ragged, registry, settings
 from tensordict.contract import Contract, Names, Rename, named_error, raise_key_mismatch
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined
 from tensordict.ops.locking import raise_locked
+from tensordict.ops.naming import check_agreement
+from tensordict.ops.refusals import REFUSALS, has_ragged, retried
 from tensordict.ops.writing import Writing
 from tensordict.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
 
@@ -90,19 +93,23 @@ class Stacking(Writing):
         bounds = [0, *[slice(None, cut).indices(length)[1] for cut in cuts], length]
         lengths = [max(0, stop - start) for start, stop in itertools.pairwise(bounds)]
         # Cuts that go backwards give pieces that overlap, which only tensor_split itself makes.
-        return self._pieces(lengths, dim, methodcaller("tensor_split", tuple(cuts), dim))
+        return self._pieces(lengths, dim, tuple(cuts))
 
-    def _pieces(
-        self, lengths: list[int], dim: int, fn: Callable[[Any], Sequence[Any]] | None = None
-    ) -> tuple[Self, ...]:
+    def _pieces(self, lengths: list[int], dim: int, cuts: tuple[int, ...] | None = None) -> tuple[Self, ...]:
+        """The pieces of these lengths; those between `cuts`, as `tensor_split` makes them, if given."""
         size = self._batch_size
         by_length = {length: with_dim(size, dim, length) for length in set(lengths)}
-        pieces = self._map_many(
-            methodcaller("split_with_sizes", lengths, dim) if fn is None else fn,
-            [by_length[length] for length in lengths],
-            len(size),
-            _same_names,
-        )
+        fn = methodcaller("split_with_sizes", lengths, dim) if cuts is None else methodcaller("tensor_split", cuts, dim)
+        walked = ([by_length[length] for length in lengths], len(size), _same_names)
+        try:
+            pieces = self._map_many(fn, *walked, methodcaller("_pieces", lengths, dim, cuts))
+        except REFUSALS:
+            if not has_ragged(self):
+                raise
+            starts = list(itertools.accumulate(lengths, initial=0))[:-1]
+            if cuts is not None:
+                starts = [0, *[slice(None, cut).indices(size[dim])[1] for cut in cuts]]
+            pieces = retried(self, self._map_many, ragged.Split(starts, lengths, dim), *walked)
         if self._locked:
             for piece in pieces:
                 piece._lock_tree()
@@ -122,7 +129,17 @@ class Stacking(Writing):
         lead = len(rest)
         dim = as_dim(dim, lead)
         sizes = rest.pop(dim) * [torch.Size(rest)]
-        pieces = self._map_many(methodcaller("unbind", dim), sizes, lead, lambda names: names[:dim] + names[dim + 1 :])
+
+        def rename(names: Names) -> Names:
+            return names[:dim] + names[dim + 1 :]
+
+        try:
+            fn = methodcaller("unbind", dim)
+            pieces = self._map_many(fn, sizes, lead, rename, fn)
+        except REFUSALS:
+            if not has_ragged(self):
+                raise
+            pieces = retried(self, self._map_many, partial(ragged.unbind, dim=dim), sizes, lead, rename)
         return tuple(pieces)
 
     # --- joining ----------------------------------------------------------------------------------------------------
@@ -165,6 +182,82 @@ class Stacking(Writing):
             torch.Size([3, 5])
         """
         return cat_containers(input, dim, out)
+
+    @classmethod
+    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """Stack containers along a new batch dim without touching their entries: see :func:`tensordict.lazy_stack`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> stack = TensorDict.lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))])
+            >>> stack[1]["a"].shape
+            torch.Size([3])
+        """
+        return lazy_stack_containers(input, dim, out, **kwargs)
+
+    @classmethod
+    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """:meth:`stack` where keys and shapes allow it, else :meth:`lazy_stack`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> tds = [TensorDict(a=torch.zeros(n)) for n in (2, 2, 3)]
+            >>> [type(TensorDict.maybe_dense_stack(part)).__name__ for part in (tds[:2], tds)]
+            ['TensorDict', 'LazyStackedTensorDict']
+        """
+        return maybe_dense_stack_containers(input, dim, out, **kwargs)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """A lazy stack along a batch dim of the elements of this container along it, which are views.
+
+        Args:
+            dim: the stack dim of the result; itself, when this is a lazy stack along that dim.
+
+        Raises:
+            IndexError: there is no such dim.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> stack = TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).to_lazystack(1)
+            >>> stack.stack_dim, len(stack.tensordicts), stack.batch_size
+            (1, 3, torch.Size([2, 3]))
+        """
+        names = self._names
+        dim = as_dim(dim, len(self._batch_size))
+        return registry.lookup("LazyStackedTensorDict")(
+            *self.unbind(dim),
+            stack_dim=dim,
+            stack_dim_name=None if names is None else names[dim],
+            batch_size=None if self._batch_size[dim] else self._batch_size[:dim] + self._batch_size[dim + 1 :],
+        )
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """The same entries with every lazy stack in the tree made dense.
+
+        Args:
+            layout: the layout of the nested tensors that stand for leaves of unequal shapes.
+
+        Returns:
+            a container of the same kind over the same leaves; a `TensorDict` in the place of a lazy stack, with copies.
+
+        Raises:
+            RuntimeError: the leaves of a lazy stack are no nested tensor of that layout; the entry is named.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict, lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.zeros(2), b=torch.zeros(1)) for _ in range(3)])
+            >>> type(stack.densify()).__name__, stack.densify()["a"].shape
+            ('TensorDict', torch.Size([3, 2]))
+        """
+        entries = {
+            name: value.densify(layout) if type(value) is not Tensor and isinstance(value, Stacking) else value
+            for name, value in self._entries.items()
+        }
+        return self._build(entries, self._batch_size, self._device, self._names)
 
     def stack_tensors(self, *keys: Any, out_key: Any, dim: int = 0, keep_entries: bool = False) -> Self:
         """Stack entries of this container into a new one and drop them.
@@ -224,6 +317,8 @@ class Stacking(Writing):
 def stack_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
     """Stack containers along a new batch dim; see :meth:`Stacking.stack`."""
     items = _checked(input, "stack")
+    if settings.lazy_legacy_possible and settings.lazy_legacy() and out is None:
+        return registry.lookup("LazyStackedTensorDict").lazy_stack(items, dim)
     first = items[0]
     size = first._batch_size
     sizes = [item._batch_size for item in items]
@@ -237,16 +332,83 @@ def stack_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any
     lengths = list(size)
     lengths.insert(dim, len(items))
     new = torch.Size(lengths)
+    check_agreement(items, "stack")
     if out is not None:
         return _join_into(out, items, torch.stack, dim, new)
-    fn = torch.stack if dim == 0 else partial(torch.stack, dim=dim)
+    joint = first._stacked_with(items, dim)
+    if joint is not None:
+        return joint
+    fn = torch.stack if dim == 0 else _along(torch.stack, dim)
     rename: Rename | None = None
     if first._names is not None and all(other._names == first._names for other in items):
 
         def rename(names: Names) -> Names:
             return [*names[:dim], None, *names[dim:]]
 
-    return first._merge(items, fn, new, len(size), rename)
+    try:
+        return first._merge(items, fn, new, len(size), rename)
+    except REFUSALS:
+        if not has_ragged(*items):
+            raise
+    try:
+        return first._merge(items, partial(ragged.stack, dim=dim), new, len(size), rename)
+    except (NotImplementedError, ShapeError):
+        # No tensor has the form of ragged rows over two batch dims: the stack keeps the containers as they are.
+        return registry.lookup("LazyStackedTensorDict").lazy_stack(items, dim)
+
+
+def lazy_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: Any) -> Any:
+    """Stack containers lazily along a new batch dim; see :func:`tensordict.lazy_stack`."""
+    items = _checked(input, "lazy_stack")
+    stack = registry.lookup("LazyStackedTensorDict")(*items, stack_dim=dim, **kwargs)
+    if out is None:
+        return stack
+    if not isinstance(out, Writing):
+        raise TypeError(f"out must be a container, got {type(out).__name__}")
+    if out._batch_size != stack._batch_size:
+        raise ShapeError(
+            f"out must have the resulting batch size {list(stack._batch_size)}, got {list(out._batch_size)}"
+        )
+    return out.update(stack, inplace=True)
+
+
+def maybe_dense_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: Any) -> Any:
+    """Stack containers, lazily when they have different keys or shapes; see :func:`tensordict.maybe_dense_stack`."""
+    items = _checked(input, "maybe_dense_stack")
+    # To compare all of them would take as long as stacking small leaves does.
+    if not _congruent((items[0], items[-1])):
+        return lazy_stack_containers(items, dim, out, **kwargs)
+    try:
+        return stack_containers(items, dim, out)
+    except (KeyError, RuntimeError, TypeError):
+        if _congruent(items):
+            raise
+    return lazy_stack_containers(items, dim, out, **kwargs)
+
+
+def _congruent(items: Sequence[Any]) -> bool:
+    """Whether containers have the same keys, shapes and devices, so that they can be stacked."""
+    first = items[0]
+    size, mapping = first._batch_size, first._outline()
+    names = mapping.keys()
+    others = [(other, other._outline()) for other in items[1:]]
+    for other, theirs in others:
+        if other._batch_size != size or theirs.keys() != names:
+            return False
+    for name, value in mapping.items():
+        if type(value) is not Tensor and isinstance(value, Contract):
+            nodes = [value, *[theirs[name] for _, theirs in others]]
+            if not all(isinstance(node, Contract) for node in nodes) or not _congruent(nodes):
+                return False
+            continue
+        shape, device = first._shape_of(name), value.device
+        if value.is_nested or -1 in shape:
+            return False
+        for other, theirs in others:
+            leaf = theirs[name]
+            if isinstance(leaf, Contract) or leaf.device != device or other._shape_of(name) != shape:
+                return False
+    return True
 
 
 def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
@@ -264,10 +426,20 @@ def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
                 f"and {list(theirs)} at position {position}"
             )
         length += theirs[dim]
+    check_agreement(items, "cat")
     new = with_dim(size, dim, length)
     if out is not None:
         return _join_into(out, items, torch.cat, dim, new)
-    return first._merge(items, torch.cat if dim == 0 else partial(torch.cat, dim=dim), new, len(size), _same_names)
+    joint = first._concatenated_with(items, dim)
+    if joint is not None:
+        return joint
+    fn = torch.cat if dim == 0 else _along(torch.cat, dim)
+    try:
+        return first._merge(items, fn, new, len(size), _same_names)
+    except REFUSALS:
+        if not has_ragged(*items):
+            raise
+    return first._merge(items, ragged.Cat(dim), new, len(size), _same_names)
 
 
 def _checked(input: Any, what: str) -> Sequence[Any]:
@@ -293,7 +465,8 @@ def _join_into(out: Any, items: Sequence[Any], join: Any, dim: int, size: torch.
         raise ShapeError(f"out must have the resulting batch size {list(size)}, got {list(out._batch_size)}")
     writes: list[tuple[Path, list[Tensor], Tensor]] = []
     missing: list[tuple[Any, str, Any]] = []
-    _plan_join(out, items, join, dim, (), writes, missing)
+    stacks: list[tuple[Any, Any]] = []
+    _plan_join(out, items, join, dim, (), writes, missing, stacks)
     with torch._C.DisableTorchFunctionSubclass():
         for path, column, target in writes:
             try:
@@ -302,6 +475,8 @@ def _join_into(out: Any, items: Sequence[Any], join: Any, dim: int, size: torch.
                 raise named_error(error, path) from error
     for node, name, value in missing:
         node._entries[name] = value
+    for stack, whole in stacks:
+        stack.update(whole, inplace=True)
     return out
 
 
@@ -313,8 +488,15 @@ def _plan_join(
     prefix: Path,
     writes: list[tuple[Path, list[Tensor], Tensor]],
     missing: list[tuple[Any, str, Any]],
+    stacks: list[tuple[Any, Any]],
 ) -> None:
-    """List what goes into existing tensors of `out`, and make the entries that it lacks."""
+    """List what goes into existing tensors of `out`, and make the entries that it lacks.
+
+    A lazy stack has no tensors to write into: what goes to `stacks` is split among its members.
+    """
+    if out._paired(out) is not None:
+        stacks.append((out, _joined(join, list(items), dim, prefix)))
+        return
     mappings = [item._entries for item in items]
     names = mappings[0].keys()
     for mapping in mappings:
@@ -336,7 +518,7 @@ def _plan_join(
             whole = _joined(join, column, dim, path)
             missing.append((out, name, out._admit(whole, path)))
         elif True in nodes:
-            _plan_join(target, column, join, dim, path, writes, missing)
+            _plan_join(target, column, join, dim, path, writes, missing, stacks)
         else:
             shape = _joint_shape(column, join, dim, path)
             if target.shape != shape:
@@ -344,6 +526,19 @@ def _plan_join(
                     f"entry {joined(path)!r} of out has shape {list(target.shape)}, but the result has {list(shape)}"
                 )
             writes.append((path, column, target))
+
+
+def _along(join: Any, dim: int) -> Callable[[list[Any]], Any]:
+    """`torch.stack` or `torch.cat` along one dim."""
+
+    def fn(column: list[Any]) -> Any:
+        result = join(column, dim)
+        if type(result) is not Tensor and result.is_nested:
+            # Of ragged leaves with regular dims torch makes results that fail when they are read.
+            return ragged.stack(column, dim) if join is torch.stack else ragged.Cat(dim)(column)
+        return result
+
+    return fn
 
 
 def _joined(join: Any, column: list[Any], dim: int, path: Path) -> Any:
@@ -357,7 +552,7 @@ def _joined(join: Any, column: list[Any], dim: int, path: Path) -> Any:
 
 def _joint_shape(column: list[Tensor], join: Any, dim: int, path: Path) -> torch.Size:
     """The shape of the stack or concatenation of `column`; raises when the shapes do not fit."""
-    shapes = [value.shape for value in column]
+    shapes = list(map(ragged.shape_of, column))
     first = shapes[0]
     expected = shapes if join is torch.stack else [with_dim(shape, dim, first[dim]) for shape in shapes]
     if expected.count(first) != len(expected):

@@ -50,7 +50,7 @@ class Structure(Writing):
         wanted: dict[str, Any] = {}
         for key in keys:
             path = (key,) if type(key) is str else path_of(key)
-            if self._peek(path) is None:
+            if not (self._has(path) if strict else self._has_anywhere(path)):
                 if strict:
                     raise self._missing(joined(path))
                 continue

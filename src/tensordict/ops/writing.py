@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import foreach, registry
+from tensordict import foreach, ragged, registry
 from tensordict.contract import Contract, named_error
 from tensordict.devices import wait_for
 from tensordict.errors import ShapeError
@@ -79,7 +79,7 @@ class Writing(Reading, Locking):
             >>> td.set(("a", "b"), torch.zeros(2, 3)).get("a").batch_size
             torch.Size([2])
         """
-        if inplace and self._peek(path_of(key)) is not None:
+        if inplace and self._has(path_of(key)):
             return self.set_(key, item, non_blocking=non_blocking)
         if type(key) is str:
             self._write_name(key, item, non_blocking)
@@ -94,7 +94,11 @@ class Writing(Reading, Locking):
         # A plain tensor that fits is by far the most frequent item: 0.25 us here, 0.6 us through `_admit`.
         if type(item) is Tensor and self._device is None:
             size = self._batch_size
-            if not size or item.shape[: len(size)] == size:
+            try:
+                fits = not size or item.shape[: len(size)] == size
+            except RuntimeError:
+                fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
+            if fits:
                 self._entries[name] = item
                 return
         self._entries[name] = self._admit(item, (name,) if path is None else path, non_blocking)
@@ -118,11 +122,15 @@ class Writing(Reading, Locking):
             if child is None:
                 if node._locked:
                     raise_locked(f"add the entry {joined(path)!r}")
-                node._entries[name] = node._branch(path[depth + 1 :], item, path, non_blocking)
+                node._graft(name, path[depth + 1 :], item, path, non_blocking)
                 return
             if not isinstance(child, Contract):
                 raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[: depth + 1])!r} is a tensor")
             node = child
+
+    def _graft(self, name: str, rest: Path, item: Any, path: Path, non_blocking: bool) -> None:
+        """Add a nested container called `name` that holds `item` at `rest`."""
+        self._entries[name] = self._branch(rest, item, path, non_blocking)
 
     def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""
@@ -153,10 +161,16 @@ class Writing(Reading, Locking):
         if self._device is not None and item.device != self._device:
             item = item.to(self._device, non_blocking=non_blocking)
         size = self._batch_size
-        if size and item.shape[: len(size)] != size:
+        if not size:
+            return item
+        try:
+            shape = item.shape
+        except RuntimeError:
+            shape = ragged.shape_of(item)  # see `_write_name`
+        if shape[: len(size)] != size:
             raise RuntimeError(
-                f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the batch size "
-                f"{list(size)}; expand it, or give the container a shorter batch size"
+                f"entry {joined(path)!r} has shape {list(shape)}, which does not begin with the batch "
+                f"size {list(size)}; expand it, or give the container a shorter batch size"
             )
         return item
 
@@ -188,14 +202,18 @@ class Writing(Reading, Locking):
         for key, item in source.items():
             if type(key) is str:
                 # One batch dim is the common case: 120 ns to look at it, 220 ns to cut and compare shapes.
-                if (
-                    type(item) is Tensor
-                    and (device is None or (item.is_cpu if on_cpu else item.device == device))
-                    and (
-                        not ndim
-                        or (item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first)
+                try:
+                    fits = (
+                        type(item) is Tensor
+                        and (device is None or (item.is_cpu if on_cpu else item.device == device))
+                        and (
+                            not ndim
+                            or (item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first)
+                        )
                     )
-                ):
+                except RuntimeError:
+                    fits = False  # see `_write_name`
+                if fits:
                     entries[key] = item
                 else:
                     entries[key] = self._admit(item, (*prefix, key), non_blocking)
@@ -204,7 +222,7 @@ class Writing(Reading, Locking):
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
         """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""
-        if self._peek(path_of(key)) is None:
+        if not self._has(path_of(key)):
             self.set(key, default, inplace=inplace)
         return self._find(key)
 
@@ -279,14 +297,18 @@ class Writing(Reading, Locking):
         fresh: dict[str, Any] = {}
         for key, item in source.items():
             if type(key) is str:
-                if (
-                    type(item) is Tensor
-                    and trusting
-                    and (
-                        not ndim
-                        or (item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first)
+                try:
+                    fits = (
+                        type(item) is Tensor
+                        and trusting
+                        and (
+                            not ndim
+                            or (item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first)
+                        )
                     )
-                ):
+                except RuntimeError:
+                    fits = False  # see `_write_name`
+                if fits:
                     fresh[key] = item
                     continue
             else:
@@ -299,8 +321,7 @@ class Writing(Reading, Locking):
             if isinstance(current, Writing) and plan.merges(item):
                 current._plan_update(item, path, plan)
             elif plan.inplace and isinstance(current, Tensor):
-                plan.targets.append(current)
-                plan.values.append(_copyable(current, item, path))
+                _plan_copy(current, item, path, plan.targets, plan.values)
             elif not writable:
                 raise_locked(f"update the entry {joined(path)!r}")
             else:
@@ -346,14 +367,31 @@ class Writing(Reading, Locking):
             >>> a
             tensor([1., 1.])
         """
-        current = self._existing(key)
+        if type(key) is str:
+            self._copy_into(key, item, None, non_blocking)
+        else:
+            path = path_of(key)
+            node, name = self._holder(path)
+            node._copy_into(name, item, path, non_blocking)
+        return self
+
+    def _copy_into(self, name: str, item: Any, path: Path | None, non_blocking: bool) -> None:
+        """Copy `item` into the entry of this name; `path` leads there from where the write began."""
+        current = self._existing(name)
         if isinstance(current, Contract):
             current.update_(item, non_blocking=non_blocking)  # type: ignore[attr-defined]
         else:
-            if type(item) is not Tensor or item.shape != current.shape:
-                item = _copyable(current, item, path_of(key))
-            current.copy_(item, non_blocking)
-        return self
+            try:
+                alike = type(item) is Tensor and item.shape == current.shape
+            except RuntimeError:
+                alike = False  # see `_write_name`
+            if alike:
+                current.copy_(item, non_blocking)
+            else:
+                targets: list[Tensor] = []
+                values: list[Any] = []
+                _plan_copy(current, item, path or (name,), targets, values)
+                foreach.copy_(targets, values, non_blocking)
 
     def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
         """Copy `value` into `td.get(key)[index]`, `index` being applied to the batch dimensions.
@@ -364,10 +402,17 @@ class Writing(Reading, Locking):
             >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 1.0, 0)["a"]
             tensor([1., 0., 0.])
         """
-        current = self._existing(key)
+        path = path_of(key)
+        node, name = self._holder(path)
+        node._copy_at(name, value, index, path, non_blocking)
+        return self
+
+    def _copy_at(self, name: str, value: Any, index: Any, path: Path, non_blocking: bool) -> None:
+        """Copy `value` into a part of the entry of this name; `path` leads there from where the write began."""
+        current = self._entries[name]
         if isinstance(current, Contract):
             current[index] = value  # type: ignore[index]
-            return self
+            return
         at = leaf_index(index, self._batch_size)
         if isinstance(value, Tensor):
             if non_blocking and value.device != current.device:
@@ -375,10 +420,12 @@ class Writing(Reading, Locking):
         elif not isinstance(value, (int, float, complex)):
             value = torch.as_tensor(value, dtype=current.dtype, device=current.device)
         try:
-            current[at] = value
+            if current.is_nested:
+                ragged.assignment(current, at, value)()
+            else:
+                current[at] = value
         except RuntimeError as error:
-            raise named_error(error, path_of(key)) from error
-        return self
+            raise named_error(error, path) from error
 
     def update_(
         self,
@@ -417,10 +464,15 @@ class Writing(Reading, Locking):
                 item = _nest(rest, item)
             current: Any = mapping.get(key)
             if type(current) is Tensor or isinstance(current, Tensor):
-                if type(item) is not Tensor or item.shape != current.shape:
-                    item = _copyable(current, item, (*prefix, key))
-                targets.append(current)
-                values.append(item)
+                try:
+                    alike = type(item) is Tensor and item.shape == current.shape
+                except RuntimeError:
+                    alike = False  # see `_write_name`
+                if alike:
+                    targets.append(current)
+                    values.append(item)
+                else:
+                    _plan_copy(current, item, (*prefix, key), targets, values)
                 continue
             path = (*prefix, key)
             if current is None:
@@ -455,8 +507,9 @@ class Writing(Reading, Locking):
         source = input_dict_or_td if keys_to_update is None else _restricted(input_dict_or_td, keys_to_update)
         if not isinstance(source, (Contract, Mapping)):
             raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")
-        for key in _nested_keys(source):
-            self._existing(key)
+        for path in _nested_keys(source):
+            if not self._has(path):
+                raise self._missing(joined(path))
         self[idx] = source  # type: ignore[index]
         return self
 
@@ -553,25 +606,25 @@ class Writing(Reading, Locking):
 
         Every entry is checked before anything changes.
         """
-        changes: list[Contract] = []
+        changes: list[tuple[Contract, torch.Size]] = []
         self._plan_rebatch(size, path, changes)
-        for node in changes:
-            node._batch_size = size
+        for node, new in changes:
+            node._batch_size = new
             if node._names is not None:
-                names = (node._names + [None] * len(size))[: len(size)]
+                names = (node._names + [None] * len(new))[: len(new)]
                 node._names = names if any(name is not None for name in names) else None
 
-    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[Contract]) -> None:
+    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
         ndim = len(size)
-        changes.append(self)
+        changes.append((self, size))
         for name, value in self._entries.items():
             if type(value) is not Tensor and isinstance(value, Writing):
                 if value._batch_size[:ndim] != size:
                     value._plan_rebatch(size, (*path, name), changes)
-            elif ndim and value.shape[:ndim] != size:
+            elif ndim and ragged.shape_of(value)[:ndim] != size:
                 raise RuntimeError(
-                    f"entry {joined((*path, name))!r} has shape {list(value.shape)}, which does not begin with the "
-                    f"batch size {list(size)}"
+                    f"entry {joined((*path, name))!r} has shape {list(ragged.shape_of(value))}, which does not begin "
+                    f"with the batch size {list(size)}"
                 )
 
     def _queues(self, non_blocking: bool | None) -> bool:
@@ -601,11 +654,6 @@ class Writing(Reading, Locking):
             return self._entries[key] if type(key) is str else self._find(key)
         except KeyError:
             raise self._missing(joined(path_of(key))) from None
-
-    def _holder(self, path: Path) -> tuple[Any, str]:
-        """The container that holds the entry at `path`, and its name there."""
-        self._existing(path)
-        return (self if len(path) == 1 else self._find(path[:-1])), path[-1]
 
 
 def _to_tensor(item: Any, path: Path, device: torch.device | None) -> Tensor:
@@ -701,12 +749,26 @@ def _copyable(target: Tensor, item: Any, path: Path) -> Any:
         item = _to_tensor(item, path, None)
         if not item.ndim:
             return item
-    if item.shape != target.shape:
+    if ragged.shape_of(item) != target.shape:
         raise ShapeError(
             f"entry {joined(path)!r} has shape {list(target.shape)} and cannot be updated in place with a value of "
-            f"shape {list(item.shape)}"
+            f"shape {list(ragged.shape_of(item))}"
         )
     return item
+
+
+def _plan_copy(target: Tensor, item: Any, path: Path, targets: list[Tensor], values: list[Any]) -> None:
+    """List what copies `item` into `target`; raises naming `path` when the shapes differ."""
+    if not target.is_nested or not isinstance(item, Tensor):
+        values.append(_copyable(target, item, path))
+        targets.append(target)
+        return
+    try:
+        parts = ragged.copies(target, item)
+    except ShapeError as error:
+        raise named_error(error, path) from None
+    targets += parts[0]
+    values += parts[1]
 
 
 def _check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:

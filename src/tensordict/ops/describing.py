@@ -1,0 +1,94 @@
+"""Descriptions of the leaves: containers that say what each leaf is, and leaves made to fit one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract, named_error
+from tensordict.keys import Path, joined
+from tensordict.ops.leaves import Leaves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_FIELDS = ("device", "dtype", "shape")
+
+
+class Describing(Leaves):
+    """`attrs`; `to(description)` is its counterpart."""
+
+    def attrs(self, *, fields: Sequence[str] = _FIELDS, num_threads: int | None = None) -> Self:
+        """A container of the same keys that says what each leaf is, to be passed to `to()` of another one.
+
+        Args:
+            fields: what to say: `"device"`, `"dtype"`, `"shape"`.
+            num_threads: accepted for the sake of programs that pass it: there is nothing here to be done in parallel.
+
+        Returns:
+            a container without device and batch dims that has a `TensorAttrs` in the place of each leaf.
+
+        Raises:
+            ValueError: a field is none of these.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> wanted = TensorDict(a=torch.zeros(3, dtype=torch.int32)).attrs(fields=["dtype"])
+            >>> wanted["a"]
+            TensorAttrs(tgt_device=None, tgt_dtype=torch.int32, tgt_shape=None)
+            >>> TensorDict(a=torch.ones(3)).to(wanted)["a"]
+            tensor([1, 1, 1], dtype=torch.int32)
+        """
+        unknown = [field for field in fields if field not in _FIELDS]
+        if unknown:
+            raise ValueError(f"attrs: the fields are {', '.join(map(repr, _FIELDS))}, got {unknown}")
+        make = registry.lookup("TensorAttrs")
+        entries: dict[str, Any] = {}
+        for name, value in self._entries.items():
+            if isinstance(value, Describing):
+                entries[name] = value.attrs(fields=fields)
+            else:
+                entries[name] = make(**{f"tgt_{field}": getattr(value, field) for field in fields})
+        return registry.lookup("TensorDict")._make(entries, torch.Size(()), None, None)  # type: ignore[no-any-return]
+
+
+def is_description(container: Contract) -> bool:
+    """Whether a container has `TensorAttrs` in the place of leaves."""
+    kind = registry.lookup("TensorAttrs")
+    return any(
+        isinstance(value, Contract) and (isinstance(value, kind) or is_description(value))
+        for value in container._outline().values()
+    )
+
+
+def fitted(node: Contract, description: Contract, path: Path = ()) -> Any:
+    """A container whose leaves have the devices and dtypes that a description gives them; others are shared."""
+    wanted = description._outline()
+    device = node._device
+    entries: dict[str, Any] = {}
+    for name, value in node._entries.items():
+        target = wanted.get(name)
+        if target is None:
+            entries[name] = value
+        elif isinstance(value, Contract):
+            entries[name] = fitted(value, target, (*path, name))
+        else:
+            entries[name] = _leaf_fitted(value, target, (*path, name))
+        if device is not None and entries[name].device != device:
+            device = None
+    return node._build(entries, node._batch_size, device, node._names)
+
+
+def _leaf_fitted(leaf: Tensor, target: Any, path: Path) -> Tensor:
+    if not isinstance(target, registry.lookup("TensorAttrs")):
+        raise TypeError(f"entry {joined(path)!r} is a tensor, but a container in the description")
+    device = leaf.device if target.tgt_device is None else target.tgt_device
+    try:
+        return leaf.to(device, leaf.dtype if target.tgt_dtype is None else target.tgt_dtype)
+    except RuntimeError as error:
+        raise named_error(error, path) from error

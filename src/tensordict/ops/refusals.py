@@ -1,0 +1,33 @@
+"""When torch refuses to do something with the leaves of a container: whether ragged leaves may be why, and once more.
+
+Operations call torch first, so that plain leaves pay nothing for the ragged ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import ragged
+from tensordict.contract import Contract, named_error
+from tensordict.ragged import REFUSALS
+
+__all__ = ["REFUSALS", "has_ragged", "retried"]
+
+
+def has_ragged(*values: Any) -> bool:
+    """Whether there are ragged leaves in any of these containers; other values have none."""
+    return any(ragged.is_ragged(leaf) for value in values if isinstance(value, Contract) for _, leaf in value._walk())
+
+
+def retried(node: Contract, walk: Callable[..., Any], fn: Callable[[Any], Any], *args: Any) -> Any:
+    """`walk(fn, *args)`, a structural walk of `node`, for an `fn` that knows ragged leaves; errors name the entry."""
+    try:
+        return walk(fn, *args)
+    except REFUSALS as error:
+        for path, leaf in node._walk():
+            try:
+                fn(leaf)
+            except REFUSALS as again:
+                raise named_error(again, path) from None
+        raise error

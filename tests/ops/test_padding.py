@@ -1,0 +1,240 @@
+"""`pad`, `to_padded_tensor` and `pad_sequence`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack, pad, pad_sequence
+
+ragged_rows = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+
+
+def source() -> Any:
+    return TensorDict(
+        {
+            "a": torch.arange(1.0, 25).view(3, 4, 2),
+            "i": torch.arange(1, 13).view(3, 4),
+            "n": TensorDict({"b": torch.ones(3, 4, 5, dtype=torch.bool)}, batch_size=[3, 4, 5]),
+        },
+        batch_size=[3, 4],
+        names=["x", "y"],
+    )
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    "pads", [[], [1, 2], [0, 1, 2, 0], (0, 0, 0, 3), [-1, 2], [2, -3, -1, 0], torch.tensor([1, 0])]
+)
+def test_pad_is_torch_pad_of_the_batch_dims(pads: Any, inplace: bool) -> None:
+    td = source()
+    expected = dict(td.items(True, True))
+    result = pad(td, pads, 3, inplace=inplace) if inplace else td.pad(pads, 3)
+    pads = [*pads.tolist()] if isinstance(pads, torch.Tensor) else [*pads]
+    pads += [0] * (4 - len(pads))
+    assert (result is td) is inplace
+    assert result.batch_size == (3 + sum(pads[:2]), 4 + sum(pads[2:]))
+    assert result["n"].batch_size == (*result.batch_size, 5)
+    assert result.names == ["x", "y"]
+    for key, value in expected.items():
+        behind = [0, 0] * (value.ndim - 2)
+        want = torch.nn.functional.pad(value, [*behind, *pads[2:], *pads[:2]], value=3)
+        assert torch.equal(result[key], want)
+        assert result[key].dtype == value.dtype
+
+
+@pytest.mark.parametrize(
+    ("pads", "error", "message"),
+    [
+        ([1], RuntimeError, "two ints for each dim"),
+        ([1] * 6, RuntimeError, "has 2 batch dims"),
+        ([0, -4], RuntimeError, "padding dim 0, of size 3"),
+        ([5, -4], RuntimeError, "padding dim 0, of size 3"),
+        ("ab", TypeError, "sequence of ints"),
+        ([0.5, 1], TypeError, "integer"),
+    ],
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_bad_pads_change_nothing(pads: Any, error: type[Exception], message: str, inplace: bool) -> None:
+    td = source()
+    with pytest.raises(error, match=message):
+        td.pad(pads, inplace=inplace)
+    assert (td == source()).all()
+
+
+def test_pad_of_a_locked_container() -> None:
+    td = source().lock_()
+    assert not td.pad([1, 1]).is_locked
+    with pytest.raises(RuntimeError, match="locked"):
+        td.pad([1, 1], inplace=True)
+    assert td.batch_size == td["a"].shape[:2] == (3, 4)
+
+
+def test_pad_carries_gradients() -> None:
+    x = torch.ones(2, requires_grad=True)
+    TensorDict(x=x, batch_size=[2]).pad([1, 1])["x"].pow(2).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_pad_of_a_lazy_stack() -> None:
+    td = lazy_stack([TensorDict(a=torch.full((2,), i), batch_size=[2]) for i in (1, 2)])
+    assert td.pad([0, 1, 1, 0])["a"].tolist() == [[0, 1, 1], [0, 2, 2], [0, 0, 0]]
+
+
+@ragged_rows
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_pad_of_ragged_rows(layout: torch.layout) -> None:
+    rows = [torch.ones(2), torch.ones(3)]
+    td = TensorDict(x=torch.nested.nested_tensor(rows, layout=layout), batch_size=[2])
+    padded = td.pad([1, 2])
+    assert padded.batch_size == (5,)
+    assert [len(row) for row in padded["x"].unbind()] == [0, 2, 3, 0, 0]
+    assert [len(row) for row in td.pad([-1, 1])["x"].unbind()] == [3, 0]
+    wide = TensorDict(x=torch.nested.nested_tensor([row.expand(3, -1) for row in rows]), batch_size=[2, 3])
+    with pytest.raises(NotImplementedError, match="entry 'x'"):
+        wide.pad([0, 0, 1, 0])
+    with pytest.raises(NotImplementedError, match="entry 'x'"):
+        wide.pad([0, 0, 1, 0], inplace=True)
+    assert wide.batch_size == (2, 3)
+
+
+# --- to_padded_tensor -------------------------------------------------------------------------------------------------
+
+
+@ragged_rows
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16])
+def test_to_padded_tensor(layout: torch.layout, dtype: torch.dtype) -> None:
+    rows = [torch.ones(n, 2, dtype=dtype) for n in (2, 0, 3)]
+    dense = torch.zeros(3)
+    td = TensorDict(x=torch.nested.nested_tensor(rows, layout=layout), y={"d": dense}, batch_size=[3], names=["b"])
+    result = td.to_padded_tensor(padding=1)
+    assert result["x"].shape == (3, 3, 2)
+    assert result["x"].dtype == dtype
+    assert bool((result["x"] == 1).all())
+    assert td.to_padded_tensor()["x"][:, :, 0].tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
+    assert result["y", "d"] is dense
+    assert result.names == ["b"]
+    with pytest.raises(RuntimeError, match="mask_key='m'"):
+        td.to_padded_tensor(mask_key="m")
+
+
+@ragged_rows
+def test_to_padded_tensor_of_several_ragged_dims() -> None:
+    rows = [torch.ones(1, 3), torch.ones(2, 2)]
+    td = TensorDict(x=torch.nested.nested_tensor(rows), batch_size=[2]).to_padded_tensor(-1)
+    assert td["x"].tolist() == [[[1, 1, 1], [-1, -1, -1]], [[1, 1, -1], [1, 1, -1]]]
+
+
+@ragged_rows
+def test_to_padded_tensor_closes_the_batch_size() -> None:
+    rows = [torch.ones(2), torch.ones(4)]
+    strided = TensorDict(x=torch.nested.nested_tensor(rows), batch_size=[2, -1])
+    leaf = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    jagged = TensorDict(x=leaf, y=leaf * 2, n={"z": leaf}, batch_size=leaf.shape)
+    for td in (strided, jagged):
+        result = td.to_padded_tensor(padding=7, mask_key=("masks", "m"))
+        assert result.batch_size == (2, 4)
+        assert result["masks", "m"].tolist() == [[True, True, False, False], [True] * 4]
+        assert result["x"].tolist() == [[1, 1, 7, 7], [1, 1, 1, 1]]
+    assert jagged.to_padded_tensor()["n"].batch_size == (2, 4)
+    longer = [torch.ones(2), torch.ones(5)]
+    uneven = TensorDict(x=torch.nested.nested_tensor(rows), y=torch.nested.nested_tensor(longer), batch_size=[2, -1])
+    with pytest.raises(ValueError, match="entry 'y'.*length 5"):
+        uneven.to_padded_tensor()
+
+
+# --- pad_sequence -----------------------------------------------------------------------------------------------------
+
+
+def sequences(*lengths: int, batch: bool = False) -> list[Any]:
+    return [
+        TensorDict(
+            {"a": torch.full((n, 2), n), "n": {"b": torch.full((n,), float(n))}}, batch_size=[n] if batch else []
+        )
+        for n in lengths
+    ]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("key", [False, True, "m", ("x", "m")])
+def test_pad_sequence(batch: bool, key: Any) -> None:
+    result = pad_sequence(sequences(1, 3, batch=batch), padding_value=-1, return_mask=key)
+    size = (2, 3) if batch else (2,)
+    assert result.batch_size == size
+    assert result["a"].tolist() == [[[1, 1], [-1, -1], [-1, -1]], [[3, 3]] * 3]
+    assert result["n", "b"].tolist() == [[1, -1, -1], [3, 3, 3]]
+    assert result["n"].batch_size == size
+    if not key:
+        assert set(result.keys()) == {"a", "n"}
+        return
+    masks = result["masks" if key is True else key]
+    assert masks.batch_size == size
+    assert masks["a"].tolist() == masks["n", "b"].tolist() == [[True, False, False], [True, True, True]]
+
+
+@pytest.mark.parametrize(("dim", "size"), [(1, [2]), (-2, [2]), (1, [2, None]), (2, [2, 4])])
+def test_pad_sequence_along_another_dim(dim: int, size: list[Any]) -> None:
+    shapes = [(2, 4, n, 3) if dim == 2 else (2, n, 3) for n in (1, 3)]
+    tds = [
+        TensorDict(a=torch.ones(shape), batch_size=[n if s is None else s for s in size])
+        for shape, n in zip(shapes, (1, 3), strict=True)
+    ]
+    result = pad_sequence(tds, pad_dim=dim, return_mask=True)
+    want = [torch.nn.functional.pad(td["a"], [0, 0, 0, 3 - td["a"].shape[-2]]) for td in tds]
+    assert torch.equal(result["a"], torch.stack(want))
+    mask = result["masks", "a"]
+    assert mask.shape == (2, *tds[1].batch_size, *([] if None in size else [3]))
+    assert torch.equal(mask, torch.stack(want)[..., 0].bool())
+
+
+def test_pad_sequence_into_out() -> None:
+    tds = sequences(1, 2)
+    a = torch.full((2, 2, 2), 9)
+    out = TensorDict({"a": a, "other": torch.ones(2)}, batch_size=[2])
+    assert pad_sequence(tds, out=out, return_mask=True) is out
+    assert out["a"] is a
+    assert a.tolist() == [[[1, 1], [0, 0]], [[2, 2], [2, 2]]]
+    assert set(out.keys()) == {"a", "n", "other", "masks"}
+    with pytest.raises(RuntimeError, match=r"batch size \[2\], got \[3\]"):
+        pad_sequence(tds, out=TensorDict(batch_size=[3]))
+
+
+def test_pad_sequence_joins_dtypes_names_and_devices() -> None:
+    a, b = TensorDict(x=torch.ones(1, dtype=torch.int64)), TensorDict(x=torch.full((2,), 0.5))
+    assert pad_sequence([a, b])["x"].tolist() == [[1, 0], [0.5, 0.5]]
+    tds = [TensorDict(x=torch.ones(n), batch_size=[n], names=["t"], device="cpu") for n in (1, 2)]
+    result = pad_sequence(tds)
+    assert result.names == [None, "t"]
+    assert result.device == torch.device("cpu")
+    x = torch.ones(2, requires_grad=True)
+    pad_sequence([TensorDict(x=x), TensorDict(x=torch.ones(3))])["x"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1, 1]
+
+
+def test_pad_sequence_of_lazy_stacks() -> None:
+    stacks = [lazy_stack([TensorDict(a=torch.full((n,), i)) for i in (1, 2)]) for n in (1, 2)]
+    assert isinstance(stacks[0], LazyStackedTensorDict)
+    assert pad_sequence(stacks, pad_dim=1)["a"].tolist() == [[[1, 0], [2, 0]], [[1, 1], [2, 2]]]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (list, RuntimeError, "at least one"),
+        (lambda: [torch.ones(1)], TypeError, "got Tensor at position 0"),
+        (lambda: [TensorDict(a=1.0)], IndexError, "entry 'a' has shape .* no dim 0"),
+        (lambda: [TensorDict(a=torch.ones(1)), TensorDict(b=torch.ones(1))], KeyError, "'a', 'b'"),
+        (lambda: [TensorDict(a=torch.ones(1, 2)), TensorDict(a=torch.ones(1, 3))], RuntimeError, "entry 'a'.*differ"),
+        (lambda: [TensorDict(a=torch.ones(1, 2)), TensorDict(a=torch.ones(1))], RuntimeError, "entry 'a'.*differ"),
+        (lambda: [TensorDict(a=torch.ones(1)), TensorDict(a={"b": 1.0})], TypeError, "entry 'a' is a container in one"),
+        (lambda: [TensorDict(masks=torch.ones(1))], KeyError, "masks cannot go to 'masks'"),
+    ],
+)
+def test_pad_sequence_refuses(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pad_sequence(make(), return_mask=True)

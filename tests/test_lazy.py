@@ -1,0 +1,622 @@
+"""What is particular to lazy stacks: members that differ, the forms of reading them, and what goes to which member.
+
+What they share with every container is in `contract/`.
+"""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    assert_close,
+    lazy_stack,
+    maybe_dense_stack,
+)
+
+# Torch says of its nested tensors, once, that they are a prototype.
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+
+
+def member(i: int, width: int | None = None) -> TensorDict:
+    """A container of batch size [3] whose entry "a" is as wide as told, and whose values say which one it is."""
+    ramp = torch.arange(3.0) + 10 * i
+    wide = ramp[:, None].repeat(1, 2 + i if width is None else width)
+    return TensorDict({"a": wide, "n": {"x": ramp.clone()}, f"only{i}": ramp.clone()}, [3])
+
+
+@pytest.fixture
+def members() -> list[TensorDict]:
+    return [member(i) for i in range(3)]
+
+
+@pytest.fixture(params=[0, 1], ids=["dim0", "dim1"])
+def stack(request: pytest.FixtureRequest, members: list[TensorDict]) -> Any:
+    """Members of unequal leaf shapes, each with a key of its own."""
+    return LazyStackedTensorDict(*members, stack_dim=request.param)
+
+
+def element(stack: Any, position: tuple[int, int]) -> TensorDict:
+    """The element at a position of the batch, read from the member that holds it."""
+    dim = stack.stack_dim
+    return stack.tensordicts[position[dim]][position[1 - dim]]
+
+
+# --- construction -----------------------------------------------------------------------------------------------------
+
+
+def test_keeps_its_members(stack: Any, members: list[TensorDict]) -> None:
+    assert all(a is b for a, b in zip(stack.tensordicts, members, strict=True))
+    assert stack.batch_size == torch.Size([3, 3])
+    assert list(stack.keys()) == ["a", "n"] == list(stack.valid_keys())
+    assert set(stack.keys(True, True)) == {"a", ("n", "x")}
+    assert "a" in stack and ("n", "x") in stack and "only0" not in stack and ("n", "y") not in stack
+    with pytest.raises(KeyError, match=r"only in \[1\]"):
+        stack["only1"]
+
+
+def test_bad_members() -> None:
+    with pytest.raises(TypeError, match="Tensor at position 1"):
+        LazyStackedTensorDict(TensorDict(), torch.zeros(2))
+    with pytest.raises(TypeError, match="one by one"):
+        LazyStackedTensorDict([TensorDict()])
+    with pytest.raises(RuntimeError, match="position 1"):
+        LazyStackedTensorDict(TensorDict({}, [3]), TensorDict({}, []))
+    with pytest.raises(RuntimeError, match="strict_shape"):
+        LazyStackedTensorDict(TensorDict({}, [3]), TensorDict({}, [4]), strict_shape=True)
+    with pytest.raises(IndexError, match="dim 3"):
+        LazyStackedTensorDict(TensorDict({}, [3]), stack_dim=3)
+    with pytest.raises(RuntimeError, match=r"\[2, 3\]"):
+        LazyStackedTensorDict(TensorDict({}, [3]), batch_size=[2, 3])
+    with pytest.raises(RuntimeError, match="at least one"):
+        lazy_stack([])
+
+
+def test_sizes_names_and_devices() -> None:
+    uneven = LazyStackedTensorDict(TensorDict({}, [3, 2]), TensorDict({}, [4, 2]))
+    assert uneven.batch_size == torch.Size([2, -1, 2])
+    named = LazyStackedTensorDict(member(0), member(1), stack_dim=-1, stack_dim_name="env")
+    assert named.stack_dim == 1 and named.names == [None, "env"]
+    named.names = ["time", "env"]
+    assert named.tensordicts[0].names == ["time"] and named[:, 0].names == ["time"] and named["n"].names == named.names
+    mixed = LazyStackedTensorDict(
+        TensorDict(a=torch.zeros(2), device="cpu"), TensorDict(a=torch.zeros(2), device="meta")
+    )
+    assert mixed.device is None and [leaf.device.type for leaf in mixed.get("a", as_list=True)] == ["cpu", "meta"]
+    with pytest.raises(RuntimeError, match="'a' is on different devices.*cpu, meta"):
+        mixed["a"]
+    mixed["b"] = torch.ones(2, 3)
+    assert [m["b"].device.type for m in mixed.tensordicts] == ["cpu", "meta"]
+    assert LazyStackedTensorDict(TensorDict(a=torch.zeros(2)), device="meta")["a"].device.type == "meta"
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_unequal_leaves_say_how_to_read_them(stack: Any) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"'a' has different shapes.*\[3, 2\], \[3, 3\], \[3, 4\].*as_list=True.*nested.*padded"
+    ):
+        stack["a"]
+    assert [leaf is m["a"] for leaf, m in zip(stack.get("a", as_list=True), stack.tensordicts, strict=True)] == [
+        True
+    ] * 3
+    assert torch.equal(stack["n", "x"], torch.stack([m["n", "x"] for m in stack.tensordicts], stack.stack_dim))
+    nested = lazy_stack([TensorDict(n=TensorDict(y=torch.zeros(i))) for i in range(2)])
+    with pytest.raises(RuntimeError, match=r"\('n', 'y'\)"):
+        nested["n", "y"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded(stack: Any, side: str) -> None:
+    padded = stack.get("a", as_padded_tensor=True, padding_side=side, padding_value=-1)
+    assert padded.shape == (3, 3, 4)
+    for i, leaf in enumerate(stack.get("a", as_list=True)):
+        row = padded.select(stack.stack_dim, i)
+        width = leaf.shape[1]
+        kept, filled = (
+            (row[:, 4 - width :], row[:, : 4 - width]) if side == "left" else (row[:, :width], row[:, width:])
+        )
+        assert torch.equal(kept, leaf) and (filled == -1).all()
+    with pytest.raises(ValueError, match="padding_side"):
+        stack.get("a", as_padded_tensor=True, padding_side="up")
+
+
+def test_padding_of_several_dims() -> None:
+    stack = lazy_stack([TensorDict(a=torch.ones(1, 3)), TensorDict(a=torch.ones(2, 2))])
+    expected = torch.tensor([[[1.0, 1, 1], [0, 0, 0]], [[1, 1, 0], [1, 1, 0]]])
+    assert torch.equal(stack.get("a", as_padded_tensor=True), expected)
+    with pytest.raises(RuntimeError, match=r"'a' has the shapes.*differ in one dim"):
+        stack.get("a", as_nested_tensor=True)
+    odd = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2, 2))])
+    with pytest.raises(RuntimeError, match="different numbers of dims"):
+        odd.get("a", as_padded_tensor=True)
+
+
+def test_nested_tensors_carry_gradients(members: list[TensorDict]) -> None:
+    stack = lazy_stack(members).requires_grad_()
+    ragged = stack.get("a", as_nested_tensor=True)
+    assert ragged.layout is torch.jagged and ragged.offsets().tolist() == [0, 2, 5, 9]
+    assert torch.equal(ragged.unbind()[1], members[1]["a"])
+    ragged.values().sum().backward()
+    assert all((m["a"].grad == 1).all() for m in stack.tensordicts)
+    assert stack.get_nestedtensor("a", layout=torch.jagged).shape[:2] == (3, 3)
+    filled = stack.get_nestedtensor("only0", torch.zeros(1), layout=torch.jagged)
+    assert [row.shape[0] for row in filled.unbind()] == [3, 1, 1]
+    assert stack.get_nestedtensor("only0", "none") == "none"
+    with pytest.raises(KeyError, match="only0"):
+        stack.get_nestedtensor("only0")
+    with pytest.raises(RuntimeError, match="along dim 0"):
+        lazy_stack(members, 1).get("a", as_nested_tensor=True)
+
+
+def test_forms_of_what_is_missing_or_nested(stack: Any) -> None:
+    assert stack.get("only0", as_list=True) is None
+    assert stack.get(("n", "none"), 5, as_padded_tensor=True) == 5
+    assert isinstance(stack.get("n", as_list=True), LazyStackedTensorDict)
+    assert len(stack.get(("n", "x"), as_list=True)) == 3
+    with pytest.raises(ValueError, match="one of"):
+        stack.get("a", as_list=True, as_padded_tensor=True)
+    twice = lazy_stack([stack, stack])
+    assert [len(row) for row in twice.get("a", as_list=True)] == [3, 3]
+
+
+def test_looking_around_reads_nothing(stack: Any) -> None:
+    assert stack.get_item_shape("a") == torch.Size([3, 3, -1])
+    assert stack.entry_class("n") is LazyStackedTensorDict and issubclass(stack.entry_class("a"), torch.Tensor)
+    assert stack.depth == 1 and not stack.is_empty() and len(stack.keys(True)) == 3
+    assert stack.bytes() == sum(m.bytes() for m in stack.tensordicts)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def test_writing_splits(stack: Any) -> None:
+    value = torch.arange(9.0).view(3, 3)
+    stack["n", "new", "y"] = value
+    stack["b"] = TensorDict({"c": value}, [3, 3])
+    for i, m in enumerate(stack.tensordicts):
+        assert torch.equal(m["n", "new", "y"], value.select(stack.stack_dim, i))
+        assert torch.equal(m["b", "c"], value.select(stack.stack_dim, i))
+    del stack["b"]
+    assert not any("b" in m for m in stack.tensordicts)
+    with pytest.raises(RuntimeError, match="'bad' has shape"):
+        stack["bad"] = torch.zeros(3, 2)
+
+
+def test_lists_may_be_ragged(members: list[TensorDict]) -> None:
+    first, second = lazy_stack(members), lazy_stack([m.copy() for m in members], 1)
+    first["r"] = [torch.zeros(3, i) for i in range(3)]
+    assert [leaf.shape[1] for leaf in first.get("r", as_list=True)] == [0, 1, 2]
+    second["r"] = [[10 * row + column for column in range(3)] for row in range(3)]
+    assert torch.equal(second["r"], torch.tensor([[0, 1, 2], [10, 11, 12], [20, 21, 22]]))
+    before = [set(m.keys()) for m in members]
+    with pytest.raises(RuntimeError, match="'s'.*3 items"):
+        first["s"] = [1, 2]
+    with pytest.raises(RuntimeError, match="'s'"):
+        first["s"] = [torch.zeros(3), torch.zeros(3), torch.zeros(2)]
+    assert [set(m.keys()) for m in members] == before
+
+
+def test_nested_entries_that_some_members_lack_are_kept() -> None:
+    stack = lazy_stack([TensorDict(n=TensorDict(own=torch.ones(()))), TensorDict()])
+    stack["n", "x"] = torch.arange(2)
+    assert set(stack[0]["n"].keys()) == {"own", "x"} and set(stack[1]["n"].keys()) == {"x"}
+    dense = TensorDict({"deep": lazy_stack([TensorDict(n=TensorDict(own=torch.ones(()))), TensorDict()])}, [2])
+    dense["deep", "n", "x"] = torch.arange(2)
+    assert "own" in dense["deep"][0]["n"] and dense["deep", "n", "x"].tolist() == [0, 1]
+    tensor_in_the_way = lazy_stack([TensorDict(), TensorDict(n=torch.zeros(()))])
+    with pytest.raises(KeyError, match="'n'.*tensor"):
+        tensor_in_the_way["n", "x"] = torch.zeros(2)
+    assert list(tensor_in_the_way[0].keys()) == []
+
+
+def test_in_place_writes_reach_the_members(stack: Any) -> None:
+    memory = [m["n", "x"].data_ptr() for m in stack.tensordicts]
+    value = torch.arange(9.0).view(3, 3)
+    stack.set_(("n", "x"), value)
+    assert torch.equal(stack["n", "x"], value)
+    stack["n"].set_("x", value + 1)
+    stack.update_({"n": {"x": value + 2}})
+    stack.update({"n": {"x": value + 3}}, inplace=True)
+    assert torch.equal(stack["n", "x"], value + 3)
+    stack.set_at_(("n", "x"), 7.0, (slice(None), 1))
+    assert (stack["n", "x"][:, 1] == 7).all()
+    stack.fill_(("n", "x"), 1).apply_(lambda leaf: leaf + 1)
+    assert (stack["n", "x"] == 2).all() and not (stack.zero_()["n", "x"]).any()
+    assert [m["n", "x"].data_ptr() for m in stack.tensordicts] == memory
+    for key in ("none", "only0"):
+        with pytest.raises(KeyError, match=key):
+            stack.set_(key, value)
+
+
+def test_update_from_another_stack(stack: Any) -> None:
+    other = stack.clone().apply(lambda leaf: -leaf - 1)
+    stack.update_(other)
+    assert_close(stack, other)
+    dense = TensorDict({"n": {"x": torch.zeros(3, 3)}, "q": torch.ones(3, 3)}, [3, 3])
+    stack.update(dense)
+    assert torch.equal(stack["q"], dense["q"]) and not stack["n", "x"].any()
+    assert "only1" in stack.tensordicts[1]
+
+
+def test_a_failing_update_changes_nothing(stack: Any) -> None:
+    before = stack.clone()
+    good = torch.zeros(3, 3)
+    with pytest.raises(RuntimeError, match="bad"):
+        stack.update({"n": {"x": good}, "bad": torch.zeros(2)})
+    with pytest.raises(KeyError, match="only0"):
+        stack.update_({"n": {"x": good}, "only0": good})
+    with pytest.raises(RuntimeError, match="'a'"):
+        stack[0] = {"n": {"x": torch.zeros(3)}, "a": torch.zeros(3, 9)}
+    assert_close(stack, before)
+
+
+# --- indexing ---------------------------------------------------------------------------------------------------------
+
+INDICES = [
+    0, -1, slice(None), slice(1, None), slice(0, 3, 2), slice(0, 0), (1, 2), (slice(None), 0),
+    (slice(1, 3), slice(0, 2)), (0, slice(1, 3)),
+    None, (None, 0), (slice(None), None, 1), ..., (..., 1), (1, ...), [0, 2], [True, False, True],
+    torch.tensor([2, 0, 2]), torch.tensor([[0, 1], [2, 2]]), torch.tensor(1), (slice(None), torch.tensor([1, 0])),
+    (torch.tensor([0, 1]), torch.tensor([2, 2])), (torch.tensor([0, 1]), 1), (1, torch.tensor([0, 1])),
+    (None, torch.tensor([0, 1])), (slice(None), torch.tensor([[1, 0]])), torch.eye(3, dtype=torch.bool),
+    (slice(0, 2), torch.tensor([True, False, True])), range(2), ([0, 1], None, [1, 2]),
+]  # fmt: skip
+
+
+def check_elements(result: Any, stack: Any, numbers: torch.Tensor) -> None:
+    """The result has at each position the element of that number, with the width that it has in its member."""
+    assert result.batch_size == numbers.shape
+    for at in (
+        torch.cartesian_prod(*map(torch.arange, numbers.shape)).view(-1, numbers.ndim).tolist()
+        if numbers.ndim
+        else [[]]
+    ):
+        number = int(numbers[tuple(at)])
+        found = result[tuple(at)] if at else result
+        assert_close(found.exclude("only0", "only1", "only2"), element(stack, divmod(number, 3)).select("a", "n"))
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_every_index_on_unequal_shapes(stack: Any, index: Any) -> None:
+    numbers = torch.arange(9).view(3, 3)[index]
+    if numbers.numel():
+        check_elements(stack[index], stack, numbers)
+    else:
+        assert stack[index].batch_size == numbers.shape
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_assignment_on_every_index(stack: Any, index: Any) -> None:
+    expected = torch.arange(9.0).view(3, 3)
+    stack["v"] = expected.clone()
+    part = expected[index]
+    values = torch.arange(part.numel()).view(part.shape) + 100.0
+    stack[index] = TensorDict({"v": values}, part.shape)
+    expected[index] = values
+    assert torch.equal(stack["v"], expected)
+    stack[index] = {"v": values + 5}
+    expected[index] = values + 5
+    assert torch.equal(stack["v"], expected)
+    stack.select("v", "n")[index] = 3
+    expected[index] = 3
+    assert torch.equal(stack["v"], expected) and torch.equal(stack["n", "x"][index], torch.full_like(part, 3))
+
+
+def test_members_and_views(members: list[TensorDict]) -> None:
+    stack = lazy_stack(members)
+    assert stack[1] is members[1] and stack[1:][0] is members[1] and stack.unbind(0)[2] is members[2]
+    assert next(iter(stack)) is members[0]
+    column = stack[:, 1]
+    assert column.stack_dim == 0 and column["n", "x"].tolist() == [1, 11, 21]
+    column.zero_()
+    assert [m["n", "x"][1] for m in members] == [0, 0, 0] and not members[2]["a"][1].any()
+    stack[2]["fresh"] = torch.zeros(3)
+    assert "fresh" in members[2] and "fresh" not in stack
+    for bad in (3, -4, (0, 3), torch.tensor([3]), [0, 5]):
+        with pytest.raises(IndexError):
+            stack[bad]
+
+
+def test_assignment_allocates(members: list[TensorDict]) -> None:
+    stack = lazy_stack(members)
+    stack[:, 1] = {"fresh": torch.ones(3, 2)}
+    assert torch.equal(stack["fresh"].sum((0, 2)), torch.tensor([0.0, 6, 0]))
+    stack.lock_()
+    with pytest.raises(RuntimeError, match="lock"):
+        stack[0] = {"more": torch.ones(3)}
+    stack[0] = {"fresh": torch.zeros(3, 2)}
+    assert not stack[0]["fresh"].any()
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+SHAPES = [
+    "permute(1, 0)", "transpose(0, 1)", "unsqueeze(0)", "unsqueeze(1)", "unsqueeze(-1)", "view(-1)", "view(3, 3, 1)",
+    "view(1, 9)", "reshape(9, 1)", "flatten()", "unflatten(0, (3, 1))", "unflatten(1, (1, 3))", "expand(2, 3, 3)",
+    "flip(0)", "flip((0, 1))", "narrow(0, 1, 2)", "narrow(1, 0, 1)", "roll(1, 0)", "roll((1, 2), (0, 1))",
+    "repeat_interleave(2, 0)", "repeat_interleave(2, 1)", "movedim(0, 1)", "repeat(2, 1)", "repeat(1, 2)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", SHAPES)
+def test_shapes_of_unequal_leaves(stack: Any, call: str) -> None:
+    numbers = eval(f"x.{call}", {"x": torch.arange(9).view(3, 3)})
+    result = eval(f"x.{call}", {"x": stack})
+    assert isinstance(result, LazyStackedTensorDict)
+    check_elements(result, stack, numbers)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_cutting_unequal_leaves(stack: Any, dim: int) -> None:
+    numbers = torch.arange(9).view(3, 3)
+    for cut in ("unbind(dim)", "split(2, dim)", "split([1, 2], dim)", "chunk(2, dim)", "tensor_split(2, dim)"):
+        pieces, expected = (eval(f"x.{cut}", {"x": x, "dim": dim}) for x in (stack, numbers))
+        assert len(pieces) == len(expected)
+        for piece, part in zip(pieces, expected, strict=True):
+            check_elements(piece, stack, part)
+
+
+def test_squeeze_gives_the_only_member() -> None:
+    stack = lazy_stack([member(0)])
+    assert type(stack.squeeze(0)) is TensorDict and stack.squeeze().batch_size == torch.Size([3])
+    assert stack.unsqueeze(0).squeeze().batch_size == torch.Size([3])
+    assert stack.expand(4, 3)["n", "x"].shape == (4, 3)
+
+
+def test_blocks_write_to_the_members(stack: Any) -> None:
+    for call in ("view(-1)", "permute(1, 0)", "unsqueeze(0)", "flatten_keys()", "flatten()"):
+        with eval(f"x.{call}", {"x": stack}) as other:
+            other["new"] = torch.arange(9.0).view(other.batch_size)
+        expected = torch.arange(9.0).view(3, 3)
+        assert torch.equal(stack["new"], expected.T if call.startswith("permute") else expected)
+        del stack["new"]
+    assert [m["a"].shape[1] for m in stack.tensordicts] == [2, 3, 4]
+
+
+# --- operations -------------------------------------------------------------------------------------------------------
+
+
+def test_operations_stay_lazy(stack: Any) -> None:
+    for result in (
+        stack.clone(), stack.copy(), stack.apply(lambda x: x), stack.to(torch.float64), stack.to("cpu"), stack == stack,
+        stack.select("a"), stack.exclude("n"), stack.empty(), stack.detach(), torch.zeros_like(stack),
+        stack.flatten_keys(),
+        stack.where(torch.ones(3, 3, dtype=torch.bool), 0), stack.masked_fill(torch.eye(3, dtype=torch.bool), 0),
+        stack == torch.zeros(3, 3), stack < 3, copy.deepcopy(stack), pickle.loads(pickle.dumps(stack)),
+        pytree.tree_map(lambda x: x + 1, stack),
+    ):  # fmt: skip
+        assert isinstance(result, LazyStackedTensorDict)
+        assert result.batch_size == stack.batch_size and result.stack_dim == stack.stack_dim
+    assert (stack == stack.clone()).all() and stack.to("cpu").device == torch.device("cpu")
+    assert [list(m.keys()) for m in stack.select("only0", "a", strict=False).tensordicts] == [
+        ["only0", "a"],
+        ["a"],
+        ["a"],
+    ]
+    assert [list(m.keys()) for m in stack.exclude("only0", "a").tensordicts] == [["n"], ["n", "only1"], ["n", "only2"]]
+
+
+def test_tensors_meet_the_batch(stack: Any) -> None:
+    mask = torch.eye(3, dtype=torch.bool)
+    filled = stack.masked_fill(mask, -1.0)
+    assert torch.equal(filled["n", "x"] == -1, mask)
+    for position, widths in (((0, 0), 2), ((1, 1), 3), ((2, 2), 4)):
+        assert (element(filled, position)["a"] == torch.full((widths,), -1.0)).all()
+    kept = stack.where(mask, stack.apply(lambda x: x * 0 - 5))
+    assert torch.equal(kept["n", "x"], torch.where(mask, stack["n", "x"], torch.tensor(-5.0)))
+    stack.masked_fill_(mask, 99.0)
+    assert (stack["n", "x"].diagonal() == 99).all()
+
+
+def test_apply_with_others_and_a_new_batch_size(stack: Any) -> None:
+    doubled = stack.apply(lambda x, y: x + y, stack)
+    assert torch.equal(doubled["n", "x"], 2 * stack["n", "x"])
+    with pytest.raises(RuntimeError, match="'a'"):
+        stack.apply(lambda x: x.sum(1), batch_size=[3])
+    reduced = stack.select("n").apply(lambda x: x.sum(1), batch_size=[3])
+    assert torch.equal(reduced["n", "x"], stack["n", "x"].sum(1))
+    assert stack.apply(lambda x: None) is None
+
+
+def test_stacks_of_stacks(stack: Any) -> None:
+    other = stack.apply(lambda x: -x)
+    for dim in range(3):
+        joint = torch.stack([stack, other], dim)
+        assert isinstance(joint, LazyStackedTensorDict)
+        assert torch.equal(joint["n", "x"], torch.stack([stack["n", "x"], other["n", "x"]], dim))
+    for dim in range(2):
+        joint = torch.cat([stack, other], dim)
+        assert torch.equal(joint["n", "x"], torch.cat([stack["n", "x"], other["n", "x"]], dim))
+    dense = stack.select("n").to_tensordict()
+    assert torch.equal(torch.stack([dense, stack.select("n")])["n", "x"][1], stack["n", "x"])
+    out = lazy_stack([dense.clone(), dense.clone()]).zero_()
+    assert torch.stack([dense, dense], out=out) is out and torch.equal(out[1]["n", "x"], dense["n", "x"])
+
+
+def test_a_lazy_stack_inside_a_dense_container(members: list[TensorDict]) -> None:
+    td = TensorDict({"deep": lazy_stack(members), "t": torch.zeros(3, 3)}, [3])
+    assert td[1]["deep"] is members[1] and isinstance(td[:2]["deep"], LazyStackedTensorDict)
+    for result in (td.unsqueeze(0), td.clone(), td.expand(2, 3), td.flip(0), td.split(2)[0], td.apply(lambda x: x)):
+        assert isinstance(result["deep"], LazyStackedTensorDict)
+    td[1] = {"deep": {"n": {"x": torch.full((3,), 5.0)}}}
+    assert (members[1]["n", "x"] == 5).all()
+    td[:,] = 0
+    assert not members[2]["a"].any()
+    assert td.set_(("deep", "n", "x"), torch.ones(3, 3)) is td and (members[0]["n", "x"] == 1).all()
+    with pytest.raises(RuntimeError, match=r"deep.*densify\(\)"):
+        td.memmap()
+
+
+# --- members come and go ----------------------------------------------------------------------------------------------
+
+
+def test_append_insert_extend() -> None:
+    stack = LazyStackedTensorDict(member(0), stack_dim=1)
+    stack.append(member(2))
+    stack.insert(1, member(1))
+    stack.extend([member(3), member(4)])
+    assert stack.batch_size == torch.Size([3, 5]) and stack["n", "x"][0].tolist() == [0, 10, 20, 30, 40]
+    for bad in (TensorDict({}, [4]), TensorDict({}, [])):
+        with pytest.raises(RuntimeError, match=r"\[3\]"):
+            stack.extend([member(5), bad])
+    with pytest.raises(TypeError, match="Tensor"):
+        stack.append(torch.zeros(3))
+    assert len(stack.tensordicts) == 5
+    stack.lock_()
+    for call in (
+        lambda: stack.append(member(5)),
+        lambda: stack.insert(0, member(5)),
+        lambda: stack.extend([member(5)]),
+    ):
+        with pytest.raises(RuntimeError, match="lock"):
+            call()
+
+
+def test_stacks_without_members() -> None:
+    empty = LazyStackedTensorDict()
+    assert (
+        empty.batch_size == torch.Size([0]) and len(empty) == 0 and list(empty.keys()) == [] and empty.unbind(0) == ()
+    )
+    assert LazyStackedTensorDict(batch_size=[3], stack_dim=1).batch_size == torch.Size([3, 0])
+    assert empty.clone().batch_size == torch.Size([0]) and "LazyStackedTensorDict" in repr(empty)
+    with pytest.raises(IndexError):
+        empty[0]
+    with pytest.raises(KeyError, match="'a'"):
+        empty["a"]
+    empty.append(member(0))
+    assert empty.batch_size == torch.Size([1, 3])
+
+
+def test_an_empty_cut_remembers_its_entries(members: list[TensorDict]) -> None:
+    none = lazy_stack(members)[:0]
+    assert isinstance(none, LazyStackedTensorDict) and none.batch_size == torch.Size([0, 3])
+    assert none["n", "x"].shape == (0, 3) and none["a"].shape == (0, 3, 2)
+    assert none.to_tensordict().batch_size == torch.Size([0, 3]) and none.unsqueeze(0).batch_size == torch.Size(
+        [1, 0, 3]
+    )
+    none["q"] = torch.zeros(0, 3, 5)
+    assert none["q"].shape == (0, 3, 5) and "q" not in members[0]
+    none.append(members[1])
+    assert none["a"].shape == (1, 3, 3)
+    with pytest.raises(RuntimeError, match=r"\[3\]"):
+        lazy_stack(members)[:0].append(TensorDict({}, [4]))
+
+
+# --- locks, hooks, forms ----------------------------------------------------------------------------------------------
+
+
+def test_locks_hold_the_members(members: list[TensorDict]) -> None:
+    stack = lazy_stack(members).lock_()
+    assert all(m.is_locked for m in members) and stack["n"].is_locked
+    for held in (members[0], stack["n"], members[1]["n"]):
+        with pytest.raises(RuntimeError, match="outermost"):
+            held.unlock_()
+    with pytest.raises(RuntimeError, match="lock"):
+        stack["n"]["y"] = torch.zeros(3, 3)
+    stack.unlock_()
+    assert not any(m.is_locked for m in members)
+    members[1].lock_()
+    assert not stack.is_locked
+    with pytest.raises(RuntimeError, match="lock"):
+        stack["y"] = torch.zeros(3, 3)
+    assert "y" not in members[0]
+    assert lazy_stack([member(0).lock_(), member(1).lock_()]).is_locked
+    with stack.lock_():
+        assert stack.is_locked
+    assert pickle.loads(pickle.dumps(stack.lock_())).is_locked
+
+
+def test_hooks() -> None:
+    stack = LazyStackedTensorDict(member(0, 2), member(1, 2), hook_out=lambda x: x + 1, hook_in=lambda x: x * 2)
+    plain = torch.stack([m["a"] for m in stack.tensordicts])
+    assert torch.equal(stack["a"], plain + 1) and torch.equal(stack.to_tensordict()["a"], plain)
+    stack["b"] = torch.ones(2, 3)
+    assert (stack[0]["b"] == 2).all() and (stack["b"] == 3).all() and (stack.clone()["b"] == 3).all()
+    odd = LazyStackedTensorDict(member(0), member(1), hook_in=lambda x: x[:1])
+    with pytest.raises(RuntimeError, match="1 pieces for the 2 members"):
+        odd["b"] = torch.ones(2, 3)
+    assert "b" not in odd[0]
+
+
+def test_dense_where_possible() -> None:
+    equal, unequal = [member(0, 2), member(0, 2)], [member(0), member(1)]
+    assert type(maybe_dense_stack(equal)) is TensorDict and maybe_dense_stack(equal, 1).batch_size == torch.Size([3, 2])
+    assert isinstance(maybe_dense_stack(unequal), LazyStackedTensorDict)
+    inner_odd = [member(0, 2), member(1, 3), member(0, 2)]
+    assert isinstance(TensorDict.maybe_dense_stack(inner_odd), LazyStackedTensorDict)
+    with pytest.raises(IndexError):
+        maybe_dense_stack(equal, 7)
+    with pytest.raises(RuntimeError, match="at least one"):
+        maybe_dense_stack([])
+    assert torch.equal(lazy_stack([torch.zeros(2), torch.ones(2)]), torch.stack([torch.zeros(2), torch.ones(2)]))
+    out = TensorDict({"n": {"x": torch.zeros(2, 3)}, "a": torch.zeros(2, 3, 2), "only0": torch.zeros(2, 3)}, [2, 3])
+    assert lazy_stack(equal, out=out) is out and torch.equal(out["n", "x"][1], equal[1]["n", "x"])
+
+
+def test_densify_and_to_lazystack() -> None:
+    rows = [TensorDict(a=torch.ones(i + 1), n=TensorDict(b=torch.ones(2))) for i in range(2)]
+    rows[1]["n", "c"] = torch.ones(4)
+    dense = lazy_stack(rows).densify(torch.jagged)
+    assert type(dense) is TensorDict and type(dense["n"]) is TensorDict and dense["n", "b"].shape == (2, 2)
+    assert dense["a"].offsets().tolist() == [0, 1, 3] and dense["n", "c"].offsets().tolist() == [0, 0, 4]
+    rows[0]["scalar"] = torch.ones(())
+    with pytest.raises(RuntimeError, match="'scalar' is missing"):
+        lazy_stack(rows).densify()
+    stack = TensorDict({"a": torch.arange(6).view(2, 3)}, [2, 3]).to_lazystack(1)
+    assert stack.stack_dim == 1 and stack.to_lazystack(1) is stack and stack.to_lazystack(-2).stack_dim == 0
+    assert torch.equal(stack.to_lazystack(0)["a"], torch.arange(6).view(2, 3))
+    held = TensorDict({"s": stack, "t": torch.zeros(2)}, [2]).densify()
+    assert type(held["s"]) is TensorDict
+
+
+def test_repr_of_unequal_members() -> None:
+    text = repr(lazy_stack([member(0), member(1)]))
+    assert "a: Tensor(shape=torch.Size([2, 3, -1])" in text and "stack_dim=0)" in text
+    assert "    exclusive_fields={\n        0 ->\n            only0: Tensor(shape=torch.Size([3])" in text
+    assert "        1 ->\n            only1: Tensor" in text
+
+
+def test_saving_says_what_to_do(tmp_path: pathlib.Path, members: list[TensorDict]) -> None:
+    with pytest.raises(RuntimeError, match=r"LazyStackedTensorDict.*densify\(\)"):
+        lazy_stack(members).memmap(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# --- function transforms ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("stack_dim", [0, 1])
+def test_vmap(dim: int, stack_dim: int) -> None:
+    stack = lazy_stack([member(i, 2) for i in range(2)], stack_dim)
+
+    def fn(td: Any) -> Any:
+        return td["a"].sum(-1) + td["n", "x"]
+
+    expected = torch.stack([fn(part) for part in stack.unbind(dim)])
+    assert torch.equal(torch.vmap(fn, dim)(stack), expected)
+    assert torch.equal(torch.vmap(lambda t, td: fn(td) * t, (None, dim))(torch.tensor(2.0), stack), 2 * expected)
+    result = torch.vmap(lambda td: td.apply(lambda x: x * 2), dim)(stack)
+    assert torch.equal(result["n", "x"], stack["n", "x"].movedim(dim, 0) * 2)
+    assert torch.equal(torch.vmap(torch.vmap(lambda td: td["n", "x"] + 1))(stack), stack["n", "x"] + 1)
+
+
+def test_vmap_of_unequal_leaves(stack: Any) -> None:
+    dim = 1 - stack.stack_dim
+    result = torch.vmap(lambda td: td.apply(lambda x: x + 1), dim)(stack)
+    assert [m["a"].shape for m in result.tensordicts] == [m["a"].shape for m in stack.tensordicts]
+    assert torch.equal(result["n", "x"], stack["n", "x"].movedim(dim, 0) + 1)
+    with pytest.raises(RuntimeError, match="'a' has different shapes"):
+        torch.vmap(lambda td: td["n", "x"], stack.stack_dim)(stack)
+    with pytest.raises(IndexError):
+        torch.vmap(lambda td: td["n", "x"], 2)(stack)
