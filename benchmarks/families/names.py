@@ -33,15 +33,13 @@ def workloads(context: Context) -> list[Workload]:
             Workload(f"permute(1, 0), {label}", setup, lambda s: s.td.permute(1, 0), _each(lambda v: v.permute(1, 0))),
             Workload(f"stack, {label}", setup, lambda s: torch.stack([s.td, s.td]), _stacks),
             Workload(f"sum(0), {label}", setup, lambda s: s.td.sum(0), _each(lambda v: v.sum(0))),
+            Workload(f"[:, 0], {label}", setup, lambda s: s.td[:, 0], _each(lambda v: v[:, 0])),
+            Workload(f"unsqueeze(1), {label}", setup, lambda s: s.td.unsqueeze(1), _each(lambda v: v.unsqueeze(1))),
+            Workload(f"unbind(1), {label}", setup, lambda s: s.td.unbind(1), _columns),
+            Workload(f"cat, {label}", setup, lambda s: torch.cat([s.td, s.td]), _cats),
+            Workload(f"mean(1), {label}", setup, lambda s: s.td.mean(1), _each(lambda v: v.mean(1))),
+            Workload(f"clone(), {label}", setup, lambda s: s.td.clone(), _each(Tensor.clone)),
         ]
-    found += [
-        Workload("[:, 0], 10 x 4 keys", nodes, lambda s: s.td[:, 0], _each(lambda v: v[:, 0])),
-        Workload("unsqueeze(1), 10 x 4 keys", nodes, lambda s: s.td.unsqueeze(1), _each(lambda v: v.unsqueeze(1))),
-        Workload("unbind(1), 10 x 4 keys", nodes, lambda s: s.td.unbind(1), _columns),
-        Workload("cat, 10 x 4 keys", nodes, lambda s: torch.cat([s.td, s.td]), _cats),
-        Workload("mean(1), 10 x 4 keys", nodes, lambda s: s.td.mean(1), _each(lambda v: v.mean(1))),
-        Workload("clone(), 10 x 4 keys", nodes, lambda s: s.td.clone(), _each(Tensor.clone)),
-    ]
     return found
 
 
@@ -72,12 +70,8 @@ def _each(fn: Callable[[Tensor], Any]) -> Callable[[State], Any]:
 
 
 def _columns(state: State) -> Any:
-    trees = [tree_map(lambda v: None, state.data) for _ in range(4)]
-    for name, node in state.data.items():
-        for key, leaf in node.items():
-            for tree, part in zip(trees, leaf.unbind(1), strict=True):
-                tree[name][key] = part
-    return trees
+    rows = tree_map(lambda v: iter(v.unbind(1)), state.data)
+    return [tree_map(next, rows) for _ in range(4)]
 
 
 def _stacks(state: State) -> Any:

@@ -15,6 +15,7 @@ from tensordict.ops.comparison import Comparison
 from tensordict.ops.converting import Converting
 from tensordict.ops.copying import Copying
 from tensordict.ops.describing import Describing
+from tensordict.ops.distributing import Distributing
 from tensordict.ops.factories import Factories
 from tensordict.ops.gathering import Gathering
 from tensordict.ops.indexing import Indexing
@@ -45,6 +46,7 @@ class TensorCollection(
     Reducing,
     Autograd,
     Describing,
+    Distributing,
     Copying,
     Converting,
     Saving,

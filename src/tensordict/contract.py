@@ -285,7 +285,7 @@ class Contract:
             return None
         head: Names = [None] * count if rename is None else rename(self._names[:lead])
         names = head + self._names[lead:]
-        return names if any(name is not None for name in names) else None
+        return None if names.count(None) == len(names) else names
 
 
 class ByNdim(dict[int, Tensor]):

@@ -99,10 +99,10 @@ class Indexing(Writing):
 
     def _index(self, index: Any) -> Any:
         size = self._batch_size
-        if type(index) is int and size and not self._is_memmap and self._names is None:
+        if type(index) is int and size and not self._is_memmap:
             # The same in fewer steps: an integer is what most containers are indexed with.
             fn = itemgetter(index)
-            return self._map(fn, result_size(index, size), len(size), None, fn)
+            return self._map(fn, result_size(index, size), len(size), _all_but_first, fn)
         at = leaf_index(index, size)
         # Leaves check their bounds themselves; without leaves, somebody has to.
         new_size = checked_size(at, size) if type(at) is Tensor and self.is_empty() else result_size(at, size)
@@ -285,6 +285,10 @@ class Indexing(Writing):
         Use `collate_fn=lambda batch: batch` with it: the batch comes as one container.
         """
         return self._index(torch.as_tensor(indices))
+
+
+def _all_but_first(names: Names) -> Names:
+    return names[1:]
 
 
 def _mark_memmap(node: Contract) -> None:
