@@ -1,14 +1,16 @@
-"""The examples of seeds/000, 002 and 004 as written, typos aside; what they print is compared exactly."""
+"""The examples of seeds/000 to 004 as written, typos aside; what they print is compared exactly."""
 
 from __future__ import annotations
 
 import pathlib
 import tempfile
+from typing import Any, Optional
 
 import pytest
 import torch
 
-from tensordict import MemoryMappedTensor, TensorDict, load_memmap
+from tensordict import MemmapTensor, MemoryMappedTensor, TensorClass, TensorDict, load_memmap
+from tensordict.prototype import tensorclass
 
 
 def test_000_unlocking_for_a_block() -> None:
@@ -175,3 +177,63 @@ def test_004_load_onto_a_gpu(tmp_path: pathlib.Path) -> None:
         loaded = load_memmap(tmp_path, device="cuda", non_blocking=non_blocking)
         torch.cuda.synchronize()
         assert loaded.is_cuda and (loaded.cpu() == td).all()
+
+
+class ScoreData(TensorClass):
+    """The fields of the class that seeds/001 documents."""
+
+    prompt_level_strict_acc: torch.Tensor | None
+    inst_level_strict_acc: torch.Tensor | None
+    prompt_level_loose_acc: torch.Tensor | None
+    inst_level_loose_acc: torch.Tensor | None
+
+
+def test_001_score_data() -> None:
+    def scores(n: int) -> ScoreData:
+        return ScoreData(torch.ones(n), None, torch.zeros(n), None, batch_size=[n], device=None, names=None)
+
+    one = scores(3)
+    assert next(f.name for f in ScoreData.fields()) == "prompt_level_strict_acc"
+    assert (
+        one.get("inst_level_strict_acc") is None and one.get("prompt_level_strict_acc") is one.prompt_level_strict_acc
+    )
+    assert one.set("inst_level_strict_acc", torch.ones(3)) is one and one.inst_level_strict_acc is not None
+    results = [ScoreData.stack([scores(3), scores(3)]), ScoreData.cat([scores(3), scores(2)], dim=0)]
+    results += [ScoreData.lazy_stack([scores(3), scores(2)]), ScoreData.maybe_dense_stack([scores(3), scores(2)])]
+    results += [*scores(3).unbind(0), ScoreData.from_tensordict(scores(2).to_tensordict())]
+    assert all(type(result) is ScoreData for result in results)
+    assert "inst_level_loose_acc" in scores(1).to_tensordict(retain_none=True)
+
+
+@tensorclass
+class MyClass:
+    x: torch.Tensor
+    y: Optional[MyClass] = None  # noqa: UP045 (as the document writes it)
+
+
+def test_003_tensorclass_in_memory_maps() -> None:
+    def made() -> Any:
+        inner = MyClass(x=torch.randn(3), batch_size=[])  # type: ignore[call-arg]
+        return MyClass(x=torch.randn(3), y=inner, batch_size=[])  # type: ignore[call-arg]
+
+    tc = made()
+    tc.memmap_()
+    assert isinstance(tc.y.x, MemmapTensor)
+    tc_dest = made()
+    tc_dest.memmap_()
+    assert isinstance(tc_dest.y.x, MemmapTensor)
+    tc_dest.update_(tc)
+    assert (tc_dest == tc).all()
+    assert tc_dest.y.batch_size == tc.y.batch_size
+    assert isinstance(tc_dest.y.x, MemmapTensor)
+
+
+def test_003_metadata() -> None:
+    @tensorclass
+    class WithText:
+        data: torch.Tensor
+        metadata: str
+
+    tc: Any = WithText(torch.randn(3), metadata="some text", batch_size=[])  # type: ignore[call-arg]
+    data = TensorDict({"tensorclass": tc}, [])
+    assert data["tensorclass"].metadata == "some text" and type(data["tensorclass"]) is WithText

@@ -236,7 +236,7 @@ class ContainerMachine(RuleBasedStateMachine):
             view[name] = ramp.clone().unsqueeze(0)
         self.plain[name] = ramp
 
-    @precondition(lambda self: not self.locked)
+    @precondition(lambda self: not self.locked and self.kind.any_names)
     @rule(name=simple_names())
     def write_flat(self, name: str) -> None:
         ramp = index_map(self.kind.batch_size)

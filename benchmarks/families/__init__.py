@@ -19,5 +19,6 @@ IN_MEMORY = (
     "reductions",
     "names",
     "ragged",
+    "tensorclass",
 )
 FAMILIES = (*IN_MEMORY, "storage")

@@ -3,6 +3,7 @@
 from tensordict.attributes import TensorAttrs
 from tensordict.base import TensorDictBase
 from tensordict.collection import TensorCollection
+from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import from_dict, fromkeys, make_tensordict
 from tensordict.functional import (
     cat,
@@ -20,12 +21,25 @@ from tensordict.keys import NestedKey, unravel_key, unravel_key_list
 from tensordict.lazy import LazyStackedTensorDict
 from tensordict.legacy import LazyView
 from tensordict.memmap import MemmapTensor, MemoryMappedTensor
+from tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from tensordict.parsing import parse_tensor_dict_string
 from tensordict.printing import get_printoptions, set_printoptions
-from tensordict.settings import get_defaults_to_none, lazy_legacy, set_get_defaults_to_none, set_lazy_legacy
+from tensordict.settings import (
+    capture_non_tensor_stack,
+    get_defaults_to_none,
+    lazy_legacy,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_get_defaults_to_none,
+    set_lazy_legacy,
+    set_list_to_stack,
+)
+from tensordict.tensorclass import TensorClass, is_tensorclass, tensorclass
 from tensordict.tensordict import TensorDict
 from tensordict.testing import assert_allclose_td, assert_close
-from tensordict.views import default_is_leaf, is_leaf_nontensor, is_tensor_collection
+from tensordict.typed import TypedTensorDict
+from tensordict.unbatched import UnbatchedTensor
+from tensordict.views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
 
 __version__ = "0.14.100"
 
@@ -34,25 +48,37 @@ __all__ = [
     "LazyView",
     "MemmapTensor",
     "MemoryMappedTensor",
+    "MetaData",
     "NestedKey",
+    "NonTensorData",
+    "NonTensorDataBase",
+    "NonTensorStack",
     "TensorAttrs",
+    "TensorClass",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
+    "TypedTensorDict",
+    "UnbatchedTensor",
     "assert_allclose_td",
     "assert_close",
+    "capture_non_tensor_stack",
     "cat",
     "default_is_leaf",
     "dense_stack_tds",
+    "from_dataclass",
     "from_dict",
     "fromkeys",
     "get_defaults_to_none",
     "get_printoptions",
     "is_batchedtensor",
     "is_leaf_nontensor",
+    "is_non_tensor",
     "is_tensor_collection",
+    "is_tensorclass",
     "lazy_legacy",
     "lazy_stack",
+    "list_to_stack",
     "load",
     "load_memmap",
     "make_tensordict",
@@ -63,10 +89,13 @@ __all__ = [
     "pad_sequence",
     "parse_tensor_dict_string",
     "save",
+    "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
     "set_lazy_legacy",
+    "set_list_to_stack",
     "set_printoptions",
     "stack",
+    "tensorclass",
     "unravel_key",
     "unravel_key_list",
 ]

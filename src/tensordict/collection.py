@@ -27,6 +27,7 @@ from tensordict.ops.saving import Saving
 from tensordict.ops.shape import Shape
 from tensordict.ops.stacking import Stacking
 from tensordict.ops.structure import Structure
+from tensordict.ops.values import Values
 from tensordict.printing import Printing
 
 
@@ -50,6 +51,7 @@ class TensorCollection(
     Copying,
     Converting,
     Saving,
+    Values,
     Naming,
     Printing,
     Context,

@@ -6,6 +6,7 @@ supplies the abstract primitives; everything else follows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -231,6 +232,22 @@ class Contract:
         """The concatenation of these containers, of which this is the first, when they know how to keep it lazy."""
         return None
 
+    def _given_out(self, stack: Any) -> Any:
+        """The lazy stack of containers of which this is the first, in the form in which it is read and returned."""
+        return stack
+
+    def _dense(self) -> Any:
+        """This container without a lazy stack at its root."""
+        return self
+
+    def _bare(self) -> Any:
+        """The container that holds the entries, where this one is a face over another."""
+        return self
+
+    def _faced(self, result: Any) -> Any:
+        """What `_bare` gave, with the face of this container where it is a container of its own kind."""
+        return result
+
     def _rejoined(self, parts: Sequence[Any]) -> Self:
         """A container as this one, of what was made of each pair of `_paired`."""
         raise NotImplementedError
@@ -243,10 +260,12 @@ class Contract:
         lead: int,
         rename: Rename | None,
         path: tuple[str, ...] = (),
+        whole: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
         """The structure of `self` with every leaf replaced by `fn([this leaf of each of the others])`.
 
-        `others` holds all the inputs, `self` among them, and must agree on the keys.
+        `others` holds all the inputs, `self` among them, and must agree on the keys. `whole` does to containers what
+        `fn` does to leaves, for nested ones that hold a value in place of leaves.
         """
         mappings = [other._entries for other in others]
         count = len(mappings[0])
@@ -262,7 +281,7 @@ class Contract:
                             raise TypeError(
                                 f"entry {(*path, name)!r} is a container in one input and a tensor in another"
                             )
-                    entries[name] = value._merge(column, fn, size, lead, rename, (*path, name))
+                    entries[name] = value._merge(column, fn, size, lead, rename, (*path, name), whole)
                 else:
                     entries[name] = fn(column)
         except KeyMismatchError:
@@ -288,6 +307,10 @@ class Contract:
         return None if names.count(None) == len(names) else names
 
 
+class Clones(itertools.chain[Any]):
+    """The clones of leaves as `_rebuilt` takes them: containers that hold a value know it is to be copied too."""
+
+
 class ByNdim(dict[int, Tensor]):
     """A tensor over the batch dims with dims of size 1 behind, made once per number of dims that the leaves have."""
 
@@ -299,6 +322,11 @@ class ByNdim(dict[int, Tensor]):
         shape = (*self._tensor.shape, *[1] * (ndim - self._tensor.ndim))
         made = self[ndim] = self._tensor.reshape(shape)
         return made
+
+
+def is_node(value: Any) -> bool:
+    """Whether a value holds entries: a container that is no leaf at the same time, as an `UnbatchedTensor` is."""
+    return isinstance(value, Contract) and not isinstance(value, Tensor)
 
 
 def is_flat(mapping: Mapping[str, Any]) -> bool:

@@ -44,3 +44,11 @@ class SaveError(OSError, RuntimeError, ValueError):
 
 class UnsupportedEntryError(SaveError, NotImplementedError):
     """An entry or an option that this version cannot save or load."""
+
+
+class FieldError(AttributeError, TypeError, ValueError):
+    """A name that is no field of a tensorclass, or that a field cannot have."""
+
+
+class ContainerExpected(TypeError, RuntimeError):
+    """A container was expected, and something else was given."""

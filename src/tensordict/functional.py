@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict import ragged, registry
-from tensordict.contract import Contract, merged_device, raise_key_mismatch
+from tensordict.contract import Contract, is_node, merged_device, raise_key_mismatch
 from tensordict.errors import KeyMismatchError, ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.padding import pad_and_stack
@@ -132,8 +132,9 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
         ('TensorDict', torch.Size([2, 2]), 1)
     """
     lazy = registry.lookup("LazyStackedTensorDict")
-    if isinstance(td_list, lazy):
-        items, dim = td_list.tensordicts, td_list.stack_dim
+    if isinstance(td_list, Contract) and isinstance(td_list._bare(), lazy):
+        dim = td_list._bare().stack_dim
+        items = list(td_list.unbind(dim))  # type: ignore[attr-defined]
     else:
         items = list(td_list)
     if dim is None:
@@ -151,14 +152,16 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
 
 def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
     first = items[0]
-    if not isinstance(first, registry.lookup("LazyStackedTensorDict")):
+    if not isinstance(first._bare(), registry.lookup("LazyStackedTensorDict")):
         mappings = [item._entries for item in items]
         if any(mapping.keys() != mappings[0].keys() for mapping in mappings):
             raise_key_mismatch(mappings, ())
         entries = {}
         for name, value in mappings[0].items():
             column = [mapping[name] for mapping in mappings]
-            if isinstance(value, Contract):
+            if isinstance(value, Contract) and not (is_node(value) and not value._is_non_tensor):
+                entries[name] = stack_containers(column, dim)
+            elif isinstance(value, Contract):
                 entries[name] = _densely_stacked(column, dim)
             elif type(value) is not Tensor and value.is_nested:
                 entries[name] = ragged.stack(column, dim)
@@ -176,7 +179,7 @@ def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
         raise ShapeError("nested lazy stacks must be stacked along the same dim")
     # The new dim stands before or behind the dim along which the members lie.
     within, at = (dim, at + 1) if dim <= at else (dim - 1, at)
-    columns = zip(*[item.tensordicts for item in items], strict=True)
+    columns = zip(*[item.unbind(item.stack_dim) for item in items], strict=True)
     return lazy_stack_containers([_densely_stacked(column, within) for column in columns], at)
 
 

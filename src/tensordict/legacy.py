@@ -49,6 +49,8 @@ class _Through(MutableMapping[str, Any]):
         entries = self.source._entries
         if not isinstance(value, Contract):
             entries[name] = _on_leaf(self.backward, value, len(self.inner), name)
+        elif isinstance(value, Tensor):
+            entries[name] = value._resized_along(self.outer, len(self.inner))  # type: ignore[attr-defined]
         elif isinstance(value, LazyView) and value._entries.same_form(self):
             entries[name] = value._source
         else:
@@ -85,6 +87,10 @@ class _Through(MutableMapping[str, Any]):
     def shown(self, name: str, value: Any) -> Any:
         """An entry of the source as it is read."""
         if type(value) is not Tensor and isinstance(value, Contract):
+            if isinstance(value, Tensor):
+                return value._resized_along(self.inner, len(self.outer))  # type: ignore[attr-defined]
+            if value._is_non_tensor:
+                return _on_node(self.forward, value, self.outer)
             return LazyView(value, self.forward, self.backward, self.outer, self.inner)
         return _on_leaf(self.forward, value, len(self.outer), name)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._contextlib import _DecoratorContextManager
 
 from tensordict import ragged
-from tensordict.contract import Contract
+from tensordict.contract import Contract, is_node
 
 _DEFAULTS: dict[str, Any] = {
     "show_batch_size": True,
@@ -182,7 +182,7 @@ def fields_text(entries: Any) -> str:
     lines = []
     for name, value in entries.items():
         if not isinstance(value, str):
-            value = repr(value).replace("\n", "\n        ") if isinstance(value, Contract) else leaf_repr(value)
+            value = repr(value).replace("\n", "\n        ") if is_node(value) else leaf_repr(value)
         lines.append(f"{name}: {value}")
     if not lines:
         return "\n    "
@@ -233,7 +233,7 @@ def _html(node: Any) -> str:
 
 def _html_row(name: str, value: Any) -> str:
     key = f"<td>{html.escape(name)}</td>"
-    if isinstance(value, Contract):
+    if is_node(value) and not value._is_non_tensor:
         return f'<tr>{key}<td colspan="4">{_html(value)}</td></tr>'
     if not isinstance(value, Tensor):
         return f'<tr>{key}<td colspan="4">{html.escape(repr(value))}</td></tr>'

@@ -86,12 +86,29 @@ def unflatten_container(values: Any, context: Context) -> Any:
     # Torch also builds trees of markers and specifications, which have no shape: these keep the batch size.
     if len(known) == len(values) and values:
         change = context.depth - _depth(values)
-        size = _shared_size(known, size, change)
+        lead = len(size)
+        shaped = [value for value in known if not _has_no_batch(value)]
+        if shaped:
+            size = _shared_size(shaped, size, change)
+        if len(shaped) != len(values):
+            values = [_along_with(value, size, lead) for value in values]
         if len(size) != len(context.batch_size) or change:
             names = None
         if device is not None and any(value.device != device for value in known):  # type: ignore[union-attr]
             device = None
     return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
+
+
+def _has_no_batch(value: Any) -> bool:
+    """Whether an entry says nothing of the batch: a value that is no tensor, or a tensor of its own shape."""
+    return isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor))
+
+
+def _along_with(value: Any, size: torch.Size, lead: int) -> Any:
+    """An entry of a container that has got another batch size: one that holds a value has no leaves to tell it from."""
+    if not _has_no_batch(value) or value._batch_size[: len(size)] == size:
+        return value
+    return value._resized_along(size, lead)
 
 
 def _flatten_with_keys(container: Contract) -> tuple[list[tuple[Any, Any]], Context]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=type[Any])
 
 _CLASSES: dict[str, type[Any]] = {}
 
 
-def register(cls: type[Any]) -> type[Any]:
+def register(cls: T) -> T:
     """Make `cls` known under its class name; usable as a decorator."""
     _CLASSES[cls.__name__] = cls
     return cls
@@ -19,3 +21,18 @@ def lookup(name: str) -> type[Any]:
         return _CLASSES[name]
     except KeyError:
         raise KeyError(f"no container class named {name!r} is known; known are {sorted(_CLASSES)}") from None
+
+
+# The tensorclasses of the program by module and qualified name, as a save of an instance names them. Of two that are
+# called the same, as those that a function makes every time it is called, the last one counts.
+_DECLARED: dict[str, type[Any]] = {}
+
+
+def declare(cls: type[Any]) -> None:
+    """Make a tensorclass known to the loaders."""
+    _DECLARED[f"{cls.__module__}.{cls.__qualname__}"] = cls
+
+
+def declared(name: str) -> type[Any] | None:
+    """The tensorclass of this module and qualified name."""
+    return _DECLARED.get(name)

@@ -141,3 +141,130 @@ def _change(blocks: int) -> None:
     with _changing:
         _open_blocks += blocks
         lazy_legacy_possible = _open_blocks > 0 or bool(_default)
+
+
+# --- values that are no tensors ---------------------------------------------------------------------------------------
+
+
+class _Modes(threading.local):
+    """The modes of the blocks that this thread is in."""
+
+    def __init__(self) -> None:
+        self.stack: list[bool] = []
+
+
+class _Switch(_DecoratorContextManager):
+    """A setting that is on or off: for a block of one thread, or, with `set()`, for the rest of the program."""
+
+    _blocks: _Modes
+    _chosen: bool | None
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        if not isinstance(mode, bool):
+            raise TypeError(f"{type(self).__name__} takes True or False, got {mode!r} of type {type(mode).__name__}")
+        self._mode = mode
+
+    def set(self) -> None:
+        """Make the choice for the rest of the program; inside a block, until that block ends."""
+        if self._blocks.stack:
+            self._blocks.stack[-1] = self._mode
+        else:
+            type(self)._chosen = self._mode
+
+    @classmethod
+    def _current(cls) -> bool | None:
+        stack = cls._blocks.stack
+        return stack[-1] if stack else cls._chosen
+
+    def clone(self) -> _Switch:
+        """The same choice again, as the decorator needs it for every call."""
+        return type(self)(self._mode)
+
+    def __enter__(self) -> None:
+        self._blocks.stack.append(self._mode)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._blocks.stack.pop()
+
+
+class set_capture_non_tensor_stack(_Switch):  # a function to its callers, as in torch
+    """Choose whether the stack of equal `NonTensorData` is one of them, for a `with` block or a decorated function.
+
+    When a program starts the stack is always a `NonTensorStack`. A block concerns the thread that it is in;
+    `set_capture_non_tensor_stack(mode).set()` makes the choice for the rest of the program.
+
+    Args:
+        mode: `True` for one `NonTensorData` with the value that all have, `False` for a `NonTensorStack`.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import NonTensorData, set_capture_non_tensor_stack
+        >>> with set_capture_non_tensor_stack(True):
+        ...     torch.stack([NonTensorData("a"), NonTensorData("a")])
+        NonTensorData(data=a, batch_size=torch.Size([2]), device=None)
+    """
+
+    _blocks = _Modes()
+    _chosen = None
+
+
+class set_list_to_stack(_Switch):  # a function to its callers, as in torch
+    """Choose what becomes of a list that is no array of numbers, for a `with` block or a decorated function.
+
+    A block concerns the thread that it is in; `set_list_to_stack(mode).set()` makes the choice for the rest of the
+    program.
+
+    Args:
+        mode: `True` (when a program starts) for a `NonTensorStack`, whose first batch dim runs over the list; `False`
+            for one `NonTensorData` that holds the list.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> from tensordict import TensorDict, set_list_to_stack
+        >>> TensorDict({"a": ["x", "y"]}, batch_size=[2])[0]["a"]
+        'x'
+        >>> with set_list_to_stack(False):
+        ...     TensorDict({"a": ["x", "y"]}, batch_size=[2])[0]["a"]
+        ['x', 'y']
+    """
+
+    _blocks = _Modes()
+    _chosen = None
+
+
+def capture_non_tensor_stack(allow_none: bool = False) -> bool | None:
+    """Whether the stack of equal `NonTensorData` is one of them; see :class:`set_capture_non_tensor_stack`.
+
+    Args:
+        allow_none: return `None` instead of `False` while nobody has chosen.
+
+    Example:
+        >>> from tensordict import capture_non_tensor_stack
+        >>> capture_non_tensor_stack(), capture_non_tensor_stack(allow_none=True)
+        (False, None)
+    """
+    mode = set_capture_non_tensor_stack._current()
+    return mode if allow_none else bool(mode)
+
+
+def list_to_stack(allow_none: bool = False) -> bool | None:
+    """Whether a list that is no array of numbers becomes a stack of values; see :class:`set_list_to_stack`.
+
+    Args:
+        allow_none: return `None` instead of `True` while nobody has chosen.
+
+    Example:
+        >>> from tensordict import list_to_stack
+        >>> list_to_stack()
+        True
+    """
+    mode = set_list_to_stack._current()
+    return mode if allow_none or mode is not None else True

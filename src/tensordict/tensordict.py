@@ -24,8 +24,9 @@ class TensorDict(TensorDictBase):
     """A dict of tensors with a common batch size.
 
     Args:
-        source: a mapping from (nested) keys to tensors, containers, mappings, numbers, lists or numpy arrays; or
-            another container. Tensors are stored as they are, not copied, unless their device must change.
+        source: a mapping from (nested) keys to tensors, containers, mappings, numbers, lists, numpy arrays or any other
+            values, which `td[key]` gives back; or another container. Tensors are stored as they are, not copied,
+            unless their device must change.
         batch_size: the leading dims that all entries share; an int, a sequence of ints or a `torch.Size`.
             `None` means no batch dims.
         device: when given, entries are moved to it, now and on every later write.

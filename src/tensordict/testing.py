@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensordict import ragged
-from tensordict.contract import Contract, raise_key_mismatch
+from tensordict.contract import Contract, is_node, raise_key_mismatch
 from tensordict.keys import Path, joined, path_of
 
 
@@ -90,7 +90,12 @@ def _compare(
             continue
         left, right = ours[name], theirs[name]
         path = (*prefix, name)
-        if isinstance(left, Contract) and isinstance(right, Contract):
+        if is_node(left) and is_node(right) and left._is_non_tensor is not right._is_non_tensor:
+            differences.append(f"key {joined(path)!r} does not match: only one side is a value that is no tensor")
+        elif is_node(left) and is_node(right) and left._is_non_tensor:
+            if left._batch_size != right._batch_size or not left._compared_with_container(right, torch.eq).all():
+                differences.append(f"key {joined(path)!r} does not match: the values are {left} and {right}")
+        elif is_node(left) and is_node(right):
             _compare(left, right, options, intersection, path, differences)
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             difference = _difference(left, right, options)

@@ -17,7 +17,9 @@ from tensordict.parsing import parse_tensor_dict_string
 from tensordict.printing import get_printoptions, set_printoptions
 from tensordict.settings import lazy_legacy, set_lazy_legacy
 from tensordict.shapes import as_dim
+from tensordict.tensorclass import is_tensorclass
 from tensordict.testing import assert_allclose_td, assert_close
+from tensordict.views import is_non_tensor
 
 logger = logging.getLogger("tensordict")
 
@@ -29,6 +31,8 @@ __all__ = [
     "expand_as_right",
     "expand_right",
     "get_printoptions",
+    "is_non_tensor",
+    "is_tensorclass",
     "isin",
     "lazy_legacy",
     "logger",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict.contract import Contract, is_flat
+from tensordict.contract import Contract, is_flat, is_node
 from tensordict.keys import Key, is_nested_key, path_of
 
 IsLeaf = Callable[[type], bool]
@@ -35,7 +35,7 @@ def default_is_leaf(cls: type) -> bool:
         >>> default_is_leaf(torch.Tensor), default_is_leaf(TensorDict)
         (True, False)
     """
-    return not issubclass(cls, Contract)
+    return not issubclass(cls, Contract) or issubclass(cls, Tensor)
 
 
 def is_leaf_nontensor(cls: type) -> bool:
@@ -47,7 +47,18 @@ def is_leaf_nontensor(cls: type) -> bool:
         >>> is_leaf_nontensor(torch.Tensor), is_leaf_nontensor(TensorDict)
         (True, False)
     """
-    return not issubclass(cls, Contract) or cls._is_non_tensor
+    return not issubclass(cls, Contract) or cls._is_non_tensor or issubclass(cls, Tensor)
+
+
+def is_non_tensor(data: Any) -> bool:
+    """Whether an object holds a value that is no tensor: a `NonTensorData`, a `NonTensorStack` or a `MetaData`.
+
+    Example:
+        >>> from tensordict import NonTensorData, is_non_tensor
+        >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
+        (True, False)
+    """
+    return isinstance(data, Contract) and data._is_non_tensor
 
 
 class _View:
@@ -75,7 +86,7 @@ class _View:
         return pairs
 
     def _counts_as_leaf(self, value: Any) -> bool:
-        return not isinstance(value, Contract) if self._is_leaf is None else self._is_leaf(type(value))
+        return not is_node(value) if self._is_leaf is None else self._is_leaf(type(value))
 
     def __len__(self) -> int:
         # Python asks for it whenever a list is made of the view, so it must not collect the entries to count them.
@@ -86,7 +97,7 @@ class _View:
         mapping = self._source._outline()
         if not self._leaves_only:
             return len(mapping)
-        return sum(not isinstance(value, Contract) for value in mapping.values())
+        return sum(not is_node(value) for value in mapping.values())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__.removeprefix('_')}({list(self)!r})"  # type: ignore[call-overload]
@@ -179,7 +190,7 @@ def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, ou
         out.extend(_level_keys(prefix, mapping))
         return
     for name, value in mapping.items():
-        if type(value) is not Tensor and isinstance(value, Contract):
+        if type(value) is not Tensor and is_node(value):
             _collect_keys(value, (*prefix, name), leaves_only, out)
             if leaves_only:
                 continue
@@ -192,7 +203,7 @@ def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
         out.extend(mapping.values())
         return
     for value in mapping.values():
-        if type(value) is not Tensor and isinstance(value, Contract):
+        if type(value) is not Tensor and is_node(value):
             _collect_values(value, leaves_only, out)
             if leaves_only:
                 continue
@@ -205,18 +216,29 @@ def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: li
         out.extend(zip(_level_keys(prefix, mapping), mapping.values()) if prefix else mapping.items())
         return
     for name, value in mapping.items():
-        if type(value) is not Tensor and isinstance(value, Contract):
+        if type(value) is not Tensor and is_node(value):
             _collect(value, (*prefix, name), leaves_only, out)
             if leaves_only:
                 continue
         out.append(((*prefix, name) if prefix else name, value))
 
 
+def _all_leaves(node: Contract) -> list[tuple[Any, Any]]:
+    """The (key, value) pairs of all leaves, and of the entries that hold values which are no tensors."""
+    out: list[tuple[Any, Any]] = []
+    mapping = node._entries
+    if is_flat(mapping):
+        out.extend(mapping.items())
+    else:
+        _collect_until(node, (), True, is_leaf_nontensor, out)
+    return out
+
+
 def _count(node: Contract, leaves_only: bool) -> int:
     mapping = node._outline()
     count = len(mapping)
     for value in mapping.values():
-        if type(value) is not Tensor and isinstance(value, Contract):
+        if type(value) is not Tensor and is_node(value):
             count += _count(value, leaves_only) - leaves_only
     return count
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from contract.model import Path, Plain
-from tensordict import LazyStackedTensorDict, TensorDict, set_lazy_legacy
+from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, lazy_stack, set_lazy_legacy
 
 # The nested containers that have a batch size longer than their parent's, and by what.
 EXTRA: dict[Path, tuple[int, ...]] = {("b", "d"): (5,)}
@@ -34,6 +34,7 @@ class Kind:
     resizes: whether the batch size can be set.
     gives_own_class: whether the results of operations are of the same class.
     reads_memory: whether the tensor that a key gives is the memory of the entry, so that writing to it writes there.
+    any_names: whether entries of any name can be added, rather than those that a class declares.
     stacked_at: the nested container that is a lazy stack.
     stack_dims: the dims that lazy stacks run over, the outermost first, each of the dims that are left to it.
     shows_fields: whether `repr` is that of the documents, `fields={...}` and what is known of the container.
@@ -53,6 +54,7 @@ class Kind:
     gives_own_class: bool = True
     shows_fields: bool = True
     reads_memory: bool = True
+    any_names: bool = True
     stack_dims: tuple[int, ...] = ()
     stacked_at: Path = ()
 
@@ -176,4 +178,107 @@ KINDS: list[Kind] = [
     Kind("lazy-on-device", build_lazy, device="cpu", stack_dims=(0,), **LAZY),
     Kind("lazy-locked", build_lazy_locked, locked=True, stack_dims=(0,), **LAZY),
     Kind("lazy-inside", build_lazy_inside, stack_dims=(0,), stacked_at=("b",), **{**LAZY, "gives_own_class": True}),
+]
+
+
+# --- tensorclasses ----------------------------------------------------------------------------------------------------
+
+
+class Deep(TensorClass):
+    """What `b.d` holds."""
+
+    e: torch.Tensor
+    a: Any = None
+    b: Any = None
+    c: Any = None
+    d: Any = None
+    mask: Any = None
+    new: Any = None
+    newer: Any = None
+
+
+class Inner(TensorClass):
+    """What `b` holds."""
+
+    c: torch.Tensor
+    d: Deep
+    a: Any = None
+    b: Any = None
+    e: Any = None
+    mask: Any = None
+    new: Any = None
+    newer: Any = None
+
+
+class Content(TensorClass):
+    """The content of all kinds, and the names that tests write."""
+
+    a: torch.Tensor
+    mask: torch.Tensor
+    b: Any = None
+    z: torch.Tensor | None = None
+    n: Any = None
+    x: Any = None
+    new: Any = None
+    newer: Any = None
+    new0: Any = None
+    new1: Any = None
+    new2: Any = None
+    one: Any = None
+    only: Any = None
+    fresh: Any = None
+    hollow: Any = None
+    other: Any = None
+    renamed: Any = None
+    third: Any = None
+    c: Any = None
+    d: Any = None
+    e: Any = None
+    b2: Any = None
+    deep: Any = None
+    deeper: Any = None
+    moved: Any = None
+
+
+def build_tensorclass(of: Kind) -> Callable[[Plain, Kind, pathlib.Path], Any]:
+    """A tensorclass over a container of another kind."""
+
+    def build(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+        return Content.from_tensordict(of.build(plain, of, folder))
+
+    return build
+
+
+def build_typed(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    """Tensorclasses all the way down."""
+    dense = build_typed_inside(plain, kind, folder)
+    return Content.from_tensordict(dense)
+
+
+def build_typed_inside(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    """Tensorclasses nested in a plain container."""
+    dense = build_dense(plain, kind, folder)
+    inner = dense["b"]
+    inner["d"] = Deep.from_tensordict(inner["d"])
+    dense["b"] = Inner.from_tensordict(inner)
+    return dense
+
+
+def build_typed_lazy(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    """A lazy stack of tensorclasses, which is one itself."""
+    return lazy_stack([member.clone() for member in build_typed(plain, kind, folder).unbind(0)])
+
+
+# One for every class and state of container; the shapes of the batch are the business of the kinds above.
+FACED = {"nested", "named", "on-device", "locked", "memmap", "lazy-view", "lazy", "lazy-dim-1", "lazy-in-lazy"}
+DECLARED = {"shows_fields": False, "any_names": False}
+KINDS += [
+    replace(kind, name=f"tensorclass-{kind.name}", build=build_tensorclass(kind), **DECLARED)
+    for kind in KINDS
+    if kind.name in FACED
+]
+KINDS += [
+    Kind("typed", build_typed, **DECLARED),
+    Kind("typed-inside", build_typed_inside, **DECLARED),
+    Kind("typed-lazy", build_typed_lazy, stack_dims=(0,), **{**LAZY, **DECLARED}),
 ]

@@ -222,8 +222,8 @@ def test_deleting(writable: Any, plain: Plain, kind: Kind) -> None:
 def test_rename_key(writable: Any, plain: Plain, kind: Kind) -> None:
     assert writable.rename_key_("a", "A") is writable
     plain["A"] = plain.pop("a")
-    writable.rename_key_("mask", ("sub", "mask"))
-    plain["sub"] = {"mask": plain.pop("mask")}
+    writable.rename_key_("mask", ("other", "mask"))
+    plain["other"] = {"mask": plain.pop("mask")}
     if kind.nested:
         writable.rename_key_(("b", "c"), "c")
         plain["c"] = plain["b"].pop("c")

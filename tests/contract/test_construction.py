@@ -33,7 +33,9 @@ def test_from_plain_dict_and_back(td: Any, plain: Plain, kind: Kind) -> None:
     made = TensorDict(plain, batch_size=kind.batch_size)
     assert_matches(made, plain, kind.batch_size, {})
     assert_matches(TensorDict(td, batch_size=kind.batch_size), plain, kind.batch_size, kind.extra)
-    assert_matches(TensorDict.from_dict(td.to_dict(), batch_size=kind.batch_size), plain, kind.batch_size, {})
+    assert_matches(
+        TensorDict.from_dict(td.to_dict(retain_none=False), batch_size=kind.batch_size), plain, kind.batch_size, {}
+    )
 
 
 def test_nested_container_is_kept(td: Any, kind: Kind) -> None:

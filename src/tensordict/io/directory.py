@@ -18,7 +18,7 @@ from tensordict import ragged
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
-from tensordict.io.meta import TYPES, leaf_spec, node_meta, node_spec, ragged_spec, write_meta
+from tensordict.io.meta import BEHIND_FACE, TYPES, face_meta, leaf_spec, node_meta, node_spec, ragged_spec, write_meta
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
 from tensordict.keys import Path, joined
 from tensordict.memmap import (
@@ -136,11 +136,17 @@ def check_container(value: Contract, key: Path) -> str:
 def _plan_node(
     container: Contract, key: Path, folder: str, options: SaveOptions, leaves: list[_Leaf], nodes: list[_Node]
 ) -> _Node:
-    node = _Node(container, key, folder, check_container(container, key))
+    inner = container._bare()
+    node = _Node(container, key, folder, type(container).__name__ if inner is not container else "")
     nodes.append(node)
     present = _present(folder, key)
     if META in present and not options.existsok:
         raise SaveError(f"{folder!r} holds a save already; pass existsok=True to replace it")
+    if inner is not container:
+        below = f"{folder}/{BEHIND_FACE}" if folder else ""
+        node.entries[BEHIND_FACE] = _plan_node(inner, key, below, options, leaves, nodes)
+        return node
+    node.class_name = check_container(container, key)
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract]] = []
     for name, value in container._entries.items():
@@ -369,7 +375,10 @@ def _write_node_meta(node: _Node) -> None:
         for name, entry in node.entries.items()
     }
     container = node.container
-    meta = node_meta(node.class_name, tuple(container._batch_size), container._names, specs)
+    if container._bare() is container:
+        meta = node_meta(node.class_name, tuple(container._batch_size), container._names, specs)
+    else:
+        meta = face_meta(type(container), container._entries)
     try:
         write_meta(node.folder, meta)
     except OSError as error:
@@ -461,6 +470,8 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None) -> Any:
         else:
             entries[name] = _rebuilt(entry, _inner(prefix, entry))
     old = node.container
+    if old._bare() is not old:
+        return old._faced(entries[BEHIND_FACE])
     names = None if old._names is None else list(old._names)
     container = old._build(entries, old._batch_size, _CPU, names)
     container._is_memmap = True
@@ -475,6 +486,8 @@ def _in_place(node: _Node, prefix: pathlib.Path | None) -> Any:
             container._entries[name] = entry.entry()
         else:
             _in_place(entry, _inner(prefix, entry))
+    if container._bare() is not container:
+        return container
     container._device = _CPU
     container._is_memmap = True
     container._memmap_prefix = prefix

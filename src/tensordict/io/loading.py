@@ -15,7 +15,7 @@ from tensordict import ragged, registry
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
-from tensordict.io.meta import Leaf, Node, read_node
+from tensordict.io.meta import BEHIND_FACE, Leaf, Node, read_node
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
 from tensordict.keys import Path, joined, path_of
 from tensordict.memmap import MemoryMappedTensor, PathLike, map_file, nested
@@ -67,6 +67,8 @@ def _subpath(subpath: Any) -> Path:
 
 def _nested_folder(folder: str, key: Path, name: str, robust: bool, prefix: str) -> str:
     node = read_node(folder, key)
+    if node.class_name not in LOADERS and os.path.isdir(f"{folder}/{BEHIND_FACE}"):
+        return f"{BEHIND_FACE}/{_nested_folder(f'{folder}/{BEHIND_FACE}', key, name, robust, prefix)}"
     if _entry_of(node, name) is not None:
         raise SaveError(f"subpath {joined((*key, name))!r} is a tensor in {prefix!r}; subpath loads nested containers")
     if name not in node.entries:
@@ -84,6 +86,8 @@ def _entry_of(node: Node, name: str) -> Leaf | None:
 def _load_node(folder: str, shown: pathlib.Path, key: Path, options: LoadOptions) -> Any:
     node = read_node(folder, key)
     loader = LOADERS.get(node.class_name)
+    if loader is None and os.path.isdir(f"{folder}/{BEHIND_FACE}"):
+        loader = _load_face
     if loader is None:
         entry = f"entry {joined(key)!r}: " if key else ""
         raise UnsupportedEntryError(
@@ -128,6 +132,20 @@ def _load_tensordict(node: Node, folder: str, shown: pathlib.Path, key: Path, op
     if device is None or device.type == "cpu":
         container._memmap_prefix = shown
     return container
+
+
+def _load_face(node: Node, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions) -> Any:
+    cls = registry.declared(node.class_name)
+    if cls is None:
+        entry = f"entry {joined(key)!r}: " if key else ""
+        raise UnsupportedEntryError(
+            f"{entry}{folder}/{META} is of the tensorclass {node.class_name!r}, which this program does not have: "
+            "import the module that defines it before loading. Loading imports nothing by itself"
+        )
+    container = _load_node(f"{folder}/{BEHIND_FACE}", shown / BEHIND_FACE, key, options)
+    if unknown := sorted(container._entries.keys() - cls.__expected_keys__):
+        raise SaveError(f"{folder}/{BEHIND_FACE} has entries {unknown}, which are no fields of {node.class_name}")
+    return cls._over(container)
 
 
 # Where the classes that have their own layout (lazy stacks, tensorclasses, non-tensor data) come in.

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,8 @@ _RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES, "_format_version", "_clas
 
 # What the reference calls the class of a node, by class name.
 TYPES = {"TensorDict": "<class 'tensordict._td.TensorDict'>"}
+# Where the container behind a tensorclass is saved, in the folder of the tensorclass.
+BEHIND_FACE = "_tensordict"
 _TYPE_FORM = re.compile(r"<class '([\w.<>]+)'>")
 _MAX_DIMS = 64
 
@@ -116,6 +119,11 @@ def node_meta(
     if odd:
         meta[_ENTRIES] = odd
     return meta
+
+
+def face_meta(cls: Any, entries: Container[str]) -> dict[str, Any]:
+    """The content of meta.json for a tensorclass: the class, and the fields that are `None`."""
+    return {_TYPE: str(cls), **{name: None for name in cls.__expected_keys__ if name not in entries}}
 
 
 def add_entry(folder: str, name: str, spec: dict[str, Any], key: Path) -> None:

@@ -62,7 +62,7 @@ class LazyCore(TensorDictBase):
         entries: dict[str, Any] = {}
         for name in store.names():
             value = store.read(name)
-            entries[name] = value._dense() if isinstance(value, LazyCore) else value
+            entries[name] = value._dense() if isinstance(value, Contract) and not value._is_non_tensor else value
         return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
 
     def _build(
@@ -235,9 +235,10 @@ class LazyCore(TensorDictBase):
         lead: int,
         rename: Rename | None,
         path: tuple[str, ...] = (),
+        whole: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
-        dense: list[Any] = [other._dense() if isinstance(other, LazyCore) else other for other in others]
-        return dense[0]._merge(dense, fn, size, lead, rename, path)  # type: ignore[no-any-return]
+        dense: list[Any] = [other._dense() for other in others]
+        return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         # A template has leaves of its own, which are none of the stack's.
@@ -270,6 +271,7 @@ class LazyCore(TensorDictBase):
     def _pieces_of(self, other: Any) -> Sequence[Any]:
         """A container of the same batch size in the pieces that belong to the members."""
         dim = self._entries.dim
+        other = other._bare()
         if isinstance(other, LazyCore) and other._entries.dim == dim:
             return other._entries.containers
         return other.unbind(dim)  # type: ignore[no-any-return]
@@ -305,7 +307,8 @@ def elements_of(container: Any) -> list[Any]:
 def _held(stack: Any) -> bool:
     """Whether a locked container holds a member of a stack, or one of a member that is a stack."""
     for member in stack._entries.sample:
-        if _locked_owners(member) or (isinstance(member, LazyCore) and _held(member)):
+        inner = member._bare()
+        if _locked_owners(member) or (isinstance(inner, LazyCore) and _held(inner)):
             return True
     return False
 

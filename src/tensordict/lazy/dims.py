@@ -21,7 +21,8 @@ from tensordict.keys import Path, path_of
 from tensordict.lazy.core import LazyCore, elements_of
 from tensordict.lazy.members import Members
 from tensordict.ops.indexing import _Assignment
-from tensordict.ops.writing import _check_expandable, _to_tensor
+from tensordict.ops.numbers import stored
+from tensordict.ops.writing import _check_expandable
 from tensordict.shapes import (
     as_dim,
     as_dims,
@@ -577,7 +578,7 @@ def _pieces(
         }
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
     if not isinstance(value, (Tensor, Contract)):
-        value = _to_tensor(value, path, None)
+        value = stored(value, path, size, None)
     if isinstance(value, Tensor):
         if not value.ndim:
             return [value] * count

@@ -91,7 +91,8 @@ class Members(MutableMapping[str, Any]):
     def _stack(self, name: str, containers: list[Any], template: Any) -> Any:
         make = registry.lookup("LazyStackedTensorDict")
         path = (*self.path, name)
-        return make._over(Members(containers, self.dim, self.hook_in, self.hook_out, template, self.name, path))
+        stack = make._over(Members(containers, self.dim, self.hook_in, self.hook_out, template, self.name, path))
+        return (containers[0] if containers else template)._given_out(stack)
 
     def outline(self) -> dict[str, Any]:
         """The entries, nothing being stacked: nested containers as stacks, the first member's leaf for a leaf."""
@@ -119,7 +120,7 @@ class Members(MutableMapping[str, Any]):
         if not self.containers:
             self.template._entries[name] = sample_of(value, self.dim)
             return
-        self.write(name, value.unbind(self.dim))
+        self.write(name, pieces_of(value, self.dim, len(self.containers)))
 
     def write(self, name: str, pieces: Sequence[Any]) -> None:
         """Store one value in each member."""
@@ -162,6 +163,15 @@ class Members(MutableMapping[str, Any]):
             if name not in member._entries:
                 return False
         return True
+
+
+def pieces_of(value: Any, dim: int, count: int) -> Sequence[Any]:
+    """An entry in one piece for each of `count` members; an `UnbatchedTensor` goes to all."""
+    if isinstance(value, Tensor) and isinstance(value, Contract):
+        return value._map_many(
+            list, [value._batch_size[:dim] + value._batch_size[dim + 1 :]] * count, len(value._batch_size), None
+        )
+    return value.unbind(dim)  # type: ignore[no-any-return]
 
 
 def common_size(containers: Sequence[Any]) -> torch.Size:

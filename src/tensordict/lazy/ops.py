@@ -15,17 +15,22 @@ from tensordict.contract import Contract
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.lazy.core import LazyCore, elements_of
+from tensordict.lazy.members import pieces_of
 from tensordict.ops.applying import _Call
 from tensordict.ops.locking import raise_locked
+from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.stacking import cat_containers, stack_containers
 from tensordict.ops.structure import _Flatten, _Unflatten
-from tensordict.ops.writing import _to_tensor, _Update
+from tensordict.ops.writing import _Copies, _Update
 from tensordict.shapes import as_size
 from tensordict.views import IsLeaf
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_SCALAR = torch.Size(())
 
 
 class LazyOps(LazyCore):
@@ -73,12 +78,12 @@ class LazyOps(LazyCore):
         if type(item) in (list, tuple):
             return self._split_list(item, path, in_place)
         if not isinstance(item, (Tensor, Contract)):
-            item = _to_tensor(item, path, None)
+            item = stored(item, path, self._batch_size, None)
         if in_place and isinstance(item, Tensor) and not item.ndim:
             return [item] * len(store.containers)
         if isinstance(item, LazyCore) and item._entries.dim == store.dim and item._batch_size == self._batch_size:
             return item._entries.containers
-        return self._admit(item, path).unbind(store.dim)  # type: ignore[no-any-return]
+        return pieces_of(self._admit(item, path), store.dim, len(store.containers))
 
     def _split_list(self, item: Any, path: Path, in_place: bool) -> Sequence[Any]:
         """The pieces of a list, whose levels are the first batch dims as in `Tensor.tolist`."""
@@ -89,7 +94,8 @@ class LazyOps(LazyCore):
             for column in columns
         ]
         return [
-            _to_tensor(value, path, None) if in_place and not isinstance(value, Tensor) else value for value in values
+            stored(value, path, _SCALAR, None) if in_place and not isinstance(value, (Tensor, Contract)) else value
+            for value in values
         ]
 
     def _plan_update(self, source: Any, prefix: Path, plan: _Update) -> None:
@@ -100,7 +106,7 @@ class LazyOps(LazyCore):
         for member, piece in zip(members, self._source_pieces(source, prefix, plan.inplace), strict=True):
             member._plan_update(piece, prefix, plan)
 
-    def _plan_copies(self, source: Any, prefix: Path, targets: list[Tensor], values: list[Any]) -> None:
+    def _plan_copies(self, source: Any, prefix: Path, targets: _Copies, values: list[Any]) -> None:
         pieces = self._source_pieces(source, prefix, True)
         for member, piece in zip(self._entries.containers, pieces, strict=True):
             member._plan_copies(piece, prefix, targets, values)
@@ -114,10 +120,12 @@ class LazyOps(LazyCore):
     def _copy_into(self, name: str, item: Any, path: Path | None, non_blocking: bool) -> None:
         if name not in self._entries:
             raise self._missing(name)
-        targets: list[Tensor] = []
+        targets = _Copies()
         values: list[Any] = []
         self._plan_copies({name: item}, path[:-1] if path else (), targets, values)
         foreach.copy_(targets, values, non_blocking)
+        for write in targets.writes:
+            write()
 
     def _copy_at(self, name: str, value: Any, index: Any, path: Path, non_blocking: bool) -> None:
         self._assign(index, {name: value})

@@ -269,6 +269,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         holder: Any = self
         for name in path[:-1]:
             holder = None if holder is None else holder._node(name)
+        holder = None if holder is None else holder._bare()
         if holder is None or path[-1] not in holder._entries:
             return super().get(key, default)
         if not isinstance(holder, LazyCore) or holder._node(path[-1]) is not None:
@@ -474,7 +475,9 @@ def _densified(stack: Any, layout: torch.layout, path: Path) -> Any:
                 value = None
         if value is None:
             value = _stacked_or_nested(stack, name, layout, (*path, name))
-        entries[name] = _densified(value, layout, (*path, name)) if isinstance(value, LazyCore) else value
+        if isinstance(value, Contract) and isinstance(value._bare(), LazyCore) and not value._is_non_tensor:
+            value = value._faced(_densified(value._bare(), layout, (*path, name)))
+        entries[name] = value
     return registry.lookup("TensorDict")._make(entries, stack._batch_size, stack._device, stack._names)
 
 
@@ -484,7 +487,10 @@ def _stacked_or_nested(stack: Any, name: str, layout: torch.layout, path: Path) 
     column = [member._entries.get(name) for member in store.containers]
     known = next(value for value in column if value is not None)
     if isinstance(known, Contract):
-        return store.nested(name, [known.empty() if value is None else value for value in column])  # type: ignore[attr-defined]
+        absent: Any = known.empty()  # type: ignore[attr-defined]
+        if known._is_non_tensor:
+            absent = registry.lookup("NonTensorData")._of(None, known._batch_size)
+        return store.nested(name, [absent.copy() if value is None else value for value in column])
     filled = [_absent(known, store, path) if value is None else value for value in column]
     return _nested(stack, filled, layout, path)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch._functorch.vmap as functorch
+from torch import Tensor
 from torch.utils._pytree import SequenceKey, _broadcast_to_and_flatten, tree_flatten, tree_unflatten
 
 from tensordict import pytree, registry
@@ -78,19 +79,27 @@ def map_over_stacks() -> None:
 def _mappable(in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The arguments and their mapped dims, with lazy stacks in a form whose leaves have the mapped dim."""
     flat, spec = tree_flatten(args, is_leaf=_is_stack)
-    if not any(map(_is_stack, flat)):
+    if not any(map(_is_stack, flat)) and not any(map(_has_own_shape, flat)):
         return in_dims, args
     dims = _broadcast_to_and_flatten(in_dims, spec)
     if dims is None:
         return in_dims, args
     for i, (stack, dim) in enumerate(zip(flat, dims, strict=True)):
         if _is_stack(stack) and isinstance(dim, int):
-            flat[i], dims[i] = _form(stack, dim)
+            form, dims[i] = _form(stack._bare(), dim)
+            flat[i] = stack._faced(form)
+        elif _has_own_shape(stack):
+            dims[i] = None
     return tree_unflatten(dims, spec), tree_unflatten(flat, spec)
 
 
 def _is_stack(value: Any) -> bool:
-    return isinstance(value, LazyCore)
+    return isinstance(value, Contract) and not value._is_non_tensor and isinstance(value._bare(), LazyCore)
+
+
+def _has_own_shape(value: Any) -> bool:
+    """Whether a leaf is an `UnbatchedTensor`, which is not mapped over."""
+    return type(value) is not Tensor and isinstance(value, Tensor) and isinstance(value, Contract)
 
 
 def _form(stack: Any, dim: int) -> tuple[Any, int]:
@@ -108,6 +117,6 @@ def _form(stack: Any, dim: int) -> tuple[Any, int]:
 
 
 def _holds_stacks(node: Contract) -> bool:
-    if isinstance(node, LazyCore):
+    if isinstance(node._bare(), LazyCore):
         return True
     return any(isinstance(value, Contract) and _holds_stacks(value) for value in node._outline().values())

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from tensordict import foreach, ragged
-from tensordict.contract import Contract, Names
+from tensordict.contract import Contract, Names, is_node
 from tensordict.devices import as_device
 from tensordict.keys import Path, joined
+from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT
-from tensordict.ops.writing import Writing, _plan_copy, _to_tensor
+from tensordict.ops.writing import Writing, _plan_copy
 from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
@@ -158,7 +159,9 @@ class Applying(Writing):
         check_same = call.batch_size is not None
         for name, value in mapping.items():
             if type(value) is not Tensor and not call.call_on_nested and isinstance(value, Applying):
-                counterparts = self._counterparts(name, call, others, path) if others else others
+                counterparts = (
+                    self._counterparts(name, call, others, path) if others and not value._is_non_tensor else ()
+                )
                 nested = value._apply_tree(call, counterparts, (*path, name))
                 if nested is not None:
                     entries[name] = nested
@@ -180,11 +183,13 @@ class Applying(Writing):
                 self._plan_copy(value, result, call, (*path, name))
                 continue
             if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):
-                result = _to_tensor(result, (*path, name), self._device)
+                result = stored(result, (*path, name), size, self._device)
+            own_shape = type(value) is not Tensor and isinstance(value, Contract) and isinstance(value, Tensor)
             # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
             try:
                 misfit = (
                     ndim
+                    and not own_shape
                     and (result is not value or check_same)
                     and (result.shape[:ndim] != size if ndim > 1 else not (shape := result.shape) or shape[0] != first)
                 )
@@ -196,7 +201,7 @@ class Applying(Writing):
                     f"apply: the result for {joined((*path, name))!r} has shape {list(ragged.shape_of(result))}, which "
                     f"does not begin with the batch size {list(size)}; pass batch_size= for a function that changes it"
                 )
-            entries[name] = result
+            entries[name] = value._over(result, size) if own_shape else result
         if in_place:
             return None
         if not entries and (call.filter_empty or (call.filter_empty is None and mapping)):
@@ -210,8 +215,8 @@ class Applying(Writing):
     def _plan_copy(self, value: Any, result: Any, call: _Call, path: Path) -> None:
         """Note that `result` is to be copied into `value`."""
         assert call.targets is not None
-        if isinstance(value, Contract):
-            value.update_(result)  # type: ignore[attr-defined]
+        if is_node(value):
+            value.update_(result)
         else:
             _plan_copy(value, result, path, call.targets, call.results)
 

@@ -103,7 +103,10 @@ class Collapsing(Leaves, Naming):
             leaves = [value for value in entries.values() if not isinstance(value, Contract)]
             results = iter(apply(leaves, len(own)) if leaves else ())
             for name, value in entries.items():
-                entries[name] = value._collapsed(apply, after) if isinstance(value, Collapsing) else next(results)
+                if isinstance(value, Collapsing):
+                    entries[name] = value._collapsed(apply, after)
+                elif not isinstance(value, Contract):
+                    entries[name] = next(results)
         size, names = after(own, self._names)
         return self._build(entries, size, self._device, names)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -130,16 +130,18 @@ class Comparison(Leaves):
 
     def _compared_with_container(self, other: Contract, op: BinaryOp) -> Self:
         size, theirs = self._batch_size, other._batch_size
+        whole = partial(_holders, op)
         if size == theirs:
             if (pairs := self._paired(other)) is not None:
                 return self._rejoined([left._compared_with_container(right, op) for left, right in pairs])
             # With one batch dim at most, no alignment of leaves can change it: they can be compared as they
             # are.
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
-            return self._merge((self, other), fn, size, len(size), list)
+            return self._merge((self, other), fn, size, len(size), list, (), whole)
         if len(size) == len(theirs):
             size = torch.broadcast_shapes(size, theirs)  # type: ignore[no-untyped-call]
-        return self._merge((self, other), partial(_pairwise, op, size), size, len(self._batch_size), list)
+        fn = partial(_pairwise, op, size)
+        return self._merge((self, other), fn, size, len(self._batch_size), list, (), whole)
 
 
 def spread_over(value: Tensor, size: torch.Size) -> Tensor:
@@ -151,6 +153,11 @@ def spread_over(value: Tensor, size: torch.Size) -> Tensor:
             f"a tensor of shape {list(value.shape)} does not broadcast to the batch size {list(size)}: "
             "tensors meet the batch dims of a container first. Use a container to give each entry its own"
         ) from None
+
+
+def _holders(op: BinaryOp, pair: Sequence[Any]) -> Any:
+    """The comparison of two containers that hold a value in place of leaves."""
+    return pair[0]._compared_with_container(pair[1], op)
 
 
 def _pairwise(op: BinaryOp, size: torch.Size, pair: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tensordict import registry
 from tensordict.contract import Contract, named_error
+from tensordict.convert.dataclasses import entries_of, from_dataclass
 from tensordict.keys import path_of
 
 if TYPE_CHECKING:
@@ -202,6 +204,61 @@ class Converting(Contract):
             device=device,
             batch_dims=batch_dims,
             names=names,
+        )
+
+    @classmethod
+    def from_dataclass(
+        cls,
+        dataclass: Any,
+        *,
+        dest_cls: Any = None,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        as_tensorclass: bool = False,
+        device: Any = None,
+        batch_size: Any = None,
+    ) -> Any:
+        """A container of the fields of an instance of a dataclass; nested dataclasses become nested containers.
+
+        Args:
+            dataclass: the instance; fields that are `None` are left out.
+            dest_cls: with `as_tensorclass`, the tensorclass of the result.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: with `auto_batch_size`, at most this many dims.
+            as_tensorclass: give a tensorclass instead, as :func:`tensordict.from_dataclass` does.
+            device: where the entries are moved.
+            batch_size: the batch size of the result.
+
+        Raises:
+            TypeError: it is no instance of a dataclass.
+
+        Example:
+            >>> from dataclasses import dataclass
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> @dataclass
+            ... class Point:
+            ...     x: torch.Tensor
+            >>> TensorDict.from_dataclass(Point(torch.zeros(3)), auto_batch_size=True).batch_size
+            torch.Size([3])
+        """
+        if as_tensorclass or (isinstance(dataclass, type) and dataclasses.is_dataclass(dataclass)):
+            return from_dataclass(
+                dataclass,
+                dest_cls=dest_cls,
+                auto_batch_size=auto_batch_size,
+                batch_dims=batch_dims,
+                batch_size=batch_size,
+                device=device,
+            )
+        if not dataclasses.is_dataclass(dataclass):
+            raise TypeError(f"from_dataclass reads an instance of a dataclass, got {type(dataclass).__name__}")
+        return cls.from_dict(
+            entries_of(dataclass),
+            auto_batch_size=auto_batch_size,
+            batch_size=batch_size,
+            device=device,
+            batch_dims=batch_dims,
         )
 
     @classmethod

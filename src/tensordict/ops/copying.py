@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tensordict import foreach, ragged
-from tensordict.contract import Contract
+from tensordict.contract import Clones, Contract
 from tensordict.ops.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Copying(Leaves):
             return self._map(lambda leaf: leaf.clone(**kwargs))
         leaves = self._leaves()
         if foreach.usable(leaves):
-            return self._rebuilt(iter(foreach.clone(leaves)))
+            return self._rebuilt(Clones(foreach.clone(leaves)))
         return self._map(Tensor.clone)
 
     def copy(self) -> Self:

@@ -50,6 +50,8 @@ class Describing(Leaves):
         make = registry.lookup("TensorAttrs")
         entries: dict[str, Any] = {}
         for name, value in self._entries.items():
+            if isinstance(value, Contract) and value._is_non_tensor:
+                continue
             if isinstance(value, Describing):
                 entries[name] = value.attrs(fields=fields)
             else:

@@ -242,11 +242,22 @@ def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
             raise TypeError(
                 f"where: entry {joined((*path, name))!r} is a container in one place and a tensor in another"
             )
+        elif isinstance(a, Tensor) and isinstance(a, Contract):
+            entries[name] = a
+        elif isinstance(a, Contract) and a._is_non_tensor and b._is_non_tensor:
+            entries[name] = _chosen_values(a, b, masks)
         elif isinstance(a, Contract):
             entries[name] = _chosen(a, b, masks, pad, (*path, name))
         else:
             entries[name] = torch.where(masks[a.dim()], a, b)
     return node._build(entries, node._batch_size, node._device, node._names)
+
+
+def _chosen_values(a: Any, b: Any, masks: ByNdim) -> Any:
+    """The values of `a` where the mask holds, of `b` elsewhere."""
+    size = a._batch_size
+    mask = masks[len(size)].expand(size)
+    return b.copy()._assigned(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _map_any(value: Any, fn: Any) -> Any:

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import foreach, indexing, ragged
+from tensordict import foreach, indexing, ragged, registry
 from tensordict.contract import Contract, Names, named_error
 from tensordict.errors import ShapeError
 from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
 from tensordict.keys import Path, is_nested_key, joined, key_path, path_of
 from tensordict.ops.locking import raise_locked
+from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.refusals import REFUSALS, has_ragged, retried
-from tensordict.ops.writing import Writing, _check_expandable, _nest, _to_tensor
+from tensordict.ops.writing import Writing, _check_expandable, _nest
 
 _KEY_KINDS = (str, tuple)
 
@@ -64,7 +65,7 @@ class Indexing(Writing):
     """`td[...]`: a key reads an entry, anything else indexes the batch dimensions as torch does."""
 
     def __getitem__(self, index: Any) -> Any:
-        """The entry at a key, or the container indexed along its batch dimensions.
+        """The entry at a key (a value that is no tensor as it is), or the container indexed along its batch dims.
 
         Views where torch's indexing gives views, copies where it gives copies.
 
@@ -82,12 +83,14 @@ class Indexing(Writing):
         kind = type(index)
         if kind is str:
             try:
-                return self._entries[index]
+                value = self._entries[index]
             except KeyError:
                 raise self._missing(index) from None
+            return value if type(value) is Tensor else _given(value)
         if kind is tuple and index and type(index[0]) in _KEY_KINDS:
             try:
-                return self._find(index)
+                value = self._find(index)
+                return value if type(value) is Tensor else _given(value)
             except KeyError as error:
                 raise self._missing(index) from error
             except TypeError:
@@ -192,6 +195,8 @@ class Indexing(Writing):
         for name, leaf in self._entries.items():
             if type(leaf) is not Tensor and isinstance(leaf, Indexing):
                 leaf._assign_everywhere(at, size, value)
+            elif isinstance(leaf, Contract):
+                continue  # An `UnbatchedTensor`, which has no part for the index.
             elif leaf.is_nested:
                 _ragged_write(leaf, at, value, (name,))()
             elif basic:
@@ -205,6 +210,8 @@ class Indexing(Writing):
             path = (*prefix, name)
             if type(leaf) is not Tensor and isinstance(leaf, Indexing):
                 leaf._plan_everywhere(value, path, plan)
+            elif isinstance(leaf, Contract):
+                continue
             elif leaf.is_nested:
                 plan.writes.append(_ragged_write(leaf, plan.at, value, path))
             else:
@@ -221,6 +228,8 @@ class Indexing(Writing):
                 item = _nest(rest, item)
             current: Any = mapping.get(key)
             if type(current) is Tensor or isinstance(current, Tensor):
+                if type(current) is not Tensor and isinstance(current, Contract):
+                    continue  # An `UnbatchedTensor`, which has no part for the index.
                 try:
                     if basic:
                         # A view has the shape to compare with, and torch casts what is copied into it.
@@ -246,6 +255,8 @@ class Indexing(Writing):
                     raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
                 fresh = _allocated(item, at, plan.lead, plan.size, path)
                 plan.allocations.append((self, key, self._admit(fresh, path)))
+            elif current._is_non_tensor:
+                plan.writes.append(current._replacing(self, key, item, at, plan.size, path))
             elif isinstance(item, (Contract, Mapping)):
                 current._plan_assign(item, path, plan)
             else:
@@ -287,6 +298,11 @@ class Indexing(Writing):
         return self._index(torch.as_tensor(indices))
 
 
+def _given(value: Any) -> Any:
+    """What `td[key]` gives for an entry: the value of a holder, anything else as it is."""
+    return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value  # type: ignore[attr-defined]
+
+
 def _all_but_first(names: Names) -> Names:
     return names[1:]
 
@@ -307,7 +323,7 @@ def _fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any
     if not isinstance(item, Tensor):
         if isinstance(item, (Contract, Mapping)):
             raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
-        item = _to_tensor(item, path, target.device)
+        item = to_tensor(item, path, target.device)
     if target.is_nested:
         raise ShapeError(f"entry {joined(path)!r} is ragged")
     shape = ragged.shape_of(item)
@@ -322,16 +338,28 @@ def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], 
     if isinstance(item, (Contract, Mapping)):
         raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
     if not isinstance(item, (Tensor, int, float, complex)):
-        item = _to_tensor(item, path, leaf.device)
+        item = to_tensor(item, path, leaf.device)
     try:
         return ragged.assignment(leaf, at, item)
     except (RuntimeError, ValueError) as error:
         raise named_error(error, path) from None
 
 
+def _spread(holder: Any, at: Any, lead: torch.Size, new_size: torch.Size) -> Any:
+    """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned."""
+    make = registry.lookup("NonTensorData")
+    if not isinstance(holder, registry.lookup("NonTensorStack")):
+        return make._of(holder._value, lead)
+    return make._of(None, lead)._assigned(at, holder)
+
+
 def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
     """Zeros for all of the batch, shaped after `item`, with `item` assigned at the index."""
     if isinstance(item, Contract):
+        if isinstance(item, Tensor):
+            return item
+        if item._is_non_tensor:
+            return _spread(item, at, lead, new_size)
         size = lead + item._batch_size[len(new_size) :]
         entries = {name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._entries.items()}
         names: Names | None = None
@@ -341,7 +369,9 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
     if isinstance(item, Mapping):
         return {key: _allocated(value, at, lead, new_size, (*path, *path_of(key))) for key, value in item.items()}
     if not isinstance(item, Tensor):
-        item = _to_tensor(item, path, None)
+        item = stored(item, path, new_size, None)
+        if isinstance(item, Contract):
+            return _spread(item, at, lead, new_size)
     if item.is_nested:
         raise ShapeError(f"entry {joined(path)!r} is ragged and not there yet: set all of it before assigning to parts")
     if item.shape[: len(new_size)] != new_size:

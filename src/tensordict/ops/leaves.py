@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict import registry
-from tensordict.contract import Contract
+from tensordict.contract import Contract, is_node
 from tensordict.keys import Path
 from tensordict.ops.locking import Locking
 
@@ -107,6 +107,7 @@ class Leaves(Locking):
             if isinstance(value, Leaves)
             else torch.tensor(value.untyped_storage().data_ptr() if storage else value.data_ptr())
             for name, value in self._entries.items()
+            if type(value) is Tensor or not (isinstance(value, Contract) and value._is_non_tensor)
         }
         return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)
 
@@ -168,7 +169,7 @@ def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
 def _entries_of(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The (path, tensor) pairs of a tree as they are read: a lazy stack gives the stacks of its members' leaves."""
     for name, value in node._entries.items():
-        if type(value) is not Tensor and isinstance(value, Contract):
+        if type(value) is not Tensor and is_node(value):
             yield from _entries_of(value, (*prefix, name))
         else:
             yield (*prefix, name), value
@@ -214,7 +215,7 @@ def _plan_replacement(
     mapping = node._entries
     for name, value in source._entries.items():
         current = mapping[name]
-        if type(value) is not Tensor and isinstance(value, Contract):
+        if type(value) is not Tensor and is_node(value):
             _plan_replacement(current, value, writes, devices)
         elif value is not current:
             writes.append((node, name, value))

@@ -104,6 +104,13 @@ class Locking(Contract):
             raise_locked(what)
 
 
+def adopt(parent: Contract, child: Any) -> None:
+    """Lock what takes the place of an entry of a locked container, as its in-place writes may have to."""
+    if parent._locked:
+        child._lock_owners = [*_locked_owners(child), weakref.ref(parent)]
+        child._lock_tree()
+
+
 def raise_locked(what: str) -> None:
     """Raise the error of a structural write to a locked container."""
     raise LockedError(

@@ -16,6 +16,7 @@ from tensordict.errors import DimError, ShapeError
 from tensordict.keys import Path, joined
 from tensordict.ops.refusals import retried
 from tensordict.ops.sizing import Sizing, replace_leaves
+from tensordict.ops.stacking import stack_containers
 from tensordict.shapes import PerNdim
 
 if TYPE_CHECKING:
@@ -215,6 +216,10 @@ class _Sequences:
             kinds = {isinstance(value, Contract) for value in column}
             if len(kinds) > 1:
                 raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
+            if True in kinds and (column[0]._is_non_tensor or isinstance(column[0], Tensor)):
+                # Values that are no tensors, of which `pad` knows; they need no mask.
+                entries[name] = stack_containers([_longer(value, size) for value in column])
+                continue
             join = self.node if True in kinds else self._leaf_at(len(first._batch_size))
             entries[name], masks[name] = join(column, key)
         names_of = [node._names for node in nodes]
@@ -286,6 +291,14 @@ class _Sequences:
             .expand(-1, *over)
             .contiguous()
         )
+
+
+def _longer(node: Any, size: list[int]) -> Any:
+    """A container that holds a value, padded behind its elements to a batch size that begins with `size`."""
+    own = node._batch_size
+    pads = [n for length, longest in zip(own, size, strict=False) for n in (0, longest - length)]
+    new = torch.Size([*size, *own[len(size) :]])
+    return node if new == own else node._map(_padder(pads, 0.0), new, len(own), _same_names)
 
 
 def pad_and_stack(containers: Any, dim: int, value: float, out: Any, return_mask: Any) -> Any:

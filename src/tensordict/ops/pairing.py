@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict import registry
-from tensordict.contract import ByNdim, Contract, named_error, raise_key_mismatch
+from tensordict.contract import ByNdim, Contract, is_node, named_error, raise_key_mismatch
 from tensordict.keys import Path, joined
 
 _NUMBERS = frozenset((int, float, bool, complex))
@@ -96,7 +96,11 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Any], right: lis
     elif entries.keys() == others.keys():
         values, counterparts = list(entries.values()), [others[name] for name in names]
     else:
-        raise_key_mismatch([entries, others], path)
+        entries, others = _operands(entries), _operands(others)
+        if entries.keys() != others.keys():
+            raise_key_mismatch([entries, others], path)
+        names = list(entries)
+        values, counterparts = list(entries.values()), [others[name] for name in names]
     # With the same batch size no alignment of leaves leads past its first dim.
     aligned = node._batch_size == other._batch_size and len(node._batch_size) < 2
     if aligned and set(map(type, values)) == _PLAIN == set(map(type, counterparts)):
@@ -111,6 +115,13 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Any], right: lis
                 _refuse_uneven(node, other, value, counterpart, (*path, name))
             left.append(value)
             right.append(counterpart)
+
+
+def _operands(entries: Any) -> dict[str, Any]:
+    """The entries without those that hold values which are no tensors: one side may lack these."""
+    return {
+        name: value for name, value in entries.items() if not (isinstance(value, Contract) and value._is_non_tensor)
+    }
 
 
 def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: list[Any], right: list[Any]) -> Any:
@@ -132,7 +143,7 @@ def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: li
         elif _is_intersection(default):
             continue
         else:
-            leaves = value._leaves() if isinstance(value, Contract) else [value]  # type: ignore[attr-defined]
+            leaves = value._leaves() if is_node(value) else [value]
             left += leaves
             right += [_filler(default, leaf) for leaf in leaves]
         entries[name] = value
@@ -140,7 +151,7 @@ def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: li
         for name, value in others.items():
             if name not in node._entries:
                 _refuse_foreign(node, value, (*path, name))
-                leaves = value._leaves() if isinstance(value, Contract) else [value]  # type: ignore[attr-defined]
+                leaves = value._leaves() if is_node(value) else [value]
                 left += [_filler(default, leaf) for leaf in leaves]
                 right += leaves
                 entries[name] = value
@@ -195,6 +206,8 @@ def _add_views(node: Any, value: Tensor, views: ByNdim, found: list[Tensor]) -> 
         return
     for entry in node._entries.values():
         if type(entry) is not Tensor and isinstance(entry, Contract):
+            if isinstance(entry, Tensor):
+                entry._map_with(_second, value)  # Refuses.
             _add_views(entry, value, views, found)
         else:
             found.append(views[entry.dim()])
@@ -248,8 +261,8 @@ def _refuse_foreign(node: Contract, value: Any, path: Path) -> None:
 
 def _are_nodes(value: Any, counterpart: Any, path: Path, name: str) -> bool:
     """Whether both are containers; raises when only one is."""
-    nested = type(value) is not Tensor and isinstance(value, Contract)
-    if nested is not (type(counterpart) is not Tensor and isinstance(counterpart, Contract)):
+    nested = type(value) is not Tensor and is_node(value)
+    if nested is not (type(counterpart) is not Tensor and is_node(counterpart)):
         kinds = "a container on the left and a tensor" if nested else "a tensor on the left and a container"
         raise TypeError(f"entry {joined((*path, name))!r} is {kinds} on the right")
     return nested
@@ -258,6 +271,8 @@ def _are_nodes(value: Any, counterpart: Any, path: Path, name: str) -> bool:
 def _refuse_uneven(node: Contract, other: Contract, one: Tensor, two: Tensor, path: Path) -> None:
     """Check that no alignment at the right leads past the batch dims of the left container."""
     size = node._batch_size
+    if isinstance(one, Contract):
+        return
     if size == other._batch_size and (len(size) < 2 or one.dim() == two.dim()):
         return
     try:

@@ -95,7 +95,7 @@ class Reading(Contract):
         """How many containers are nested in one another below this one; 0 when all entries are tensors."""
         deepest = -1
         for value in self._outline().values():
-            if isinstance(value, Reading):
+            if isinstance(value, Reading) and not value._is_non_tensor:
                 deepest = max(deepest, value.depth)
         return deepest + 1
 
@@ -125,7 +125,7 @@ class Reading(Contract):
                 after :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
 
         Returns:
-            the stored tensor or container itself, not a copy.
+            the stored tensor or container itself, not a copy; for a value that is no tensor its holder.
 
         Example:
             >>> import torch

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict import registry, settings
 from tensordict.context import remember, remember_state
-from tensordict.contract import Contract, LeafFn, Names, Rename, named_error
+from tensordict.contract import Contract, LeafFn, Names, Rename, is_node, named_error
 from tensordict.errors import DimError, ShapeError
 from tensordict.ops.locking import _keep
 from tensordict.ops.sizing import Sizing, replace_leaves
@@ -696,9 +696,9 @@ def _expanded_like(node: Any, other: Any, path: tuple[str, ...]) -> Any:
         if name not in theirs:
             raise KeyError(f"expand_as: the other container has no entry {key!r}")
         target = theirs[name]
-        if isinstance(value, Contract) != isinstance(target, Contract):
+        if is_node(value) != is_node(target):
             raise TypeError(f"expand_as: entry {key!r} is a tensor in one of the containers only")
-        if isinstance(value, Contract):
+        if is_node(value):
             entries[name] = _expanded_like(value, target, key)
         else:
             try:

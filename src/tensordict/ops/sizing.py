@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged
+from tensordict import ragged, registry
 from tensordict.contract import Contract, LeafFn, Names, Rename
 from tensordict.errors import ShapeError
 from tensordict.ops.locking import Locking, raise_locked
@@ -139,6 +139,8 @@ def replace_leaves(root: Any, fn: LeafFn, size: torch.Size, lead: int, rename: R
             value = node._entries[name]
             if not isinstance(value, Contract):
                 node._entries[name] = fn(value)
+            elif value._is_non_tensor:
+                node._entries[name] = value._map(fn, size, lead, rename)
             del value
         names = None if node._names is None else node._renamed(len(size), lead, rename)
         node._batch_size = size + node._batch_size[lead:]
@@ -149,7 +151,7 @@ def replace_leaves(root: Any, fn: LeafFn, size: torch.Size, lead: int, rename: R
 def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
     out[id(node)] = node
     for value in node._outline().values():
-        if isinstance(value, Contract):
+        if isinstance(value, Contract) and not value._is_non_tensor:
             _collect_nodes(value, out)
 
 
@@ -157,7 +159,16 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
     """The longest size with which every leaf of the tree begins; `None` when there is no leaf."""
     common: torch.Size | None = None
     for value in node._entries.values():
-        shape = _common_size(value, limit) if isinstance(value, Contract) else _leading_size(value)[:limit]
+        shape: torch.Size | None
+        if not isinstance(value, Contract):
+            shape = _leading_size(value)[:limit]
+        elif isinstance(value, Tensor):
+            shape = None  # An `UnbatchedTensor` fits any batch.
+        elif value._is_non_tensor:
+            # One value fits any batch, a stack of them only its own.
+            shape = value._batch_size[:limit] if isinstance(value, registry.lookup("NonTensorStack")) else None
+        else:
+            shape = _common_size(value, limit)
         if shape is None:
             continue
         if common is None:
@@ -185,6 +196,9 @@ def _spread(node: Contract, size: torch.Size, limit: int | None, keep: bool) -> 
     """Set the size of a container and the longest fitting ones of those nested in it."""
     resize(node, size)
     for value in node._entries.values():
-        if isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
+        if isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor)):
+            if value._batch_size[: len(size)] != size:
+                resize(value, size)
+        elif isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
             own = _common_size(value, limit)
             _spread(value, size if own is None else own, limit, keep)

@@ -15,7 +15,7 @@ from tensordict import ragged, registry, settings
 from tensordict.contract import Contract, Names, Rename, named_error, raise_key_mismatch
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined
-from tensordict.ops.locking import raise_locked
+from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.naming import check_agreement
 from tensordict.ops.refusals import REFUSALS, has_ragged, retried
 from tensordict.ops.writing import Writing
@@ -227,12 +227,13 @@ class Stacking(Writing):
         """
         names = self._names
         dim = as_dim(dim, len(self._batch_size))
-        return registry.lookup("LazyStackedTensorDict")(
+        stack = registry.lookup("LazyStackedTensorDict")(
             *self.unbind(dim),
             stack_dim=dim,
             stack_dim_name=None if names is None else names[dim],
             batch_size=None if self._batch_size[dim] else self._batch_size[:dim] + self._batch_size[dim + 1 :],
         )
+        return self._given_out(stack)
 
     def densify(self, layout: torch.layout = torch.strided) -> Any:
         """The same entries with every lazy stack in the tree made dense.
@@ -346,12 +347,13 @@ def stack_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any
             return [*names[:dim], None, *names[dim:]]
 
     try:
-        return first._merge(items, fn, new, len(size), rename)
+        return first._merge(items, fn, new, len(size), rename, (), partial(stack_containers, dim=dim))
     except REFUSALS:
         if not has_ragged(*items):
             raise
     try:
-        return first._merge(items, partial(ragged.stack, dim=dim), new, len(size), rename)
+        whole = partial(stack_containers, dim=dim)
+        return first._merge(items, partial(ragged.stack, dim=dim), new, len(size), rename, (), whole)
     except (NotImplementedError, ShapeError):
         # No tensor has the form of ragged rows over two batch dims: the stack keeps the containers as they are.
         return registry.lookup("LazyStackedTensorDict").lazy_stack(items, dim)
@@ -362,7 +364,7 @@ def lazy_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: A
     items = _checked(input, "lazy_stack")
     stack = registry.lookup("LazyStackedTensorDict")(*items, stack_dim=dim, **kwargs)
     if out is None:
-        return stack
+        return items[0]._given_out(stack)
     if not isinstance(out, Writing):
         raise TypeError(f"out must be a container, got {type(out).__name__}")
     if out._batch_size != stack._batch_size:
@@ -435,11 +437,11 @@ def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
         return joint
     fn = torch.cat if dim == 0 else _along(torch.cat, dim)
     try:
-        return first._merge(items, fn, new, len(size), _same_names)
+        return first._merge(items, fn, new, len(size), _same_names, (), partial(cat_containers, dim=dim))
     except REFUSALS:
         if not has_ragged(*items):
             raise
-    return first._merge(items, ragged.Cat(dim), new, len(size), _same_names)
+    return first._merge(items, ragged.Cat(dim), new, len(size), _same_names, (), partial(cat_containers, dim=dim))
 
 
 def _checked(input: Any, what: str) -> Sequence[Any]:
@@ -474,6 +476,8 @@ def _join_into(out: Any, items: Sequence[Any], join: Any, dim: int, size: torch.
             except RuntimeError as error:
                 raise named_error(error, path) from error
     for node, name, value in missing:
+        if isinstance(value, Locking):
+            adopt(node, value)
         node._entries[name] = value
     for stack, whole in stacks:
         stack.update(whole, inplace=True)
@@ -517,6 +521,8 @@ def _plan_join(
                 raise_locked(f"add the entry {joined(path)!r}, which out lacks")
             whole = _joined(join, column, dim, path)
             missing.append((out, name, out._admit(whole, path)))
+        elif True in nodes and any(node._is_non_tensor or isinstance(node, Tensor) for node in together):
+            missing.append((out, name, out._admit(_joined(join, column, dim, path), path)))
         elif True in nodes:
             _plan_join(target, column, join, dim, path, writes, missing, stacks)
         else:

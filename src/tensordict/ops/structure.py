@@ -14,7 +14,7 @@ from tensordict.keys import Path, joined, path_of
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing
 from tensordict.shapes import as_size
-from tensordict.views import IsLeaf
+from tensordict.views import IsLeaf, _all_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -194,7 +194,7 @@ class Structure(Writing):
             >>> sorted(td["a"].keys())
             ['b', 'c']
         """
-        items = list(self.items(True, True, is_leaf))
+        items = _all_leaves(self) if is_leaf is None else list(self.items(True, True, is_leaf))
         entries = {key if type(key) is str else separator.join(key): value for key, value in items}
         if len(entries) != len(items):
             names = [separator.join(path_of(key)) for key, _ in items]

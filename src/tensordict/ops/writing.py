@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tensordict import foreach, ragged, registry
-from tensordict.contract import Contract, named_error
+from tensordict.contract import Contract, is_node, named_error
 from tensordict.devices import wait_for
 from tensordict.errors import ShapeError
 from tensordict.indexing import leaf_index
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, raise_locked
+from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.views import IsLeaf
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+class _Copies(list[Tensor]):
+    """The tensors that are copied into, and, as `writes`, what else is to be called once everything is checked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[Callable[[], None]] = []
 
 
 class _Update:
@@ -39,14 +45,14 @@ class _Update:
         self.is_leaf = is_leaf
         self.ignore_lock = ignore_lock
         self.writes: list[tuple[Any, dict[str, Any]]] = []
-        self.targets: list[Tensor] = []
+        self.targets = _Copies()
         self.values: list[Any] = []
 
     def merges(self, item: Any) -> bool:
         """Whether `item` is merged into a nested container, rather than put in its place."""
         if self.is_leaf is not None and self.is_leaf(type(item)):
             return False
-        return isinstance(item, (Contract, Mapping))
+        return isinstance(item, Mapping) or (is_node(item) and not item._is_non_tensor)
 
 
 class Writing(Reading, Locking):
@@ -59,7 +65,8 @@ class Writing(Reading, Locking):
 
         Args:
             key: a string or a tuple of strings.
-            item: a tensor, container, mapping, number, list or numpy array. Its shape must begin with the batch size.
+            item: a tensor, container, mapping, number, list or numpy array, whose shape must begin with the batch size;
+                or any other value, which is held by a `NonTensorData` (a list of such, by a `NonTensorStack`).
                 A tensor or container is stored as it is, not copied, unless its device must change.
             inplace: if `True` and the entry exists, copy into it instead of replacing it.
             non_blocking: passed to the device transfer, if there is one.
@@ -69,7 +76,7 @@ class Writing(Reading, Locking):
 
         Raises:
             RuntimeError: the container is locked, or the shape does not begin with the batch size.
-            TypeError: the item cannot be stored, or the key is not a key.
+            TypeError: the item is a ragged list of numbers, or the key is not a key.
             KeyError: the key goes through an entry that is a tensor.
 
         Example:
@@ -157,10 +164,14 @@ class Writing(Reading, Locking):
                 child = self._child()
                 child._fill(item, path, non_blocking)
                 return child
-            item = _to_tensor(item, path, self._device)
+            item = stored(item, path, self._batch_size, self._device)
+            if not isinstance(item, Tensor):
+                return self._admit_node(item, path, non_blocking)
         if self._device is not None and item.device != self._device:
             item = item.to(self._device, non_blocking=non_blocking)
         size = self._batch_size
+        if isinstance(item, Contract):
+            return item._over(item, size)  # type: ignore[attr-defined]
         if not size:
             return item
         try:
@@ -282,6 +293,8 @@ class Writing(Reading, Locking):
             node._entries.update(entries)
         if plan.targets:
             foreach.copy_(plan.targets, plan.values, plan.non_blocking)
+        for write in plan.targets.writes:
+            write()
         if self._device is not None:
             self._settle(non_blocking)
         return self
@@ -318,8 +331,10 @@ class Writing(Reading, Locking):
             if current is None:
                 current = mapping.get(key)
             path = (*prefix, key)
-            if isinstance(current, Writing) and plan.merges(item):
+            if isinstance(current, Writing) and not current._is_non_tensor and plan.merges(item):
                 current._plan_update(item, path, plan)
+            elif plan.inplace and isinstance(current, Contract) and current._is_non_tensor:
+                plan.targets.writes.append(current._replacing(self, key, item, (), size, path))  # type: ignore[attr-defined]
             elif plan.inplace and isinstance(current, Tensor):
                 _plan_copy(current, item, path, plan.targets, plan.values)
             elif not writable:
@@ -378,8 +393,11 @@ class Writing(Reading, Locking):
     def _copy_into(self, name: str, item: Any, path: Path | None, non_blocking: bool) -> None:
         """Copy `item` into the entry of this name; `path` leads there from where the write began."""
         current = self._existing(name)
-        if isinstance(current, Contract):
-            current.update_(item, non_blocking=non_blocking)  # type: ignore[attr-defined]
+        if is_node(current):
+            if current._is_non_tensor:
+                current._replacing(self, name, item, (), self._batch_size, path or (name,))()
+            else:
+                current.update_(item, non_blocking=non_blocking)
         else:
             try:
                 alike = type(item) is Tensor and item.shape == current.shape
@@ -411,7 +429,14 @@ class Writing(Reading, Locking):
         """Copy `value` into a part of the entry of this name; `path` leads there from where the write began."""
         current = self._entries[name]
         if isinstance(current, Contract):
-            current[index] = value  # type: ignore[index]
+            if isinstance(current, Tensor):
+                raise ShapeError(
+                    f"entry {joined(path)!r} is an UnbatchedTensor, which has no part for an index of the batch"
+                )
+            if current._is_non_tensor:
+                self[index] = {name: value}  # type: ignore[index]
+            else:
+                current[index] = value  # type: ignore[index]
             return
         at = leaf_index(index, self._batch_size)
         if isinstance(value, Tensor):
@@ -449,14 +474,16 @@ class Writing(Reading, Locking):
             return self
         if keys_to_update is not None:
             source = _restricted(source, keys_to_update)
-        targets: list[Tensor] = []
+        targets = _Copies()
         values: list[Any] = []
         self._plan_copies(source, (), targets, values)
         foreach.copy_(targets, values, self._queues(non_blocking))
+        for write in targets.writes:
+            write()
         self._settle(non_blocking)
         return self
 
-    def _plan_copies(self, source: Any, prefix: Path, targets: list[Tensor], values: list[Any]) -> None:
+    def _plan_copies(self, source: Any, prefix: Path, targets: _Copies, values: list[Any]) -> None:
         mapping = self._entries
         for key, item in source.items():
             if type(key) is not str:
@@ -477,6 +504,9 @@ class Writing(Reading, Locking):
             path = (*prefix, key)
             if current is None:
                 raise KeyError(f"cannot update {joined(path)!r} in place: there is no such entry. Use update to add it")
+            if current._is_non_tensor:
+                targets.writes.append(current._replacing(self, key, item, (), self._batch_size, path))
+                continue
             if not isinstance(item, (Contract, Mapping)):
                 raise TypeError(
                     f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}"
@@ -621,6 +651,8 @@ class Writing(Reading, Locking):
             if type(value) is not Tensor and isinstance(value, Writing):
                 if value._batch_size[:ndim] != size:
                     value._plan_rebatch(size, (*path, name), changes)
+            elif isinstance(value, Contract):
+                changes.append((value, size))
             elif ndim and ragged.shape_of(value)[:ndim] != size:
                 raise RuntimeError(
                     f"entry {joined((*path, name))!r} has shape {list(ragged.shape_of(value))}, which does not begin "
@@ -654,29 +686,6 @@ class Writing(Reading, Locking):
             return self._entries[key] if type(key) is str else self._find(key)
         except KeyError:
             raise self._missing(joined(path_of(key))) from None
-
-
-def _to_tensor(item: Any, path: Path, device: torch.device | None) -> Tensor:
-    """A number, list or numpy array as a tensor; numpy memory is shared where torch can."""
-    if isinstance(item, _NUMBERS):
-        return torch.as_tensor(item, device=device)
-    if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
-        return torch.as_tensor(item, device=device)
-    if isinstance(item, (list, tuple, range)):
-        try:
-            if any(isinstance(x, Tensor) for x in item):
-                return torch.stack([torch.as_tensor(x, device=device) for x in item])
-            return torch.as_tensor(np.asarray(item) if isinstance(item, range) else item, device=device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"entry {joined(path)!r}: a {type(item).__name__} that is not a regular array of numbers: {error}"
-            ) from error
-    if hasattr(item, "__array__") or hasattr(item, "__dlpack__"):
-        return torch.as_tensor(item, device=device)
-    raise TypeError(
-        f"entry {joined(path)!r} is a {type(item).__name__}; a container holds tensors, containers, mappings, numbers, "
-        "lists of numbers and numpy arrays"
-    )
 
 
 def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
@@ -737,7 +746,8 @@ def _nested_keys(source: Any, prefix: Path = ()) -> list[Path]:
     out: list[Path] = []
     for key, value in source.items():
         path = (*prefix, *path_of(key))
-        out += _nested_keys(value, path) if isinstance(value, (Contract, Mapping)) else [path]
+        nested = isinstance(value, Mapping) or (is_node(value) and not value._is_non_tensor)
+        out += _nested_keys(value, path) if nested else [path]
     return out
 
 
@@ -746,7 +756,7 @@ def _copyable(target: Tensor, item: Any, path: Path) -> Any:
     if not isinstance(item, Tensor):
         if isinstance(item, (Contract, Mapping)):
             raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be updated with a container")
-        item = _to_tensor(item, path, None)
+        item = to_tensor(item, path, None)
         if not item.ndim:
             return item
     if ragged.shape_of(item) != target.shape:

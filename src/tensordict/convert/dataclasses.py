@@ -1,0 +1,82 @@
+"""Dataclasses as tensorclasses and as containers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+from tensordict import registry
+from tensordict.contract import Contract
+
+
+def from_dataclass(
+    obj: Any,
+    *,
+    dest_cls: Any = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: Any = None,
+    frozen: bool = False,
+    autocast: bool = False,
+    nocast: bool = False,
+    inplace: bool = False,
+    shadow: bool = False,
+    tensor_only: bool = False,
+    device: Any = None,
+) -> Any:
+    """A tensorclass with the fields of a dataclass; for an instance, an instance of one.
+
+    Args:
+        obj: a dataclass, or an instance of one.
+        dest_cls: the tensorclass to make an instance of; a new one, named after the dataclass, by default.
+        auto_batch_size: give the instance the longest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, at most this many dims.
+        batch_size: the batch size of the instance.
+        frozen, autocast, nocast, shadow, tensor_only: the options of a new class, see :class:`TensorClass`.
+        inplace: accepted for compatibility: a class cannot be turned into another one, so the new one is returned.
+        device: where the tensors of the instance are moved.
+
+    Raises:
+        TypeError: `obj` is neither a dataclass nor an instance of one.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from tensordict import from_dataclass
+        >>> @dataclass
+        ... class Point:
+        ...     x: torch.Tensor
+        >>> from_dataclass(Point(torch.zeros(3)), auto_batch_size=True).batch_size
+        torch.Size([3])
+    """
+    if not dataclasses.is_dataclass(obj):
+        raise TypeError(f"from_dataclass reads a dataclass or an instance of one, got {type(obj).__name__}")
+    source = obj if isinstance(obj, type) else type(obj)
+    if dest_cls is None or isinstance(obj, type):
+        base = registry.lookup("TensorClass")
+        options = {"frozen": frozen, "autocast": autocast, "nocast": nocast, "shadow": shadow}
+        options["tensor_only"] = tensor_only
+        name = source.__name__ if inplace else f"{source.__name__}_tc"
+        specs = dataclasses.fields(source)
+        body: dict[str, Any] = {spec.name: copy.copy(spec) for spec in specs}
+        body["__annotations__"] = {spec.name: spec.type for spec in specs}
+        body["__module__"] = source.__module__
+        metaclass: Any = type(base)
+        dest_cls = metaclass(name, (base,), body, **{key: True for key, on in options.items() if on})
+        if isinstance(obj, type):
+            return dest_cls
+    values = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)}
+    made = dest_cls(**values, batch_size=batch_size, device=device)
+    return made.auto_batch_size_(batch_dims) if auto_batch_size or batch_dims is not None else made
+
+
+def entries_of(obj: Any) -> dict[str, Any]:
+    """The fields of an instance of a dataclass by name, those of nested ones in nested dicts."""
+    values = {spec.name: getattr(obj, spec.name) for spec in dataclasses.fields(obj)}
+    return {name: entries_of(value) if _is_instance(value) else value for name, value in values.items()}
+
+
+def _is_instance(value: Any) -> bool:
+    # A tensorclass is a dataclass too, and a container already.
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, Contract))

@@ -1,0 +1,240 @@
+"""The fields of a tensorclass: what a class body declares, how arguments are bound to it, how values are cast."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+import typing
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract
+from tensordict.errors import FieldError
+
+OPTIONS = ("autocast", "frozen", "nocast", "shadow", "tensor_only")
+# The arguments of every tensorclass besides its fields.
+_OWN_ARGUMENTS = ("batch_size", "device", "names", "non_blocking", "lock")
+# `data` is too common a name for what a class holds: such a field stands in the place of the container's attribute.
+_ALLOWED = frozenset({"data"})
+_UNION = (typing.Union, types.UnionType)
+
+
+@dataclass(slots=True)
+class Layout:
+    """What a tensorclass knows of its fields.
+
+    owner: the class name, for errors.
+    names: those of the fields, in order.
+    taken: all that there are values of: the fields, and `extras`.
+    positional: the arguments that can be given by position.
+    defaults: the values of arguments that are not given, or the functions that make them.
+    extras: the arguments that only `__post_init__` sees.
+    fixed: the fields that are no arguments.
+    masked: the container's own arguments that are fields here.
+    hints: the annotations as written; `scope` holds the names that they may use.
+    resolved: the annotations themselves, each from when it is first needed.
+    """
+
+    owner: str
+    names: dict[str, None]
+    taken: frozenset[str]
+    positional: tuple[str, ...]
+    defaults: list[tuple[str, Any, Callable[[], Any] | None]]
+    extras: tuple[str, ...]
+    fixed: frozenset[str]
+    masked: tuple[str, ...]
+    hints: dict[str, Any]
+    scope: Mapping[str, Any]
+    resolved: dict[str, Any] = field(default_factory=dict)
+
+    def bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+        """The values of all fields, and of `extras`, for the arguments given by position and (as a dict) by name.
+
+        Raises:
+            TypeError: a field is missing, unknown or given twice; class and field are named.
+        """
+        if args:
+            values = self._with_positions(args, values)
+        if self.fixed and (refused := self.fixed & values.keys()):
+            raise FieldError(f"{self.owner}() got {_listed(refused)}, which __init__ does not take (init=False)")
+        for name, value, make in self.defaults:
+            if name not in values:
+                values[name] = value if make is None else make()
+        if values.keys() != self.taken:
+            if unknown := values.keys() - self.taken:
+                raise FieldError(f"{self.owner}() got {_listed(unknown)}, {self.known()}")
+            raise TypeError(f"{self.owner}() is missing {_listed(self.taken - values.keys())}, which has no default")
+        return values
+
+    def _with_positions(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self.positional):
+            raise TypeError(
+                f"{self.owner}() takes {len(self.positional)} fields by position ({', '.join(self.positional)}), got "
+                f"{len(args)} arguments; batch_size and its like are given by name"
+            )
+        given = dict(zip(self.positional, args))
+        if values:
+            if twice := given.keys() & values.keys():
+                raise TypeError(f"{self.owner}() got {_listed(twice)} by position and by name")
+            given.update(values)
+        return given
+
+    def known(self) -> str:
+        """What errors say about the fields there are."""
+        return f"which is no field of {self.owner}; its fields are {_listed(self.names)}"
+
+    def hint_of(self, name: str) -> Any:
+        """The resolved annotation of a field.
+
+        Raises:
+            TypeError: it names what cannot be found.
+        """
+        if name not in self.resolved:
+            hint = self.hints[name]
+            if isinstance(hint, str):
+                try:
+                    # Part of the source of the class, and no more to be feared than the rest of it.
+                    hint = eval(hint, {}, self.scope)
+                except Exception as error:
+                    raise TypeError(
+                        f"the annotation {hint!r} of {self.owner}.{name} cannot be resolved, as casting needs: {error}"
+                    ) from error
+            self.resolved[name] = hint
+        return self.resolved[name]
+
+
+def layout_of(cls: type[Any], base: type[Any]) -> Layout:
+    """Make a dataclass of `cls` in place, and describe its fields; `base` has the methods that none may hide.
+
+    Raises:
+        AttributeError: a field would hide a method and the class has no `shadow`.
+        TypeError: a field without default follows one with, or the class is `tensor_only` and a field no tensor.
+    """
+    own = inspect.get_annotations(cls)
+    for name in own:
+        if name not in cls.__dict__ and hasattr(cls, name):
+            # Or the dataclass would take the property of an inherited field, or a method, for the default.
+            setattr(cls, name, dataclasses.field())
+    has_init = "__init__" in cls.__dict__
+    dataclasses.dataclass(init=not has_init, repr=False, eq=False)(cls)
+    fields = dataclasses.fields(cls)
+    if not cls._shadow:
+        for f in fields:
+            if (hasattr(base, f.name) and f.name not in _ALLOWED) or f.name in _OWN_ARGUMENTS:
+                raise FieldError(
+                    f"the field {f.name!r} of {cls.__name__} would hide the attribute of that name that every "
+                    'tensorclass has: rename it, or allow it with @tensorclass(shadow=True) or TensorClass["shadow"]'
+                )
+    specs = {name: f for name, f in cls.__dataclass_fields__.items() if f._field_type.name != "_FIELD_CLASSVAR"}
+    names = dict.fromkeys(f.name for f in fields)
+    layout = Layout(
+        cls.__name__,
+        names,
+        frozenset(specs),
+        tuple(name for name, f in specs.items() if f.init and not f.kw_only),
+        [
+            (
+                name,
+                None if f.default is MISSING else f.default,
+                None if f.default_factory is MISSING else f.default_factory,
+            )
+            for name, f in specs.items()
+            if f.default is not MISSING or f.default_factory is not MISSING or not f.init
+        ],
+        tuple(name for name in specs if name not in names),
+        frozenset(name for name, f in specs.items() if not f.init),
+        tuple(name for name in names if name in _OWN_ARGUMENTS),
+        {f.name: f.type for f in fields},
+        scope_of(cls, [f.type for f in fields if isinstance(f.type, str)]),
+    )
+    if not has_init:
+        _adopt_constructor(cls, base, layout)
+    if cls._tensor_only:
+        for name in names:
+            if not _is_tensor_hint(layout.hint_of(name)):
+                raise TypeError(
+                    f"{cls.__name__} is tensor_only, but its field {name!r} is annotated {layout.hints[name]!r}: "
+                    "annotate it as torch.Tensor or torch.Tensor | None"
+                )
+    return layout
+
+
+def _adopt_constructor(cls: type[Any], base: type[Any], layout: Layout) -> None:
+    """Put the constructor of all tensorclasses in the place of the dataclass's, whose signature it is shown with."""
+    shown = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    own = inspect.signature(base.__init__).parameters
+    shown += [own[name] for name in _OWN_ARGUMENTS if name not in layout.masked]
+    cls.__signature__ = inspect.Signature(shown)
+    cls.__init__ = base.__init__
+
+
+def scope_of(cls: type[Any], hints: list[str]) -> Mapping[str, Any]:
+    """The names that string annotations may use: of the modules, and of the function that the class is defined in."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tensordict":
+        frame = frame.f_back
+    local: dict[str, Any] = {}
+    if frame.f_locals is not frame.f_globals:
+        # Only those that are used: the class would keep the others alive.
+        for hint in hints:
+            used = compile(hint, "<annotation>", "eval").co_names
+            local.update({name: frame.f_locals[name] for name in used if name in frame.f_locals})
+    local[cls.__name__] = cls
+    modules = dict.fromkeys(parent.__module__ for parent in cls.__mro__)
+    return ChainMap(local, *[vars(sys.modules[name]) for name in modules if name in sys.modules])
+
+
+def _is_tensor_hint(hint: Any) -> bool:
+    if typing.get_origin(hint) in _UNION:
+        return all(_is_tensor_hint(part) for part in typing.get_args(hint))
+    return hint is None or hint is type(None) or (isinstance(hint, type) and issubclass(hint, Tensor))
+
+
+def cast(value: Any, hint: Any, where: str) -> Any:
+    """`value` as its annotation has it; a value that the annotation says nothing about is given back.
+
+    Args:
+        value: what was assigned, not `None`.
+        hint: the resolved annotation.
+        where: class and field, for errors.
+
+    Raises:
+        TypeError: the value cannot be cast.
+    """
+    origin = typing.get_origin(hint)
+    if origin in _UNION:
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        return cast(value, parts[0], where) if len(parts) == 1 else value
+    kind: Any = hint if origin is None else origin
+    if not isinstance(kind, type) or isinstance(value, kind) or kind is object:
+        return value
+    try:
+        if issubclass(kind, Tensor):
+            return torch.as_tensor(value)
+        if issubclass(kind, Contract):
+            if isinstance(value, Mapping):
+                return kind.from_dict(value)  # type: ignore[attr-defined]
+            if isinstance(value, Contract) and hasattr(kind, "from_tensordict"):
+                return kind.from_tensordict(value)
+            return value
+        return value if isinstance(value, Contract) or origin is not None else kind(value)  # type: ignore[call-arg]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{where} cannot be cast: it is annotated {getattr(hint, '__name__', hint)} and got a "
+            f"{type(value).__name__} ({error})"
+        ) from error
+
+
+def _or_none(value: Any) -> Any:
+    return None if value is MISSING else value
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))

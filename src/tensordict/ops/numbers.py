@@ -1,0 +1,82 @@
+"""What a container takes besides tensors and containers: numbers, lists and arrays of them, and any other value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.keys import Path, joined
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
+def to_tensor(item: Any, path: Path, device: torch.device | None) -> Tensor:
+    """A number, list or numpy array as a tensor; numpy memory is shared where torch can.
+
+    Raises:
+        TypeError: it is none of these; names `path`.
+    """
+    tensor = _as_numbers(item, path, device)
+    if tensor is None:
+        raise TypeError(
+            f"entry {joined(path)!r} is a tensor and cannot be given a {type(item).__name__}; it takes tensors, "
+            "numbers, lists of numbers and numpy arrays"
+        )
+    return tensor
+
+
+def _as_numbers(item: Any, path: Path, device: torch.device | None) -> Tensor | None:
+    """What consists of numbers as a tensor, `None` for any other value; raises naming `path` for ragged lists."""
+    if isinstance(item, _NUMBERS):
+        return torch.as_tensor(item, device=device)
+    if item is None or isinstance(item, (str, bytes, type)):
+        return None
+    if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
+        return torch.as_tensor(item, device=device)
+    if isinstance(item, (list, tuple, range)):
+        if item and isinstance(item[0], Contract):
+            return None
+        try:
+            if any(isinstance(x, Tensor) for x in item):
+                return torch.stack([torch.as_tensor(x, device=device) for x in item])
+            return torch.as_tensor(np.asarray(item) if isinstance(item, range) else item, device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            if not _numeric(item):
+                return None
+            raise TypeError(
+                f"entry {joined(path)!r}: a {type(item).__name__} that is not a regular array of numbers: {error}"
+            ) from error
+    if hasattr(item, "__array__") or hasattr(item, "__dlpack__"):
+        try:
+            return torch.as_tensor(item, device=device)
+        except (TypeError, ValueError, RuntimeError):
+            # An array of something else than numbers, such as strings.
+            return None
+    return None
+
+
+def _numeric(item: Any) -> bool:
+    """Whether there is nothing but numbers, tensors and arrays of them in nested lists."""
+    if isinstance(item, (list, tuple)):
+        return all(map(_numeric, item))
+    if isinstance(item, np.ndarray):
+        return item.dtype.kind in "biufc"
+    return isinstance(item, (*_NUMBERS, Tensor, range))
+
+
+def stored(item: Any, path: Path, size: torch.Size, device: torch.device | None) -> Any:
+    """What is stored for a value that is no tensor, container or mapping, in a container of this batch size.
+
+    Numbers become a tensor, a list of containers their stack, anything else gets a holder.
+    """
+    tensor = _as_numbers(item, path, device)
+    if tensor is not None:
+        return tensor
+    if type(item) is list and all(isinstance(x, Contract) and not x._is_non_tensor for x in item):
+        return type(item[0]).maybe_dense_stack(item)
+    return registry.lookup("NonTensorData")._holding(item, size, device)

@@ -1,0 +1,609 @@
+"""Tensorclasses as classes: declaring them, their fields, options, results, and what goes wrong.
+
+What they do as containers is tested by `tests/contract/`, whose kinds include them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pathlib
+import pickle
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar, Generic, NotRequired, Optional, TypeVar
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from tensordict import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    TensorClass,
+    TensorCollection,
+    TensorDict,
+    TensorDictBase,
+    TypedTensorDict,
+    from_dataclass,
+    is_tensor_collection,
+    is_tensorclass,
+    lazy_stack,
+    tensorclass,
+)
+
+T = TypeVar("T")
+
+
+class Inner(TensorClass):
+    w: torch.Tensor
+    note: str | None = None
+
+
+class Data(TensorClass):
+    x: torch.Tensor
+    inner: Inner | None = None
+    label: str = "none"
+    other: Optional[torch.Tensor] = None  # noqa: UP045 (one of the spellings under test)
+    anything: Any = None
+
+
+class Node(TensorClass):
+    value: torch.Tensor
+    child: Node | None = None
+
+
+def data(n: int = 3) -> Data:
+    return Data(torch.arange(n * 2.0).reshape(n, 2), Inner(torch.ones(n), batch_size=[n]), batch_size=[n])
+
+
+# --- the class --------------------------------------------------------------------------------------------------------
+
+
+def test_both_spellings_make_the_same_kind_of_class() -> None:
+    @tensorclass
+    class Decorated:
+        x: torch.Tensor
+        label: str = "a"
+
+        def double(self) -> Any:
+            return self.x * 2
+
+    class Derived(TensorClass):
+        x: torch.Tensor
+        label: str = "a"
+
+    for cls in (Decorated, Derived):
+        made: Any = cls(torch.ones(2))  # type: ignore[call-arg]
+        assert issubclass(cls, TensorClass) and isinstance(made, TensorClass) and isinstance(made, TensorCollection)
+        assert not isinstance(made, TensorDictBase)
+        assert is_tensorclass(cls) and is_tensorclass(made) and is_tensor_collection(made)
+        assert dataclasses.is_dataclass(cls)
+        assert [f.name for f in dataclasses.fields(cls)] == ["x", "label"] == [f.name for f in made.fields()]
+        assert cls.__expected_keys__ == {"x", "label"}  # type: ignore[attr-defined]
+        assert list(inspect.signature(cls).parameters)[:3] == ["x", "label", "batch_size"]
+    assert torch.equal(Decorated(torch.ones(2)).double(), torch.full((2,), 2.0))
+    assert not is_tensorclass(TensorDict()) and not is_tensorclass(3)
+
+
+def test_places_to_import_from() -> None:
+    from tensordict.prototype import tensorclass as in_prototype
+    from tensordict.tensorclass import tensorclass as in_its_room
+
+    assert tensorclass is in_prototype is in_its_room
+
+
+def test_dataclass_features() -> None:
+    class Features(TensorClass):
+        constant: ClassVar[int] = 3
+        x: torch.Tensor
+        made: list[str] = field(default_factory=list)
+        fixed: int = field(default=7, init=False)
+        scale: InitVar[float] = 1.0
+        named: torch.Tensor | None = field(default=None, kw_only=True)
+
+        def __post_init__(self, scale: float) -> None:
+            self.x = self.x * scale
+
+    one, two = Features(torch.ones(2), ["a"], 2.0, named=torch.zeros(1)), Features(torch.ones(2))
+    assert one.x.tolist() == [2.0, 2.0] and two.x.tolist() == [1.0, 1.0]
+    assert one.made == ["a"] and one.named is not None and two.named is None
+    assert Features.constant == one.constant == 3 and one.fixed == 7
+    assert [f.name for f in dataclasses.fields(Features)] == ["x", "made", "fixed", "named"]
+    with pytest.raises(TypeError, match=r"Features\(\) got 'fixed'"):
+        Features(torch.ones(2), fixed=3)  # type: ignore[call-arg]
+
+
+def test_inheritance() -> None:
+    class Child(Data):
+        extra: torch.Tensor | None = None
+        x: torch.Tensor
+
+    with pytest.raises(TypeError, match=r"Child\(\) is missing 'x'"):
+        Child(label="given")  # type: ignore[call-arg]
+    child = Child(torch.zeros(2), label="given", extra=torch.ones(2), batch_size=[2])
+    assert isinstance(child, Data) and isinstance(child[0], Child)
+    assert [f.name for f in Child.fields()] == ["x", "inner", "label", "other", "anything", "extra"]
+    assert child.extra is not None and child.label == "given"
+
+
+def test_a_plain_dataclass_becomes_a_tensorclass() -> None:
+    @dataclass
+    class Plain:
+        x: torch.Tensor
+        n: str = "n"
+
+    @tensorclass
+    class Below(Plain):
+        y: torch.Tensor | None = None
+
+    made: Any = Below(torch.zeros(3), y=torch.ones(3), batch_size=[3])  # type: ignore[call-arg]
+    assert made[1:].y.shape == (2,) and isinstance(made, Plain)
+    both: Any = tensorclass(Plain)(torch.zeros(3), batch_size=[3])
+    assert both[0].x.shape == () and isinstance(both, TensorClass)
+
+
+def test_super_in_a_decorated_class() -> None:
+    @tensorclass
+    class Louder:
+        x: torch.Tensor
+
+        def clone(self, recurse: bool = True) -> Any:
+            return super().clone(recurse).apply(lambda leaf: leaf + 1)  # type: ignore[misc]
+
+    assert Louder(torch.zeros(1)).clone().x.item() == 1
+
+
+def test_generic_and_self_referring_classes() -> None:
+    class Box(TensorClass, Generic[T]):
+        item: T
+
+    assert Box[torch.Tensor](torch.zeros(2)).item.shape == (2,)
+    tree = Node(torch.zeros(2), Node(torch.ones(2), batch_size=[2]), batch_size=[2])
+    stacked = torch.stack([tree, tree])
+    assert type(stacked.child) is Node and stacked.child.value.shape == (2, 2) and stacked.child.child is None
+
+
+def test_user_methods_properties_and_operators() -> None:
+    class Mine(TensorClass):
+        x: torch.Tensor
+
+        @property
+        def double(self) -> torch.Tensor:
+            return self.x * 2
+
+        @classmethod
+        def ones(cls) -> Mine:
+            return cls(torch.ones(2))
+
+        def __add__(self, other: Any) -> Any:
+            return "added"
+
+        def reshape(self, *shape: Any) -> Any:  # type: ignore[override]
+            return "mine"
+
+    made = Mine.ones()
+    assert made.double.tolist() == [2, 2] and made + 1 == "added" and made.reshape(2) == "mine"
+    assert (made * 3).x.tolist() == [3, 3]
+    with pytest.raises(AttributeError):
+        made.double = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["reshape", "batch_size", "keys", "lock"])
+def test_a_field_that_hides_a_method_is_refused(name: str) -> None:
+    body = {"__annotations__": {name: torch.Tensor}}
+    with pytest.raises(AttributeError, match=f"the field '{name}' of Hiding"):
+        type("Hiding", (TensorClass,), dict(body))
+    allowed: Any = type("Hiding", (TensorClass["shadow"],), dict(body))  # type: ignore[misc, arg-type]
+    assert torch.equal(getattr(allowed(torch.ones(2)), name), torch.ones(2))
+
+
+def test_shadowed_methods_do_not_disturb_operations() -> None:
+    @tensorclass(shadow=True)
+    class Hiding:
+        keys: torch.Tensor
+        values: torch.Tensor
+
+    made: Any = Hiding(torch.zeros(3), torch.ones(3), batch_size=[3])  # type: ignore[call-arg]
+    assert made[0].values == 1 and torch.stack([made, made]).keys.shape == (2, 3)
+    assert (made + 1).values.tolist() == [2, 2, 2] and made.clone().keys.tolist() == [0, 0, 0]
+
+
+def test_a_field_called_data_is_allowed() -> None:
+    class Holder(TensorClass):
+        data: torch.Tensor
+
+    assert Holder(torch.ones(2)).data.tolist() == [1, 1]
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def test_fields_hold_anything() -> None:
+    made = data()
+    thing = object()
+    made.anything = thing
+    assert made.anything is thing and made.label == "none" and made.other is None
+    made.other = torch.ones(3)
+    made.label = "some"
+    assert made.other.tolist() == [1, 1, 1] and made[1].label == "some"
+    made.other = None
+    assert made.other is None and "other" not in made.keys()
+    made.anything = {"a": 1}
+    assert made.anything == {"a": 1}
+    single = Data(torch.zeros(2), anything=3)
+    assert torch.equal(single.anything, torch.tensor(3))
+    del made.label
+    assert made.label is None
+
+
+def test_get_and_set() -> None:
+    made = data()
+    assert made.get("x") is made.x and made.get(("inner", "w")) is made.inner.w  # type: ignore[union-attr]
+    assert made.get("label") == "none" and made.get("other") is None and made.get("other", 3) == 3
+    before = made.x
+    made.set("x", torch.ones(3, 2), inplace=True)
+    assert made.x is before and before.sum() == 6
+    made.set(("inner", "w"), torch.zeros(3))
+    assert made.inner is not None and made.inner.w.sum() == 0
+    assert made.set("x", torch.zeros(3, 2)) is made and made.x is not before
+    made["x"] = before
+    assert made["x"] is before
+
+
+@pytest.mark.parametrize("write", ["attribute", "set", "update", "item", "assignment"])
+def test_unknown_names_are_refused(write: str) -> None:
+    made = data()
+    value = torch.zeros(3)
+    writes: dict[str, Callable[[], Any]] = {
+        "attribute": lambda: setattr(made, "new", value),
+        "set": lambda: made.set("new", value),
+        "update": lambda: made.update({"x": torch.ones(3, 2), "new": value}),
+        "item": lambda: made.__setitem__("new", value),
+        "assignment": lambda: made.__setitem__(0, {"x": torch.zeros(2), "new": torch.zeros(())}),
+    }
+    with pytest.raises(
+        (AttributeError, TypeError), match="'new', which is no field of Data; its fields are 'anything'"
+    ):
+        writes[write]()
+    assert torch.equal(made.x, data().x)
+    with pytest.raises(AttributeError, match="Data has no attribute 'new'"):
+        made.new  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_constructor_errors_name_class_and_field() -> None:
+    with pytest.raises(TypeError, match=r"Data\(\) is missing 'x'"):
+        Data()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Data\(\) got 'bad', which is no field of Data"):
+        Data(torch.zeros(1), bad=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="got 'x' by position and by name"):
+        Data(torch.zeros(1), x=torch.zeros(1))  # type: ignore[misc]
+    with pytest.raises(TypeError, match="takes 5 fields by position"):
+        Data(*[torch.zeros(1)] * 6)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(RuntimeError, match=r"Data: entry 'x' has shape \[2\].*batch size \[3\]"):
+        Data(torch.zeros(2), batch_size=[3])
+    with pytest.raises(RuntimeError, match="Data: entry 'x'"):
+        data().x = torch.zeros(7)
+
+
+def test_constructor_arguments() -> None:
+    made = Data(torch.zeros(2), batch_size=2, device="cpu", names=["time"], lock=True)
+    assert made.batch_size == (2,) and made.device == torch.device("cpu") and made.names == ["time"]
+    assert made.is_locked
+    with pytest.raises(RuntimeError, match="locked"):
+        made.x = torch.ones(2)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_autocast() -> None:
+    class Cast(TensorClass["autocast"]):  # type: ignore[misc, type-arg]
+        ten: torch.Tensor | None = None
+        n: int = 0
+        s: str = ""
+        flag: bool | None = None
+        table: dict | None = None  # type: ignore[type-arg]
+        td: TensorDict | None = None
+        inner: Inner | None = None
+
+    made = Cast([1, 2], "3", 4, 1, {"a": 1}, {"a": torch.ones(1)}, {"w": torch.ones(1)})
+    assert made.ten.tolist() == [1, 2] and made.n == 3 and made.s == "4" and made.flag is True
+    assert made.table == {"a": 1} and type(made.td) is TensorDict and type(made.inner) is Inner
+    made.n = torch.tensor(5)
+    assert made.n == 5 and type(made.n) is int
+    with pytest.raises(TypeError, match=r"Cast\.n cannot be cast: it is annotated int"):
+        made.n = "many"
+    with pytest.raises(TypeError, match=r"Cast\.ten cannot be cast"):
+        Cast("abc")
+
+
+def test_nocast() -> None:
+    @tensorclass(nocast=True)
+    class Kept:
+        n: int
+        x: Any = None
+
+    made: Any = Kept(3, [1, 2])
+    assert made.n == 3 and type(made.n) is int and made.x.tolist() == [1, 2]
+    assert type(data().apply(lambda leaf: leaf)) is Data
+    assert isinstance(Data(torch.zeros(1), other=3).other, torch.Tensor)  # type: ignore[arg-type]
+
+
+def test_tensor_only() -> None:
+    class Only(TensorClass, tensor_only=True):
+        a: torch.Tensor
+        b: torch.Tensor | None = None
+
+    assert Only(3, [1, 2]).b.tolist() == [1, 2]  # type: ignore[arg-type, union-attr]
+    with pytest.raises(TypeError, match=r"Only\.a is a field of a tensor_only class, got a str"):
+        Only("abc")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Wrong is tensor_only, but its field 's' is annotated"):
+
+        class Wrong(TensorClass, tensor_only=True):
+            s: str
+
+
+def test_frozen() -> None:
+    class Frozen(TensorClass["frozen"]):  # type: ignore[misc, type-arg]
+        x: torch.Tensor
+
+    made: Any = Frozen(torch.zeros(3), batch_size=[3])
+    with pytest.raises(dataclasses.FrozenInstanceError, match="the field 'x' of the frozen Frozen"):
+        made.x = torch.ones(3)
+    with pytest.raises(RuntimeError, match="locked"):
+        made.set("x", torch.ones(3))
+    assert made.is_locked and hash(made) == hash(made)
+    made[0] = made[1].clone()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(data())
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"unknown options \['bad'\]"):
+        TensorClass["bad"]  # type: ignore[misc]
+    with pytest.raises(ValueError, match="exclude one another"):
+        TensorClass["autocast", "nocast"]  # type: ignore[misc]
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_of_the_class() -> None:
+    made = data()
+    results = [made[0], made[:2], made.clone(), made.reshape(3, 1), torch.stack([made, made]), torch.cat([made, made])]
+    results += [*made.unbind(0), *made.split(2), made + 1, made == made, made.sum(0), torch.zeros_like(made)]
+    results += [made.apply(lambda leaf: leaf), made.to("cpu"), made.double(), copy.deepcopy(made), made.expand(2, 3)]
+    assert all(type(result) is Data and type(result.inner) is Inner for result in results)
+    assert (made == made).all() and all(result.label == "none" for result in results[:4])
+
+
+def test_lazy_stacks_of_unequal_shapes() -> None:
+    stack = lazy_stack([data(2), data(3)])
+    assert type(stack) is Data and type(stack.inner) is Inner and stack.batch_size == (2, -1)
+    assert isinstance(stack._tensordict, LazyStackedTensorDict)
+    assert [part.x.shape[0] for part in stack.unbind(0)] == [2, 3] and type(stack[1]) is Data
+    assert stack[1].inner.w.shape == (3,) and type(stack + 1) is Data and (stack + 1)[0].x[0, 0] == 1
+    stack.append(data(4))
+    stack.extend([data(5)])
+    assert stack.batch_size == (4, -1) and stack.stack_dim == 0
+    assert type(torch.cat([stack, stack])) is Data and type(stack[[0, 2]]) is Data
+    with pytest.raises(AttributeError, match="Data has no attribute 'append'"):
+        data().append(data())
+    with pytest.raises(AttributeError):
+        data().extend(data())
+    inside = lazy_stack([TensorDict(item=data(2)), TensorDict(item=data(3))])
+    assert type(inside["item"]) is Data and inside["item"][1].x.shape == (3, 2)
+    assert type(lazy_stack([data(), TensorDict({"x": torch.zeros(3)}, [3])])) is LazyStackedTensorDict
+
+
+def test_from_and_to_tensordict() -> None:
+    td = TensorDict({"x": torch.zeros(3)}, [3])
+    made = Data.from_tensordict(td, {"label": "given"})
+    assert made.x is td["x"] and made.label == "given" and "label" not in td.keys() and made.inner is None
+    shared = Data.from_tensordict(td)
+    shared.x = torch.ones(3)
+    assert td["x"].sum() == 3 and shared._tensordict is td
+    with pytest.raises(ValueError, match=r"Data.from_tensordict got \['q'\], which is no field of Data"):
+        Data.from_tensordict(TensorDict(q=1))
+    with pytest.raises(ValueError, match="'zz'"):
+        Data.from_tensordict(td, {"zz": 1})
+    with pytest.raises((TypeError, RuntimeError), match="needs a container, got dict"):
+        Data.from_tensordict({"x": 1})
+    plain = data().to_tensordict()
+    assert type(plain) is TensorDict and type(plain["inner"]) is TensorDict and "other" not in plain.keys()
+    assert data().to_tensordict(retain_none=True)["other"] is None
+    assert data().to_dict()["other"] is None and "other" not in data().to_dict(retain_none=False)
+    assert Data.from_dict({"x": torch.zeros(2), "label": "a", "other": None}).label == "a"
+
+
+def test_replace_and_comparison() -> None:
+    made = data()
+    new = made.replace(x=torch.ones(3, 2))
+    assert new.x.sum() == 6 and made.x.sum() == 15 and type(new) is Data
+    assert not (made == new).all() and (made == made.to_tensordict()).all()
+    assert torch.equal(dataclasses.replace(made, x=torch.ones(3, 2), batch_size=[3]).x, torch.ones(3, 2))
+
+
+def test_repr_is_that_of_the_documents() -> None:
+    expected = """\
+Data(
+    inner=Inner(
+        w=Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False),
+        note=None,
+        batch_size=torch.Size([3]),
+        device=None,
+        is_shared=False),
+    label=NonTensorData(data=none, batch_size=torch.Size([3]), device=None),
+    x=Tensor(shape=torch.Size([3, 2]), device=cpu, dtype=torch.float32, is_shared=False),
+    other=None,
+    anything=None,
+    batch_size=torch.Size([3]),
+    device=None,
+    is_shared=False)"""
+    assert repr(data()) == expected
+
+
+def test_copies_pickles_and_pytrees() -> None:
+    made = data()
+    for copied in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made.lock_()))):
+        assert type(copied) is Data and (copied == made).all() and copied.label == "none"
+    assert pickle.loads(pickle.dumps(made)).is_locked
+    doubled = tree_map(lambda leaf: leaf * 2, made)
+    assert type(doubled) is Data and type(doubled.inner) is Inner and torch.equal(doubled.x, made.x * 2)
+    mapped = torch.vmap(lambda item: item + 1)(data())
+    assert type(mapped) is Data and torch.equal(mapped.x, made.x + 1)
+    stack = lazy_stack([data(), data()])
+    assert type(tree_map(lambda leaf: leaf, stack)) is Data
+    mapped = torch.vmap(lambda item: item + 1, (1,))(stack)
+    assert mapped.batch_size == (3, 2) and type(mapped) is Data
+
+
+def test_locking_reaches_nested_instances() -> None:
+    made = data().lock_()
+    assert made.inner is not None and made.inner.is_locked
+    with pytest.raises(RuntimeError, match="nested in a locked one"):
+        made.inner.unlock_()
+    with made.unlock_():
+        made.x = torch.zeros(3, 2)
+    assert made.is_locked
+
+
+def test_data_loader() -> None:
+    loader = torch.utils.data.DataLoader(data(4), batch_size=2, collate_fn=lambda items: items)  # type: ignore[arg-type]
+    batches: list[Any] = list(loader)
+    assert [type(batch) for batch in batches] == [Data, Data] and batches[1].x.shape == (2, 2)
+
+
+# --- on disk ----------------------------------------------------------------------------------------------------------
+
+
+def tensors() -> Node:
+    return Node(torch.arange(3.0), Node(torch.ones(3), batch_size=[3]), batch_size=[3])
+
+
+@pytest.mark.parametrize("method", ["memmap", "memmap_", "save"])
+def test_directory_format(tmp_path: pathlib.Path, method: str) -> None:
+    saved = getattr(tensors(), method)(tmp_path)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
+    below = "_tensordict/child/_tensordict"
+    assert found == {
+        "meta.json",
+        "_tensordict/meta.json",
+        "_tensordict/value.memmap",
+        "_tensordict/child/meta.json",
+        f"{below}/meta.json",
+        f"{below}/value.memmap",
+    }
+    loaded = TensorDict.load_memmap(tmp_path)
+    for made in (saved, loaded):
+        assert type(made) is Node and type(made.child) is Node and made.child.child is None
+        assert isinstance(made.child.value, MemoryMappedTensor) and made.value.tolist() == [0, 1, 2]
+    assert saved.is_memmap() and saved.is_locked
+    nested = TensorDict({"item": tensors()}).memmap(tmp_path / "outer")
+    assert type(TensorDict.load_memmap(tmp_path / "outer")["item"]) is Node and type(nested["item"]) is Node
+
+
+def test_loading_a_class_that_is_not_there(tmp_path: pathlib.Path) -> None:
+    tensors().memmap(tmp_path)
+    meta = tmp_path / "meta.json"
+    meta.write_text(meta.read_text().replace("test_tensorclass.Node", "test_tensorclass.Gone"))
+    with pytest.raises(RuntimeError, match=r"test_tensorclass\.Gone'.*import the module that defines it"):
+        TensorDict.load_memmap(tmp_path)
+    meta.write_text(meta.read_text().replace("Gone", "Inner"))
+    with pytest.raises(RuntimeError, match=r"entries \['child', 'value'\], which are no fields of"):
+        TensorDict.load_memmap(tmp_path)
+
+
+# --- dataclasses ------------------------------------------------------------------------------------------------------
+
+
+def test_from_dataclass() -> None:
+    @dataclass
+    class Point:
+        x: torch.Tensor
+        label: Any = None
+
+    made = from_dataclass(Point(torch.zeros(3), "a"), auto_batch_size=True)
+    assert is_tensorclass(made) and made.batch_size == (3,) and made.label == "a" and type(made).__name__ == "Point_tc"
+    cls = from_dataclass(Point, frozen=True)
+    assert issubclass(cls, TensorClass) and cls(torch.zeros(1)).is_locked
+    assert type(from_dataclass(Point(torch.zeros(3)), dest_cls=cls)) is cls
+    td = TensorDict.from_dataclass(Point(torch.zeros(3), Point(torch.ones(3), "b")))
+    assert type(td) is TensorDict and td["label", "x"].sum() == 3 and td["label", "label"] == "b"
+    assert is_tensorclass(TensorDict.from_dataclass(Point(torch.zeros(3)), as_tensorclass=True))
+    for convert in (from_dataclass, TensorDict.from_dataclass):
+        with pytest.raises(TypeError, match="got int"):
+            convert(3)
+
+
+# --- typed dicts ------------------------------------------------------------------------------------------------------
+
+
+class Step(TypedTensorDict):
+    obs: torch.Tensor
+    act: torch.Tensor
+    reward: NotRequired[torch.Tensor]  # type: ignore[valid-type]
+
+
+class Named(Step):
+    name: NotRequired[str]  # type: ignore[valid-type]
+    last: NotRequired[Step]  # type: ignore[valid-type]
+
+
+def step() -> Step:
+    return Step(obs=torch.zeros(3, 2), act=torch.ones(3), batch_size=[3])
+
+
+def test_typed_dict_keys() -> None:
+    made = step()
+    assert isinstance(made, TensorDict) and Step.__required_keys__ == {"obs", "act"}
+    assert Step.__optional_keys__ == {"reward"} and Named.__optional_keys__ == {"reward", "name", "last"}
+    assert made.obs is made["obs"] and torch.equal(
+        Step({"obs": torch.zeros(1), "act": torch.ones(1)}).act, torch.ones(1)
+    )
+    with pytest.raises(AttributeError, match=r"Step\.reward is declared but not set"):
+        made.reward  # noqa: B018
+    made.reward = torch.ones(3)
+    assert made["reward"].sum() == 3
+    del made.reward
+    assert "reward" not in made
+    for result in (made[0], torch.stack([made, made]), made + 1, made.clone(), tree_map(torch.neg, made)):
+        assert type(result) is Step
+    assert type(made.to_tensordict()) is TensorDict
+
+
+def test_typed_dict_checks() -> None:
+    with pytest.raises(TypeError, match=r"Step\(\) is missing 'act'"):
+        Step(obs=torch.zeros(3))
+    with pytest.raises(TypeError, match=r"Step\(\) got 'zz', which it does not declare"):
+        Step(obs=torch.zeros(3), act=torch.zeros(3), zz=1)
+    with pytest.raises(TypeError, match=r"Step\.obs is declared as Tensor and cannot hold a str"):
+        Step(obs="x", act=torch.zeros(3))
+    made = Named(obs=torch.zeros(3), act=torch.zeros(3), name="a")
+    assert made.name == "a"
+    with pytest.raises(TypeError, match=r"Named\.name is declared as str and cannot hold a Tensor"):
+        made.name = torch.zeros(3)
+    with pytest.raises(TypeError, match=r"Named\.name"):
+        made["name"] = torch.zeros(3)
+    with pytest.raises(TypeError, match=r"Named\.name"):
+        made.update({"obs": torch.ones(3), "name": torch.zeros(3)})
+    assert made.obs.sum() == 0 and made.name == "a"
+    made.last = {"obs": torch.ones(1), "act": torch.ones(1)}
+    assert type(made.last) is Step
+    with pytest.raises(TypeError, match="is missing 'act'"):
+        made.last = {"obs": torch.ones(1)}
+    with pytest.raises(AttributeError, match="the key 'keys' of Hiding"):
+        type("Hiding", (TypedTensorDict,), {"__annotations__": {"keys": torch.Tensor}})
+
+
+def test_typed_dict_from_tensordict() -> None:
+    td = TensorDict(obs=torch.zeros(3), act=torch.zeros(3), more=torch.zeros(3))
+    made = Step.from_tensordict(td)
+    assert type(made) is Step and made.obs is td["obs"] and "more" in made
+    with pytest.raises(TypeError, match="is missing 'act'"):
+        Step.from_tensordict(td.exclude("act"))
+    assert type(Step.from_tensordict(td.exclude("act"), check=False)) is Step
+    with pytest.raises(TypeError, match="needs a container, got dict"):
+        Step.from_tensordict({})

@@ -1,0 +1,47 @@
+"""What mypy and pyright say about tensorclasses, without plugins: nothing about good.py, every mistake of bad.py."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
+
+
+def bad_lines() -> set[int]:
+    lines = (HERE / "bad.py").read_text().splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith("# bad")}
+
+
+def run(*command: str, folder: pathlib.Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=folder, timeout=600
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
+def test_mypy(tmp_path: pathlib.Path) -> None:
+    config = tmp_path / "mypy.ini"
+    config.write_text(f"[mypy]\nmypy_path = {SOURCE}\nfollow_imports = silent\ncache_dir = {tmp_path / 'cache'}\n")
+    text = run("mypy", "--config-file", str(config), str(HERE / "good.py"), str(HERE / "bad.py"), folder=tmp_path)
+    found = {
+        (pathlib.Path(line.split(":")[0]).name, int(line.split(":")[1]))
+        for line in text.splitlines()
+        if ": error:" in line
+    }
+    assert found == {("bad.py", number) for number in bad_lines()}, text
+
+
+def test_pyright(tmp_path: pathlib.Path) -> None:
+    for name in ("good.py", "bad.py"):
+        shutil.copy(HERE / name, tmp_path / name)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(SOURCE)]}))
+    text = run("pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path), folder=tmp_path)
+    problems = [problem for problem in json.loads(text)["generalDiagnostics"] if problem["severity"] == "error"]
+    found = {(pathlib.Path(problem["file"]).name, problem["range"]["start"]["line"] + 1) for problem in problems}
+    assert found == {("bad.py", number) for number in bad_lines()}, text
