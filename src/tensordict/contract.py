@@ -243,10 +243,12 @@ class Contract:
         lead: int,
         rename: Rename | None,
         path: tuple[str, ...] = (),
+        whole: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
         """The structure of `self` with every leaf replaced by `fn([this leaf of each of the others])`.
 
-        `others` holds all the inputs, `self` among them, and must agree on the keys.
+        `others` holds all the inputs, `self` among them, and must agree on the keys. `whole` makes the result of nested
+        containers that keep no leaves of their own, or gives `None` where it cannot.
         """
         mappings = [other._entries for other in others]
         count = len(mappings[0])
@@ -257,12 +259,15 @@ class Contract:
             for name, value in mappings[0].items():
                 column = [mapping[name] for mapping in mappings]
                 if type(value) is not Tensor and isinstance(value, Contract):
+                    knowing: Contract = value
                     for other in column:
                         if not isinstance(other, Contract):
                             raise TypeError(
                                 f"entry {(*path, name)!r} is a container in one input and a tensor in another"
                             )
-                    entries[name] = value._merge(column, fn, size, lead, rename, (*path, name))
+                        if type(other)._merge is not Contract._merge:
+                            knowing = other
+                    entries[name] = knowing._merge(column, fn, size, lead, rename, (*path, name), whole)
                 else:
                     entries[name] = fn(column)
         except KeyMismatchError:

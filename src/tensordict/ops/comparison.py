@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +136,7 @@ class Comparison(Leaves):
             # With one batch dim at most, no alignment of leaves can change it: they can be compared as they
             # are.
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
-            return self._merge((self, other), fn, size, len(size), list)
+            return self._merge((self, other), fn, size, len(size), list, whole=partial(_compared_pair, op))
         if len(size) == len(theirs):
             size = torch.broadcast_shapes(size, theirs)  # type: ignore[no-untyped-call]
         return self._merge((self, other), partial(_pairwise, op, size), size, len(self._batch_size), list)
@@ -151,6 +151,10 @@ def spread_over(value: Tensor, size: torch.Size) -> Tensor:
             f"a tensor of shape {list(value.shape)} does not broadcast to the batch size {list(size)}: "
             "tensors meet the batch dims of a container first. Use a container to give each entry its own"
         ) from None
+
+
+def _compared_pair(op: BinaryOp, pair: Sequence[Any]) -> Any:
+    return pair[0]._compared_with_container(pair[1], op)
 
 
 def _pairwise(op: BinaryOp, size: torch.Size, pair: list[Any]) -> Any:

@@ -346,7 +346,7 @@ def stack_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any
             return [*names[:dim], None, *names[dim:]]
 
     try:
-        return first._merge(items, fn, new, len(size), rename)
+        return first._merge(items, fn, new, len(size), rename, whole=partial(_stacked_lazily, dim=dim))
     except REFUSALS:
         if not has_ragged(*items):
             raise
@@ -430,16 +430,29 @@ def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
     new = with_dim(size, dim, length)
     if out is not None:
         return _join_into(out, items, torch.cat, dim, new)
-    joint = first._concatenated_with(items, dim)
+    joint = _concatenated_lazily(items, dim)
     if joint is not None:
         return joint
     fn = torch.cat if dim == 0 else _along(torch.cat, dim)
     try:
-        return first._merge(items, fn, new, len(size), _same_names)
+        return first._merge(items, fn, new, len(size), _same_names, whole=partial(_concatenated_lazily, dim=dim))
     except REFUSALS:
         if not has_ragged(*items):
             raise
     return first._merge(items, ragged.Cat(dim), new, len(size), _same_names)
+
+
+def _stacked_lazily(items: Sequence[Any], dim: int) -> Any:
+    return items[0]._stacked_with(items, dim)
+
+
+def _concatenated_lazily(items: Sequence[Any], dim: int) -> Any:
+    """Whatever comes first: one lazy stack among the containers makes the result one."""
+    for other in {type(item): item for item in items}.values():
+        joint = other._concatenated_with(items, dim)
+        if joint is not None:
+            return joint
+    return None
 
 
 def _checked(input: Any, what: str) -> Sequence[Any]:
