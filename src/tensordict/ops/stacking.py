@@ -565,14 +565,19 @@ def _joined(join: Any, column: list[Any], dim: int, path: Path) -> Any:
 
 def _joint_shape(column: list[Tensor], join: Any, dim: int, path: Path) -> torch.Size:
     """The shape of the stack or concatenation of `column`; raises when the shapes do not fit."""
-    shapes = list(map(ragged.shape_of, column))
+    try:
+        shapes = [value.shape for value in column]
+    except RuntimeError:
+        shapes = list(map(ragged.shape_of, column))  # torch knows no shape of a strided ragged tensor
     first = shapes[0]
     expected = shapes if join is torch.stack else [with_dim(shape, dim, first[dim]) for shape in shapes]
     if expected.count(first) != len(expected):
         odd = next(shape for shape, fit in zip(shapes, expected, strict=True) if fit != first)
         raise ShapeError(f"entry {joined(path)!r} has shapes that do not fit: {list(first)} and {list(odd)}")
     if join is torch.stack:
-        return torch.Size((*first[:dim], len(column), *first[dim:]))
+        lengths = list(first)
+        lengths.insert(dim, len(column))
+        return torch.Size(lengths)
     return with_dim(first, dim, sum(shape[dim] for shape in shapes))
 
 
