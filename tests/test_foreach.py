@@ -68,3 +68,18 @@ def test_usable_for_plain_tensors_and_parameters_only() -> None:
     assert foreach.usable([torch.zeros(1), torch.nn.Parameter(torch.zeros(1))])
     assert not foreach.usable([torch.zeros(1), MemoryMappedTensor.zeros(1)])
     assert not foreach.usable([])
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (2,), (1,), ()])
+def test_in_place_writes_broadcast_as_copy_does(shape: tuple[int, ...]) -> None:
+    value = torch.full(shape, 2.0)
+    assert _zeros().set_("a", value)["a"].sum() == 12
+    assert _zeros().update_({"a": value})["a"].sum() == 12
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (1, 3, 2), (3,)])
+def test_in_place_writes_that_do_not_broadcast_change_nothing(shape: tuple[int, ...]) -> None:
+    td = _zeros()
+    with pytest.raises(ValueError, match=r"entry 'a'"):
+        td.update_({("b", "c"): torch.ones(3), "a": torch.ones(shape)})
+    assert not td.any()

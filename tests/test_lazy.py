@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import pathlib
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -539,7 +541,7 @@ def test_locks_hold_the_members(members: list[TensorDict]) -> None:
 def test_hooks() -> None:
     stack = LazyStackedTensorDict(member(0, 2), member(1, 2), hook_out=lambda x: x + 1, hook_in=lambda x: x * 2)
     plain = torch.stack([m["a"] for m in stack.tensordicts])
-    assert torch.equal(stack["a"], plain + 1) and torch.equal(stack.to_tensordict()["a"], plain)
+    assert torch.equal(stack["a"], plain + 1) and torch.equal(stack.to_tensordict()["a"], plain + 1)
     stack["b"] = torch.ones(2, 3)
     assert (stack[0]["b"] == 2).all() and (stack["b"] == 3).all() and (stack.clone()["b"] == 3).all()
     odd = LazyStackedTensorDict(member(0), member(1), hook_in=lambda x: x[:1])
@@ -618,5 +620,282 @@ def test_vmap_of_unequal_leaves(stack: Any) -> None:
     assert torch.equal(result["n", "x"], stack["n", "x"].movedim(dim, 0) + 1)
     with pytest.raises(RuntimeError, match="'a' has different shapes"):
         torch.vmap(lambda td: td["n", "x"], stack.stack_dim)(stack)
-    with pytest.raises(IndexError):
+    with pytest.raises(RuntimeError, match=r"stack.select\(...\)"):
+        torch.vmap(lambda td: td["n", "x"], stack.stack_dim)(stack)
+    with pytest.raises(ValueError, match="in_dim=2"):
         torch.vmap(lambda td: td["n", "x"], 2)(stack)
+
+
+@pytest.mark.parametrize("stack_dim", [0, 1, 2])
+@pytest.mark.parametrize("in_dim", [0, 1, 2, -1])
+@pytest.mark.parametrize("out_dim", [0, 1, 2])
+@pytest.mark.parametrize("nested", [False, True], ids=["itself", "in a container"])
+def test_vmap_puts_the_mapped_dim_where_it_is_asked_for(
+    stack_dim: int, in_dim: int, out_dim: int, nested: bool
+) -> None:
+    dense = TensorDict(
+        {"a": torch.arange(24.0).reshape(2, 3, 4, 1), "n": {"x": torch.arange(24).reshape(2, 3, 4)}}, [2, 3, 4]
+    )
+    stack = dense.to_lazystack(stack_dim)
+    if nested and in_dim < 0:
+        pytest.skip("negative dims of a container are those of each leaf")
+    source = TensorDict({"s": stack}, [2, 3, 4]) if nested else stack
+    result = torch.vmap(lambda td: td.apply(lambda x: x + 1), in_dim, out_dim)(source)
+    expected = dense.movedim(in_dim, out_dim).apply(lambda x: x + 1)
+    assert result.batch_size == expected.batch_size
+    if nested:
+        result = result["s"]
+        assert result.batch_size == expected.batch_size
+    assert (result == expected).all()
+
+
+def test_vmap_with_several_arguments_and_results() -> None:
+    stack = lazy_stack([member(i, 2) for i in range(2)])
+    out, other = torch.vmap(lambda td, t: (td.clone(), t + 1), (1, 0), (1, 0))(stack, torch.zeros(3))
+    assert isinstance(out, LazyStackedTensorDict) and out.batch_size == torch.Size([2, 3])
+    assert torch.equal(out["a"], stack["a"]) and torch.equal(other, torch.ones(3))
+    chunked = torch.vmap(lambda td: td.clone(), 1, chunk_size=2)(stack)
+    assert torch.equal(chunked["a"], stack["a"].transpose(0, 1))
+
+
+def test_what_vmap_needs_of_torch() -> None:
+    """Of private functions of torch, which a new version may change: this test says so first."""
+    from torch._functorch import vmap as functorch
+
+    from tensordict.lazy import vmapping
+
+    assert vmapping._KNOWN
+    assert functorch._process_batched_inputs._knows_stacks and functorch._unwrap_batched._knows_stacks
+    assert vmapping.map_over_stacks() and functorch._process_batched_inputs._knows_stacks  # not replaced twice
+
+
+@pytest.mark.parametrize("change", ["parameters", "name"])
+def test_another_torch_refuses_to_map_over_stacks_only(change: str) -> None:
+    """With other private functions in torch, all works but `vmap` over a lazy stack, which says so."""
+    code = f"""
+import torch
+from torch._functorch import vmap as functorch
+original = functorch._unwrap_batched
+if {change!r} == "parameters":
+    functorch._unwrap_batched = lambda outputs, *rest: original(outputs, *rest)
+else:
+    functorch._put_together = functorch.__dict__.pop("_unwrap_batched")
+    flat = functorch._flat_vmap
+    functorch._flat_vmap = type(flat)(flat.__code__.replace(co_names=tuple(
+        "_put_together" if name == "_unwrap_batched" else name for name in flat.__code__.co_names)), flat.__globals__)
+from tensordict import TensorDict, lazy_stack
+dense = TensorDict(a=torch.zeros(2, 3), batch_size=[2, 3])
+assert torch.vmap(lambda t: t + 1)(torch.zeros(2)).shape == (2,)
+assert torch.vmap(lambda td: td["a"] + 1)(dense).shape == (2, 3)
+stack = dense.to_lazystack(1)
+assert (stack + 1)["a"].sum() == 6
+assert torch.utils._pytree.tree_map(lambda x: x + 1, stack)["a"].sum() == 6
+torch.vmap(lambda td: td["a"] + 1)(stack)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "RuntimeError: torch.vmap cannot map over a lazy stack in this version of torch" in done.stderr
+    assert torch.__version__ in done.stderr and "to_tensordict()" in done.stderr
+
+
+# --- found by review --------------------------------------------------------------------------------------------------
+
+
+def test_padding_of_stacks_of_stacks() -> None:
+    groups = [lazy_stack([TensorDict(t=torch.full((n,), float(n))) for n in row]) for row in ((1, 3), (2, 2))]
+    stack = lazy_stack(groups)
+    padded = stack.get("t", as_padded_tensor=True, padding_value=-1)
+    assert padded.tolist() == [[[1, -1, -1], [3, 3, 3]], [[2, 2, -1], [2, 2, -1]]]
+    left = lazy_stack(groups, 1).get("t", as_padded_tensor=True, padding_side="left")
+    assert left.tolist() == [[[0, 0, 1], [0, 2, 2]], [[3, 3, 3], [0, 2, 2]]]
+    assert groups[0][:0].get("t", as_padded_tensor=True).shape[0] == 0
+
+
+def test_nested_tensors_of_stacks_of_stacks() -> None:
+    stack = lazy_stack([lazy_stack([TensorDict(t=torch.full((n,), 1.0))] * 2) for n in (1, 3)])
+    rows = stack.get("t", as_nested_tensor=True)
+    assert [tuple(row.shape) for row in rows.unbind()] == [(2, 1), (2, 3)]
+    mixed = lazy_stack([lazy_stack([TensorDict(t=torch.zeros(n)) for n in (1, 2)])])
+    with pytest.raises(RuntimeError, match=r"'t'.*as_padded_tensor"):
+        mixed.get("t", as_nested_tensor=True)
+    with pytest.raises(RuntimeError, match=r"'t'.*without members"):
+        lazy_stack([TensorDict(t=torch.zeros(1))])[:0].get("t", as_nested_tensor=True)
+
+
+def test_a_container_is_no_nested_tensor(stack: Any) -> None:
+    with pytest.raises(TypeError, match="'n' is a container"):
+        stack.get_nestedtensor("n")
+
+
+@pytest.mark.parametrize(
+    "rearrange",
+    [
+        lambda s: s[[0, 1], [0, 1]],
+        lambda s: s[torch.tensor([[True, False, True]] * 3)],
+        lambda s: s.masked_select(torch.tensor([[True, False, True]] * 3)),
+        lambda s: s[True],
+        lambda s: s.reshape(-1),
+    ],
+    ids=["indices", "mask", "masked_select", "True", "reshape"],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_rearranging_keeps_what_only_some_members_have(rearrange: Any, nested: bool) -> None:
+    stack = lazy_stack([member(i, 2) for i in range(3)])
+    if nested:
+        stack = TensorDict({"s": stack}, [3, 3]).to_lazystack(1)
+        assert all(f"only{i}" in stack[i, 0]["s"].keys() for i in range(3))
+    found: list[Any] = [rearrange(stack)]
+    while isinstance(found[0], LazyStackedTensorDict):
+        found = [inner for part in found for inner in part.tensordicts]
+    for element in found:
+        part = element["s"] if nested else element
+        ramp = int(part["n", "x"])
+        assert part[f"only{ramp // 10}"] == ramp
+
+
+def test_members_of_different_batch_sizes_have_no_common_elements() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(n), batch_size=[n]) for n in (2, 3)])
+    for call in (
+        lambda: stack.reshape(-1),
+        lambda: stack.flatten(),
+        lambda: stack[[0, 1], [0, 1]],
+        lambda: stack.__setitem__(([0, 1], [0, 1]), 1.0),
+    ):
+        with pytest.raises(RuntimeError, match=r"different batch sizes, \[2, -1\]"):
+            call()
+
+
+def test_update_of_chosen_keys_reads_no_others(members: list[TensorDict]) -> None:
+    stack, source = lazy_stack([m.clone() for m in members]), lazy_stack(members).apply(lambda x: x + 1)
+    stack.update(source, keys_to_update=["a", ("n", "x"), "missing", ("a", "missing")])
+    for after, new, old in zip(stack.tensordicts, source.tensordicts, members, strict=True):
+        assert after["a"] is new["a"] and after["n", "x"] is new["n", "x"]
+        assert torch.equal(after["a"], old["a"] + 1)
+    stack.update_(lazy_stack(members), keys_to_update=[("n", "x")])
+    assert torch.equal(stack[1]["n", "x"], members[1]["n", "x"])
+    assert torch.equal(stack[1]["a"], members[1]["a"] + 1)
+
+
+def test_cat_with_dense_and_empty_ones(members: list[TensorDict]) -> None:
+    stack = lazy_stack(members)
+    dense = TensorDict({"a": torch.zeros(1, 3, 9), "n": {"x": torch.zeros(1, 3)}}, [1, 3])
+    for items in ([dense, stack], [stack, dense], [stack[:0], stack, dense], [dense, stack[:0], stack]):
+        joint = torch.cat(items)
+        assert isinstance(joint, LazyStackedTensorDict) and joint.batch_size == torch.Size([4, 3])
+        assert any(part is members[2] for part in joint.tensordicts)
+    assert torch.cat([LazyStackedTensorDict(stack_dim=0, batch_size=[3]), stack]).batch_size == torch.Size([3, 3])
+
+
+def test_hooks_see_every_way_of_writing() -> None:
+    stack = LazyStackedTensorDict(member(0, 2), member(1, 2), hook_out=lambda x: x - 1, hook_in=lambda x: x + 1)
+    ones = torch.ones(2, 3)
+    stack[("n", "y")] = ones
+    stack.update({"u": ones, "m": {"v": ones}})
+    stack.update(TensorDict({"w": ones}, [2, 3]))
+    stack["c"] = TensorDict({"d": ones}, [2, 3])
+    stack.set_(("n", "x"), ones)
+    stack.update_({"a": torch.ones(2, 3, 2)})
+    for key in (("n", "y"), "u", ("m", "v"), "w", ("c", "d"), ("n", "x"), "a"):
+        assert (stack[0].get(key) == 2).all() and (stack[key] == 1).all(), key
+    assert (stack.contiguous()["n", "y"] == 1).all()
+
+
+def test_a_stack_without_members_along_a_later_dim() -> None:
+    stack = LazyStackedTensorDict(stack_dim=1)
+    with pytest.raises(RuntimeError, match="1 batch dims at least"):
+        stack.append(TensorDict())
+    with pytest.raises(RuntimeError, match=r"\[3\].*\[4\]"):
+        stack.extend([TensorDict(batch_size=[3]), TensorDict(batch_size=[4])])
+    stack.extend([TensorDict({"a": torch.zeros(3)}, [3])] * 2)
+    assert stack.batch_size == torch.Size([3, 2]) and stack["a"].shape == (3, 2)
+
+
+def test_entries_of_different_kinds_are_shown_and_kept() -> None:
+    """Leaves of different numbers of dims, and containers beside leaves."""
+    inner = TensorDict({"b": torch.zeros(2, 2)})
+    for first, second in ((torch.zeros(2), torch.zeros(2, 2)), (torch.zeros(2), inner), (inner, torch.zeros(2))):
+        stack = lazy_stack([TensorDict({"a": first}), TensorDict({"a": second})])
+        assert "a: Tensor(shape=torch.Size([" in repr(stack)
+        assert [part is item for part, item in zip(stack.get("a", as_list=True), (first, second), strict=True)]
+        assert list(stack.keys(True)) == ["a"]
+        for other in (stack.clone(), stack + 0, pickle.loads(pickle.dumps(stack)), stack.apply(lambda x: x * 1)):
+            assert [type(m["a"]) for m in other.tensordicts] == [type(first), type(second)]
+        with pytest.raises(RuntimeError, match="'a'.*as_list=True"):
+            stack["a"]
+        assert "a" not in stack.exclude("a")[1]
+    ragged = lazy_stack([TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.zeros(2, 2)})])
+    assert ragged.get_item_shape("a") == torch.Size([-1])
+    ragged[:] = {"a": torch.ones(2, 2)}
+    assert (ragged[0]["a"] == 1).all() and (ragged[1]["a"] == 1).all()
+
+
+def agents(batch: int) -> TensorDict:
+    """What an environment of two agents with observations of different sizes gives."""
+    each = [TensorDict({"obs": torch.ones(batch, k + 1), "act": torch.zeros(batch)}, [batch]) for k in range(2)]
+    return TensorDict({"agents": lazy_stack(each, 1), "done": torch.zeros(batch, 1)}, [batch])
+
+
+def test_joining_containers_of_uneven_stacks() -> None:
+    stacked = torch.stack([agents(3), agents(3) + 1])
+    assert stacked["agents"].batch_size == torch.Size([2, 3, 2]) and stacked["agents"].stack_dim == 2
+    assert torch.equal(stacked[1, 0]["agents"][1]["obs"], torch.full((2,), 2.0))
+    later = torch.stack([agents(3), agents(3) + 1], 1)
+    assert later["agents"].batch_size == torch.Size([3, 2, 2]) and (later[:, 1]["agents"][:, 0]["obs"] == 2).all()
+    joint = torch.cat([agents(3), agents(2)])
+    assert joint["agents"].batch_size == torch.Size([5, 2]) and joint["done"].shape == (5, 1)
+    assert [m["obs"].shape for m in joint["agents"].tensordicts] == [(5, 1), (5, 2)]
+    mixed = agents(3)
+    mixed["agents"] = mixed["agents"].select("act").to_tensordict()
+    for items in ([mixed, agents(3).exclude(("agents", "obs"))], [agents(3).exclude(("agents", "obs")), mixed]):
+        assert torch.cat(items)["agents", "act"].shape == (6, 2)
+    odd = agents(3)
+    odd["agents"].append(TensorDict({"obs": torch.zeros(3, 1), "act": torch.zeros(3)}, [3]))
+    with pytest.raises(RuntimeError, match="agents"):
+        torch.cat([agents(3), odd])
+
+
+def test_comparing_containers_of_uneven_stacks() -> None:
+    left, right = agents(3), agents(3)
+    assert (left == right).all() and not (left != right).any()
+    right["agents"][:, 1]["obs"][0] = 5
+    assert (left == right)["agents"][:, 1]["obs"].sum() == 4
+    empty = TensorDict({"s": left["agents"][:, :0].select("act")}, [3])
+    assert (empty == empty).batch_size == torch.Size([3])
+
+
+def test_forms_through_a_container() -> None:
+    td = agents(3)
+    assert [leaf.shape for leaf in td.get(("agents", "obs"), as_list=True)] == [(3, 1), (3, 2)]
+    deep = TensorDict({"n": td}, [3]).get(("n", "agents", "obs"), as_padded_tensor=True, padding_value=7.0)
+    assert deep.shape == (3, 2, 2) and deep[0, 0].tolist() == [1, 7]
+    assert td.get("done", as_list=True) is td["done"] and td.get(("done", "x"), 3, as_list=True) == 3
+    assert td.get(("agents", "missing"), None, as_list=True) is None
+    with pytest.raises(TypeError, match="as_lists"):
+        td.get("done", as_lists=True)
+
+
+def test_forms_of_leaves_on_different_devices() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.zeros(2, device="meta")})])
+    for form in ({"as_padded_tensor": True}, {"as_nested_tensor": True}, {}):
+        with pytest.raises(RuntimeError, match="'a' is on different devices.*cpu, meta"):
+            stack.get("a", **form)
+
+
+def test_common_names_keep_the_order_of_the_first() -> None:
+    a, b, c = (dict.fromkeys(names, 0.0) for names in ("xyz", "zyxw", "yzx"))
+    assert list(lazy_stack([TensorDict(a), TensorDict(b), TensorDict(c)]).keys()) == ["x", "y", "z"]
+    assert list(lazy_stack([TensorDict(b), TensorDict(a), TensorDict(c), TensorDict(x=1.0)]).keys()) == ["x"]
+
+
+def test_every_leaf_is_stacked_once() -> None:
+    calls: list[Any] = []
+    part = TensorDict({"a": torch.zeros(2), "n": {"x": torch.zeros(2)}})
+    stack = LazyStackedTensorDict(part, part.clone(), hook_out=lambda x: calls.append(x) or x)
+    for view in (stack.values(True, True), stack.items(True, True), stack["n"].values(True, True), stack.items(True)):
+        calls.clear()
+        count = sum(isinstance(x[1] if isinstance(x, tuple) else x, torch.Tensor) for x in view)
+        assert len(calls) == count
+
+
+def test_the_keys_are_shown(stack: Any) -> None:
+    assert repr(stack.keys()) == "KeysView(['a', 'n'])"

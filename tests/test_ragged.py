@@ -426,6 +426,145 @@ def test_gradients_flow_through_cat_and_padding(kind: str) -> None:
     assert values.grad.sum() == ragged.elements(leaf).numel()
 
 
+POINTWISE: dict[str, Any] = {
+    "add": lambda x, y, t: x + y,
+    "sub, reflected": lambda x, y, t: t - x,
+    "rsub, number": lambda x, y, t: 1 - x,
+    "div": lambda x, y, t: y / x,
+    "div, reflected": lambda x, y, t: 2 / x,
+    "floor": lambda x, y, t: x // 2,
+    "mod, reflected": lambda x, y, t: 7 % x,
+    "pow": lambda x, y, t: x**t,
+    "alpha": lambda x, y, t: x.add(y, alpha=2),
+    "lerp": lambda x, y, t: x.lerp(y, t),
+    "addcmul": lambda x, y, t: x.addcmul(y, y, value=2),
+    "addcdiv": lambda x, y, t: x.addcdiv(y, y),
+    "clamp": lambda x, y, t: x.clamp(y, y),
+    "logical": lambda x, y, t: x.logical_and(y),
+    "exp": lambda x, y, t: x.exp(),
+    "lgamma": lambda x, y, t: x.lgamma(),
+    "isfinite": lambda x, y, t: x.isfinite(),
+    "isreal": lambda x, y, t: x.isreal(),
+}
+IN_PLACE: dict[str, Any] = {
+    "add_": lambda x, y, t: x.add_(y),
+    "mul_": lambda x, y, t: x.mul_(t),
+    "number": lambda x, y, t: x.sub_(2),
+    "itself": lambda x, y, t: x.mul_(x),
+    "lerp_": lambda x, y, t: x.lerp_(y, 0.5),
+    "addcmul_": lambda x, y, t: x.addcmul_(y, y),
+    "exp_": lambda x, y, t: x.exp_(),
+    "abs_": lambda x, y, t: x.abs_(),
+    "clamp_max_": lambda x, y, t: x.clamp_max_(y),
+}
+
+
+def beside(kind: str) -> Any:
+    """A container as `container` gives, whose ragged leaves have offsets of their own."""
+    return TensorDict(
+        {"inner": {"y": make(kind) + 1}, "x": make(kind) + 1, "plain": torch.arange(5.0) + 1}, batch_size=[len(LENGTHS)]
+    )
+
+
+def expected_rows(call: Any, kind: str) -> list[Tensor]:
+    per_row = torch.arange(1.0, 6.0)
+    return [call(row.clone(), row + 1, per_row[i]) for i, row in enumerate(rows_for(kind))]
+
+
+@kinds
+@pytest.mark.parametrize("name", POINTWISE)
+def test_pointwise(name: str, kind: str) -> None:
+    td = container(kind)
+    td["plain"] = torch.arange(5.0)
+    result = POINTWISE[name](td, beside(kind), torch.arange(1.0, 6.0))
+    expected = expected_rows(POINTWISE[name], kind)
+    check_close(result, expected, kind)
+    assert torch.allclose(
+        result["plain"].float(),
+        POINTWISE[name](torch.arange(5.0), torch.arange(5.0) + 1, torch.arange(1.0, 6.0)).float(),
+        equal_nan=True,
+    )
+
+
+@kinds
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_pointwise_in_place(name: str, kind: str) -> None:
+    td = container(kind).apply(lambda leaf: leaf.float()).lock_()
+    leaf = td["x"]
+    assert IN_PLACE[name](td, beside(kind), torch.arange(1.0, 6.0)) is td
+    assert td["x"] is leaf
+    check_close(td, expected_rows(IN_PLACE[name], kind), kind)
+
+
+def check_close(td: Any, expected: list[Tensor], kind: str) -> None:
+    for key in ("x", ("inner", "y")):
+        leaf = td[key]
+        assert leaf.is_nested and leaf.layout is (torch.strided if kind.startswith("strided") else torch.jagged)
+        for row, wanted in zip(leaf.unbind(), expected, strict=True):
+            assert row.shape == wanted.shape and row.dtype == wanted.dtype
+            assert torch.allclose(row.double(), wanted.double(), equal_nan=True)
+
+
+def test_in_place_keeps_what_is_in_the_holes() -> None:
+    td = TensorDict({"x": make("jagged_holes")}, batch_size=[len(LENGTHS)])
+    td.mul_(TensorDict({"x": make("jagged_holes")}, batch_size=[len(LENGTHS)]))
+    assert (td["x"].values() == -100).sum() == 5 * len(LENGTHS) - sum(LENGTHS)
+
+
+@kinds
+def test_pointwise_with_other_rows_changes_nothing(kind: str) -> None:
+    td = container(kind).apply(lambda leaf: leaf.float())
+    other = beside(kind)
+    dim = int(kind in ("jagged_behind", "jagged_between"))
+    other["x"] = make(kind, [torch.cat([row] * 3, dim) for row in rows_for(kind)])
+    with pytest.raises(RuntimeError, match="entry 'x': .*rows"):
+        td + other
+    for write in (td.add_, lambda other: td.addcmul_(other, other)):
+        with pytest.raises(RuntimeError, match="entry 'x': .*rows"):
+            write(other)
+    check(td, rows_for(kind), kind)
+    assert torch.equal(td["plain"], torch.arange(5.0))
+    with pytest.raises(RuntimeError, match="entry 'plain': add_ cannot write a ragged result into a dense leaf"):
+        td.add_(TensorDict({"plain": make(kind), "x": make(kind), "inner": {"y": make(kind)}}, [len(LENGTHS)]))
+    check(td, rows_for(kind), kind)
+
+
+@kinds
+def test_pointwise_default(kind: str) -> None:
+    td, other = container(kind), beside(kind).exclude("x")
+    assert list(td.add(other, default="intersection").keys()) == ["plain", "inner"]
+    for result in (td.mul(other, default=2.0), other.mul(td, default=2.0)):
+        assert [row.tolist() for row in result["x"].unbind()] == [(row * 2).tolist() for row in rows_for(kind)]
+
+
+@kinds
+def test_gradients_of_pointwise(kind: str) -> None:
+    x, y = make(kind).detach().requires_grad_(), make(kind).detach().requires_grad_()
+    size = [len(LENGTHS)]
+    result = TensorDict({"x": x}, size).mul(TensorDict({"x": y}, size)) * torch.arange(1.0, 6.0)
+    ragged.elements(result["x"]).sum().backward()
+    for i, (row, wanted) in enumerate(zip(x.grad.unbind(), rows_for(kind), strict=True)):
+        assert torch.equal(row, wanted * (i + 1))
+
+
+@kinds
+def test_gradients_of_containers(kind: str) -> None:
+    size = [len(LENGTHS)]
+    given = TensorDict({"x": make(kind)}, size)
+    td = TensorDict({"x": make(kind)}, size).requires_grad_()
+    (td * 2).backward(given)
+    assert [row.tolist() for row in td.grad["x"].unbind()] == [(row * 2).tolist() for row in rows_for(kind)]
+    td.zero_grad(set_to_none=False)
+    assert [row.tolist() for row in td.grad["x"].unbind()] == [(row * 0).tolist() for row in rows_for(kind)]
+    td = TensorDict({"x": make(kind)}, size).requires_grad_()
+    found = torch.autograd.grad(td * 3, td, given)
+    assert [row.tolist() for row in found["x"].unbind()] == [(row * 3).tolist() for row in rows_for(kind)]
+    dim = int(kind in ("jagged_behind", "jagged_between"))
+    for wrong in (make(kind, [torch.cat([row] * 3, dim) for row in rows_for(kind)]), torch.ones(5, 2)):
+        with pytest.raises(RuntimeError, match="entry 'x': "):
+            (td * 3).backward(TensorDict({"x": wrong}, size))
+
+
 @kinds
 def test_elements_and_sizes(kind: str) -> None:
     rows, leaf = rows_for(kind), make(kind)

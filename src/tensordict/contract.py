@@ -276,12 +276,15 @@ class Contract:
             for name, value in mappings[0].items():
                 column = [mapping[name] for mapping in mappings]
                 if type(value) is not Tensor and isinstance(value, Contract):
+                    knowing: Contract = value
                     for other in column:
                         if not isinstance(other, Contract):
                             raise TypeError(
                                 f"entry {(*path, name)!r} is a container in one input and a tensor in another"
                             )
-                    entries[name] = value._merge(column, fn, size, lead, rename, (*path, name), whole)
+                        if type(other)._merge is not Contract._merge:
+                            knowing = other
+                    entries[name] = knowing._merge(column, fn, size, lead, rename, (*path, name), whole)
                 else:
                     entries[name] = fn(column)
         except KeyMismatchError:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.errors import BatchIndexError
+from tensordict.errors import BatchIndexError, ShapeError
 
 _FULL = slice(None)
 _BASIC = (int, slice, type(None))
@@ -87,6 +87,11 @@ def is_basic(index: Any) -> bool:
 
 def _asked_size(index: Any, batch_size: torch.Size) -> torch.Size:
     """What torch itself makes of the index, on a tensor of this size that owns one byte; about 3 us."""
+    if -1 in batch_size:
+        raise ShapeError(
+            f"the members of this lazy stack have different batch sizes, {list(batch_size)} together: assign to each "
+            "member, as in td[0][index] = value"
+        )
     return torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape
 
 

@@ -580,14 +580,14 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def _fitting_member(self, member: Any) -> Any:
+    def _fitting_member(self, member: Any, first: Any = None) -> Any:
         if not isinstance(member, Contract):
             member = NonTensorData._of(member, self._entries.sample[0]._batch_size)
         if not member._is_non_tensor:
             raise ShapeError(
                 f"the members of a NonTensorStack are values or their holders, got {type(member).__name__}"
             )
-        return super()._fitting_member(member)
+        return super()._fitting_member(member, first)
 
     def _assigned(self, at: Any, new: Any) -> Any:
         """As that of a holder; the stack itself is changed and returned."""
@@ -648,7 +648,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         shifted = fn(numbers + count)
         return self._of_elements(torch.where(shifted - found == count, found, -1))
 
-    def _dense(self) -> Any:
+    def _dense(self, hooked: bool = False) -> Any:
         return _Mover(self)
 
     def _map(self, fn: Any, size: Any = None, lead: int = 0, rename: Any = None, whole: Any = None) -> Any:
@@ -676,8 +676,8 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         one = bool(values) and all(same_value(values[0], value) for value in values)
         return NonTensorData._of(values[0] if one else None, batch_size, device, names)
 
-    def _collapsed(self, apply: Any, after: Any) -> Any:
-        size, names = after(self._batch_size, self._names)
+    def _collapsed(self, way: Any) -> Any:
+        size, names = way.after(self._batch_size, self._names)
         return self._build({}, size, self._device, names)
 
     def _map_some(self, fn: Callable[[Any], Any]) -> Any:

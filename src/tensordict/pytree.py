@@ -142,7 +142,10 @@ def _depth(values: list[Any]) -> int:
     deepest = 0
     for value in values:
         if isinstance(value, Contract):
-            deepest = max(deepest, _depth(list(value._entries.values())))
+            # The leaves as they are: a lazy stack would stack its own to give its entries.
+            leaves: list[Any] = []
+            value._gather(leaves)
+            deepest = max(deepest, _depth(leaves))
         elif isinstance(value, Tensor):
             depth = 0
             while torch._C._functorch.is_batchedtensor(value):

@@ -529,23 +529,47 @@ def _shown(lengths: Tensor) -> str:
 # --- elements ---------------------------------------------------------------------------------------------------------
 
 
-def elementwise(op: Callable[[Any, Any], Tensor], left: Any, right: Any) -> Tensor:
-    """`op(left, right)`, where either may be a leaf and the other a leaf, a number or a tensor that broadcasts to it.
+def elementwise(op: Callable[..., Tensor], *operands: Any) -> Tensor:
+    """`op(*operands)`, where any may be a leaf and the others leaves, numbers or tensors that broadcast to it.
 
     Raises:
-        ShapeError: the rows of two ragged leaves differ, or the tensor does not broadcast to the rows.
+        ShapeError: the rows of two ragged leaves differ, or a tensor does not broadcast to the rows.
     """
-    if not is_ragged(left) and not is_ragged(right):
-        return op(left, right)
-    form = compact(left if is_ragged(left) else right)
-    values = op(_spread(left, form), _spread(right, form))
+    leaf = next(filter(is_ragged, operands), None)
+    if leaf is None:
+        return op(*operands)
+    form = compact(leaf)
+    values = op(*[_spread(value, form) for value in operands])
     if values.shape != elements(form).shape:
-        raise ShapeError(
-            f"shapes {_shape_text(left)} and {_shape_text(right)} do not broadcast to that of the ragged entry"
-        )
+        raise _unfit(operands)
     if form.layout is torch.jagged:
         return from_jagged(values, form.offsets(), form._ragged_idx)
     return from_buffer(values, _table(form))
+
+
+def in_place(leaf: Any, *operands: Any) -> tuple[list[Any], Callable[[], None] | None]:
+    """Plain tensors and numbers in place of a ragged leaf and what stands beside it, to write into the first of them.
+
+    Returns:
+        these, and what has to be called behind the operation when the first is a copy of the elements of the leaf:
+        those of a leaf with holes do not lie together.
+
+    Raises:
+        ShapeError: the rows of two ragged leaves differ, or a tensor does not broadcast to the rows.
+    """
+    form = compact(leaf)
+    values = [elements(form), *[_spread(value, form) for value in operands]]
+    shapes = [value.shape for value in values if isinstance(value, Tensor)]
+    if torch.broadcast_shapes(*shapes) != shapes[0]:  # type: ignore[no-untyped-call]
+        raise _unfit((leaf, *operands))
+    if leaf.lengths() is None if leaf.layout is torch.jagged else leaf.is_contiguous():
+        return values, None
+    return values, partial(_copy_all, list(leaf.unbind()), list(form.unbind()))
+
+
+def _unfit(operands: Sequence[Any]) -> ShapeError:
+    shapes = " and ".join(_shape_text(value) for value in operands if isinstance(value, Tensor))
+    return ShapeError(f"shapes {shapes} do not broadcast to that of the ragged entry")
 
 
 def _spread(value: Any, form: Any) -> Any:
@@ -585,6 +609,24 @@ def _matched(value: Any, form: Any) -> Tensor:
     if form.layout is torch.jagged:
         return torch.cat(value.unbind(), form._ragged_idx - 1) if len(ours) else elements(form)
     return in_row_order(value)
+
+
+def like(value: Any, leaf: Any) -> Tensor:
+    """The rows of one ragged leaf in the layout of another with the same rows: torch takes them for the same shape.
+
+    Raises:
+        ShapeError: `value` is not ragged, or its rows are not of the same shapes.
+    """
+    if not is_ragged(value):
+        raise ShapeError(f"shape {list(value.shape)} is not that of a ragged entry, {_shape_text(leaf)}")
+    form = compact(leaf)
+    values = _matched(value, form)
+    if leaf.layout is not torch.jagged:
+        return from_buffer(values, _table(form))
+    if leaf.lengths() is not None:
+        positions = _known(Rows(_ALL, copy=True).part(leaf).positions)
+        values = torch.zeros_like(leaf.values()).index_copy(leaf._ragged_idx - 1, positions, values)
+    return from_jagged(values, leaf.offsets(), leaf._ragged_idx, leaf.lengths())
 
 
 def in_row_order(leaf: Any) -> Tensor:

@@ -62,6 +62,8 @@ def as_dim(dim: Any, ndim: int) -> int:
         TypeError: when it is not an int.
     """
     if type(dim) is not int:
+        if isinstance(dim, bool):
+            raise TypeError(f"a dim is an int, got {dim!r} of type bool")
         try:
             dim = operator.index(dim)
         except TypeError:

@@ -27,10 +27,14 @@ def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] 
     if not all(issubclass(kind, (Contract, Tensor)) for kind in types):
         return NotImplemented
     name = getattr(func, "__name__", repr(func))
-    raise TypeError(
+    message = (
         f"torch's function {name!r} is not defined for containers; to call it on every tensor, use "
         f"td.apply({name}); to call it on one, read that entry first"
     )
+    if torch.compiler.is_compiling():
+        # Beside a tensor, Dynamo calls the same function for `td + tensor`, `tensor + td` and `td += tensor`.
+        message += ". Under torch.compile, write operators between containers and tensors as methods: td.add(tensor)"
+    raise TypeError(message)
 
 
 def _method(name: str, **renamed: str) -> Callable[..., Any]:

@@ -159,9 +159,8 @@ class _Items(_View, ItemsView[Any, Any]):
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         if not self._nested or self._is_leaf is not None or self._sort:
             return iter(self._pairs())
-        mapping = self._source._entries
-        if is_flat(mapping):
-            return iter(list(mapping.items()))
+        if is_flat(self._source._outline()):
+            return iter(list(self._source._entries.items()))
         pairs: list[tuple[Any, Any]] = []
         _collect(self._source, (), self._leaves_only, pairs)
         return iter(pairs)
@@ -199,7 +198,8 @@ def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, ou
 
 def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
     mapping = node._entries
-    if is_flat(mapping):
+    # Asked of the outline, since a lazy stack stacks its leaves to give its entries.
+    if is_flat(node._outline()):
         out.extend(mapping.values())
         return
     for value in mapping.values():
@@ -212,7 +212,8 @@ def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
 
 def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[tuple[Any, Any]]) -> None:
     mapping = node._entries
-    if is_flat(mapping):
+    # Asked of the outline, since a lazy stack stacks its leaves to give its entries.
+    if is_flat(node._outline()):
         out.extend(zip(_level_keys(prefix, mapping), mapping.values()) if prefix else mapping.items())
         return
     for name, value in mapping.items():

@@ -560,6 +560,16 @@ def test_dtypes_are_checked_first() -> None:
     assert_unchanged(reals, before)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_what_torch_refuses_of_leaves_of_one_dtype_is_named(count: int) -> None:
+    td = TensorDict({f"k{i}": torch.tensor([True, False]) for i in range(count)}, [2])
+    before = frozen(td)
+    for call in (td.abs_, td.exp_, lambda: td.add_(1), lambda: td.sub_(td), lambda: td.lerp_(td, 0.5)):
+        with pytest.raises(RuntimeError, match="entry 'k0': "):
+            call()
+        assert_unchanged(td, before)
+
+
 def test_shapes_are_checked_first() -> None:
     td = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2, 1), "c": torch.ones(2)}}, [2])
     before = frozen(td)
@@ -787,3 +797,13 @@ def test_compiled_code_sees_through() -> None:
     for fn in (out_of_place, in_place):
         compiled = torch.compile(fn, backend="eager", fullgraph=True)
         assert (compiled(make().float(), other, tensor) == fn(make().float(), other, tensor)).all()
+
+
+@pytest.mark.parametrize("op", [operator.add, operator.sub, operator.iadd, operator.gt])
+def test_compiled_operators_with_tensors_are_refused_with_the_way_out(op: Callable[[Any, Any], Any]) -> None:
+    # Torch hands `td + tensor` and `td += tensor` to us as the same call, so that one of them would be wrong.
+    torch.compiler.reset()
+    td, compiled = make().float(), torch.compile(op, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"write operators between containers and tensors as methods: td\.add"):
+        compiled(td, torch.ones(3))
+    assert torch.equal(td["a"], make().float()["a"])

@@ -34,6 +34,8 @@ class LazyCore(TensorDictBase):
     _size: torch.Size | None
     # Whether `lock_` was called on the stack itself; see `_locked`.
     _sealed: bool = False
+    # Set while `torch.vmap` takes the stack apart; see `vmapping`.
+    _after: int | None = None
 
     @classmethod
     def _over(cls, members: Members) -> Self:
@@ -56,13 +58,18 @@ class LazyCore(TensorDictBase):
             return self._like([fn(member) for member in store.containers], dim)
         return self._like([], dim, fn(store.template))
 
-    def _dense(self) -> Any:
-        """The stack as a `TensorDict`, every leaf of all members being stacked."""
+    def _dense(self, hooked: bool = False) -> Any:
+        """The stack as a `TensorDict`, every leaf of all members being stacked; `hooked` calls `hook_out` on them."""
         store = self._entries
+        read = store.__getitem__ if hooked else store.read
         entries: dict[str, Any] = {}
         for name in store.names():
-            value = store.read(name)
-            entries[name] = value._dense() if isinstance(value, Contract) and not value._is_non_tensor else value
+            value = read(name)
+            if isinstance(value, LazyCore):
+                value = value._dense(hooked)
+            elif isinstance(value, Contract) and not value._is_non_tensor:
+                value = value._dense()
+            entries[name] = value
         return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
 
     def _build(
@@ -237,6 +244,8 @@ class LazyCore(TensorDictBase):
         path: tuple[str, ...] = (),
         whole: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
+        if path and whole is not None:
+            return whole(others)  # type: ignore[no-any-return]
         dense: list[Any] = [other._dense() for other in others]
         return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
 

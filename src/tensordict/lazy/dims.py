@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -132,12 +133,27 @@ class LazyDims(LazyCore):
         return _Picks(chosen, _trimmed(rest), before, (len(chosen),))
 
     def _rearranged(self, fn: Callable[[Any], Any]) -> Any:
-        """`fn`, which rearranges the elements of the batch, of the dense stack, or else element by element."""
-        try:
-            return fn(self._dense())
-        except StackError:
-            numbers = torch.arange(math.prod(self._batch_size)).reshape(self._batch_size)
-            return self._of_elements(fn(numbers))
+        """`fn`, which rearranges the elements of the batch, of the dense stack, or else element by element.
+
+        The dense stack has the entries of all members, in one shape; or there is none.
+        """
+        if _uniform(self):
+            with contextlib.suppress(StackError):
+                return fn(self._dense())
+        return self._of_elements(fn(self._numbers()))
+
+    def _numbers(self) -> Tensor:
+        """The numbers of the elements of the batch."""
+        self._check_sizes()
+        return torch.arange(math.prod(self._batch_size)).reshape(self._batch_size)
+
+    def _check_sizes(self) -> None:
+        """Raise when the members have different batch sizes."""
+        if -1 in self._batch_size:
+            raise ShapeError(
+                f"the members of this lazy stack have different batch sizes, {list(self._batch_size)} together: their "
+                "elements can be taken and rearranged in each member only"
+            )
 
     def _of_elements(self, numbers: Tensor) -> Any:
         """Lazy stacks, along dim 0, of the elements of the batch that have these numbers."""
@@ -179,7 +195,7 @@ class LazyDims(LazyCore):
 
     def _plan_elements(self, value: Any, prefix: Path, plan: _Assignment, size: torch.Size) -> None:
         """As `_plan_assign` for an index that mixes up the members: element by element."""
-        numbers = torch.arange(math.prod(self._batch_size)).reshape(self._batch_size)[plan.at]
+        numbers = self._numbers()[plan.at]
         elements = self._elements()
         targets = [elements[number] for number in numbers.flatten().tolist()]
         pieces = _pieces(value, len(targets), 0, len(size), size, prefix, self, len(self._batch_size))
@@ -275,7 +291,7 @@ class LazyDims(LazyCore):
                 return self._lazily([getattr(member, fn)(inner) for member in store.containers], dim, name=False)
         if not math.prod(old) or not new:
             return self._dense().reshape(new)
-        result = self._of_elements(torch.arange(math.prod(old)).reshape(new))
+        result = self._of_elements(self._numbers().reshape(new))
         if self._locked:
             result._lock_tree()
         return result
@@ -287,6 +303,7 @@ class LazyDims(LazyCore):
         """
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
             return super().view(*shape, batch_size=batch_size)
+        self._check_sizes()
         old = self._batch_size
         new = inferred(as_ints(shape, size), old)
         if new == old:
@@ -297,6 +314,7 @@ class LazyDims(LazyCore):
 
     def reshape(self, *args: Any, shape: Any = None, size: Any = None) -> Self:
         """The same elements under another batch size; arguments as for any container, result as :meth:`view`."""
+        self._check_sizes()
         new = inferred(as_ints(args, size if shape is None else shape), self._batch_size)
         return self._resized(new, "reshape")  # type: ignore[no-any-return]
 
@@ -304,6 +322,7 @@ class LazyDims(LazyCore):
         """Merge neighbouring batch dims into one; arguments as for any container, result as :meth:`view`."""
         old = self._batch_size
         self._refuse_inplace(inplace, "flatten")
+        self._check_sizes()
         lead = len(old)
         start = 0 if start_dim is None else as_dim(start_dim, lead)
         end = lead - 1 if end_dim is None else as_dim(end_dim, lead)
@@ -319,6 +338,7 @@ class LazyDims(LazyCore):
         """Cut one batch dim into several; arguments as for any container, result as :meth:`view`."""
         old = self._batch_size
         self._refuse_inplace(inplace, "unflatten")
+        self._check_sizes()
         dim = as_dim(dim, len(old))
         parts = inferred(as_ints((unflattened_size,)), old[dim : dim + 1])
         if not parts:
@@ -506,6 +526,15 @@ class LazyDims(LazyCore):
         whole: Callable[[Any], Any] | None = None,
     ) -> Self:
         return self._dense()._reshaped(fn, size, lead, rename)  # type: ignore[no-any-return]
+
+
+def _uniform(node: Contract) -> bool:
+    """Whether the members of all stacks in a tree have the same entries."""
+    if not isinstance(node, LazyCore):
+        return all(_uniform(value) for value in node._outline().values() if isinstance(value, Contract))
+    first, *rest = node._entries.sample
+    keys = set(first.keys(True, True))
+    return all(set(other.keys(True, True)) == keys for other in rest) and all(map(_uniform, node._entries.sample))
 
 
 def _is_scalar(item: Any) -> bool:

@@ -23,7 +23,7 @@ class Members(MutableMapping[str, Any]):
     Attributes:
         containers: the members.
         dim: the batch dim of the stack that runs over them.
-        hook_in: called on a value before it is split among the members.
+        hook_in: called on a leaf before it is split among the members.
         hook_out: called on a leaf after it was stacked.
         template: stands for the members of a stack that has none: it knows their batch size, and the entries of the
             stack that this one was cut from. `None` when there are members.
@@ -114,9 +114,14 @@ class Members(MutableMapping[str, Any]):
             return None
         return self._stack(name, column, None) if self.containers else self._stack(name, [], column[0])
 
+    def taken_in(self, value: Any) -> Any:
+        """A value as `hook_in` changes it; that of a container changes its leaves."""
+        if self.hook_in is None:
+            return value
+        return value._map(self.hook_in) if isinstance(value, Contract) else self.hook_in(value)
+
     def __setitem__(self, name: str, value: Any) -> None:
-        if self.hook_in is not None:
-            value = self.hook_in(value)
+        value = self.taken_in(value)
         if not self.containers:
             self.template._entries[name] = sample_of(value, self.dim)
             return
@@ -157,6 +162,9 @@ class Members(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.names())
+
+    def __repr__(self) -> str:
+        return repr(self.names())
 
     def __contains__(self, name: object) -> bool:
         for member in self.sample:  # noqa: SIM110 (a generator would double the cost)

@@ -81,6 +81,7 @@ class LazyOps(LazyCore):
             item = stored(item, path, self._batch_size, None)
         if in_place and isinstance(item, Tensor) and not item.ndim:
             return [item] * len(store.containers)
+        item = store.taken_in(item)
         if isinstance(item, LazyCore) and item._entries.dim == store.dim and item._batch_size == self._batch_size:
             return item._entries.containers
         return pieces_of(self._admit(item, path), store.dim, len(store.containers))
@@ -113,7 +114,7 @@ class LazyOps(LazyCore):
 
     def _source_pieces(self, source: Any, prefix: Path, in_place: bool) -> Sequence[Any]:
         """What an update reads from, one for each member."""
-        if isinstance(source, Contract) and source._batch_size == self._batch_size:
+        if isinstance(source, Contract) and source._batch_size == self._batch_size and self._entries.hook_in is None:
             return self._pieces_of(source)
         return self._split(dict(source.items()), prefix, in_place)
 
@@ -352,7 +353,8 @@ class LazyOps(LazyCore):
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
         store = self._entries
         if not store.containers or not all(
-            isinstance(item, LazyCore) and item._entries.dim == store.dim for item in items
+            isinstance(item, LazyCore) and item._entries.dim == store.dim and item._batch_size == self._batch_size
+            for item in items
         ):
             return None
         inner, after = (dim, store.dim + 1) if dim <= store.dim else (dim - 1, store.dim)
@@ -364,11 +366,14 @@ class LazyOps(LazyCore):
 
     def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
         store = self._entries
+        columns = [self._pieces_of(item) for item in items]
+        if dim == store.dim and any(columns):
+            return self._like([member for column in columns for member in column])
         if not store.containers:
             return None
-        columns = [self._pieces_of(item) for item in items]
-        if dim == store.dim:
-            return self._like([member for column in columns for member in column])
+        if len(set(map(len, columns))) > 1:
+            shown = ", ".join(str(list(item._batch_size)) for item in items)
+            raise ShapeError(f"cat along dim {dim} needs lazy stacks of the same number of members, got {shown}")
         inner = dim - (dim > store.dim)
         return self._like([cat_containers(list(row), inner) for row in zip(*columns, strict=True)])
 

@@ -13,8 +13,8 @@ from tensordict.errors import StackError
 from tensordict.keys import Path, joined
 
 
-def padded(column: Sequence[Tensor], dim: int, side: str, value: Any, path: Path) -> Tensor:
-    """The leaves filled up with `value`, on one side of every dim, to the largest size, and stacked along `dim`.
+def padded(column: Sequence[Tensor], side: str, value: Any, path: Path) -> list[Tensor]:
+    """The leaves filled up with `value`, on one side of every dim, to the largest size.
 
     Raises:
         ValueError: the side is neither `"left"` nor `"right"`.
@@ -32,7 +32,7 @@ def padded(column: Sequence[Tensor], dim: int, side: str, value: Any, path: Path
             amounts = [n for most in reversed(missing) for n in ((most, 0) if side == "left" else (0, most))]
             leaf = functional.pad(leaf, amounts, value=value)
         filled.append(leaf)
-    return torch.stack(filled, dim)
+    return filled
 
 
 def nested(column: Sequence[Tensor], layout: torch.layout, path: Path) -> Tensor:
@@ -59,6 +59,12 @@ def nested(column: Sequence[Tensor], layout: torch.layout, path: Path) -> Tensor
 
 
 def _shapes(column: Sequence[Tensor], path: Path) -> list[torch.Size]:
+    devices = list(dict.fromkeys(str(leaf.device) for leaf in column))
+    if len(devices) > 1:
+        raise StackError(
+            f"entry {joined(path)!r} is on different devices in the members of the lazy stack, {', '.join(devices)}: "
+            "move them to one (td.to(device))"
+        )
     shapes = [leaf.shape for leaf in column]
     if len({len(shape) for shape in shapes}) > 1:
         raise StackError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from tensordict.lazy.dims import LazyDims
 from tensordict.lazy.members import Hook, Members
 from tensordict.lazy.ops import LazyOps
 from tensordict.lazy.ragged import nested, padded
-from tensordict.lazy.vmapping import flatten_stack, flatten_stack_with_keys, map_over_stacks, unflatten_stack
+from tensordict.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.shapes import as_dim, as_new_dim, as_size
 
@@ -43,7 +43,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         *tensordicts: the members, with the same number of batch dims.
         stack_dim: the batch dim that runs over them; counts from the back of the result's dims when negative.
         hook_out: called on every leaf that was stacked, before it is given out.
-        hook_in: called on every value that is written, before it is split.
+        hook_in: called on every leaf that is written as one tensor, before it is split.
         batch_size: checked against that of the stack; the batch size of the members, for a stack without any.
         device: when given, members are moved to it.
         names: one name (or `None`) per batch dim; the members are given theirs.
@@ -92,7 +92,8 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         if members:
             size = _checked_size(members, strict_shape)
         else:
-            size = as_size(batch_size)
+            # The members to come have as many batch dims as the stack dim asks for, at least.
+            size = torch.Size((0,) * max(stack_dim, 0)) if batch_size is None else as_size(batch_size)
             template = registry.lookup("TensorDict")._make(
                 {}, size, None if device is None else as_device(device), None
             )
@@ -147,7 +148,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
 
     @property
     def hook_in(self) -> Hook:
-        """What is called on every value that is written, before it is split."""
+        """What is called on every leaf that is written as one tensor, before it is split."""
         return self._entries.hook_in
 
     @property
@@ -199,17 +200,28 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             torch.Size([4])
         """
         self._refuse_if_locked("add members")
-        self._entries.containers += [self._fitting_member(member) for member in tensordict]
+        members = list(tensordict)
+        self._entries.containers += [self._fitting_member(member, members[0]) for member in members]
         self._size = None
 
-    def _fitting_member(self, member: Any) -> Any:
-        """`member`, known to be a container with the batch size of the others; a stack without members takes any."""
+    def _fitting_member(self, member: Any, first: Any = None) -> Any:
+        """`member`, known to be a container with the batch size of the others.
+
+        A stack without members, of which nothing else is known, takes any; others with it are as the `first` of them.
+        """
         if not isinstance(member, Contract):
             raise TypeError(f"the members of a lazy stack are containers, got {type(member).__name__}")
         store = self._entries
         size = store.sample[0]._batch_size
         theirs = member._batch_size
-        if theirs == size or (not store.containers and not size and not len(store)):
+        if not store.containers and not any(size) and not len(store):
+            size = theirs if first is None else first._batch_size
+            if len(theirs) < store.dim:
+                raise ShapeError(
+                    f"a lazy stack along dim {store.dim} has members of {store.dim} batch dims at least, got one of "
+                    f"batch size {list(theirs)}"
+                )
+        if theirs == size:
             return member
         if len(theirs) != len(size) or -1 not in self._batch_size:
             raise ShapeError(f"a member of this lazy stack has the batch size {list(size)}, got one of {list(theirs)}")
@@ -237,7 +249,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             key: a string or a tuple of strings.
             default: returned when some member lacks the entry. Without one, this gives `None`, or a `KeyError`
                 after :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
-            as_list: give the list of the members' leaves, which are not copied.
+            as_list: give the list of the members' leaves, which are not copied; lists of lists for stacks of stacks.
             as_padded_tensor: give one tensor, the leaves being filled up to the largest size in every dim.
             as_nested_tensor: give a nested tensor, over dim 0.
             padding_side: `"right"` to fill up behind the elements, `"left"` before them.
@@ -274,17 +286,14 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             return super().get(key, default)
         if not isinstance(holder, LazyCore) or holder._node(path[-1]) is not None:
             return holder._entries[path[-1]]
-        column = _column(holder, path[-1])
         if as_list:
-            return column
-        if any(isinstance(item, list) for item in column):
-            raise StackError(
-                f"entry {joined(path)!r} is in lazy stacks of lazy stacks: read it with get({joined(path)!r}, "
-                "as_list=True), which gives nested lists"
-            )
+            return _column(holder, path[-1])
         if as_padded_tensor:
-            return padded(column, holder._entries.dim, padding_side, padding_value, path)
-        return _nested(holder, column, torch.jagged if layout is None else layout, path)
+            leaves = holder._leaves_of(path[-1])
+            if not leaves:
+                return holder._entries.read(path[-1])
+            return _restacked(holder, iter(padded(leaves, padding_side, padding_value, path)))
+        return _nested(holder, _rows(holder, path), torch.jagged if layout is None else layout, path)
 
     def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Any:
         """The members' leaves at a nested key as a nested tensor, over dim 0.
@@ -298,6 +307,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         Raises:
             KeyError: a member lacks the entry and there is no default.
             RuntimeError: the leaves are no nested tensor of that layout, or the stack dim is not the first.
+            TypeError: the entry is a container.
 
         Example:
             >>> import torch
@@ -319,13 +329,15 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
                 raise self._missing(key)
             else:
                 return default
+            if isinstance(column[-1], Contract):
+                raise TypeError(f"entry {joined(path)!r} is a container, and no nested tensor: read it with get")
         return _nested(self, column, torch.strided if layout is None else layout, path)
 
     def _shape_of(self, name: str) -> torch.Size:
         store = self._entries
         shapes = [member._shape_of(name) for member in store.sample]
         if len({len(shape) for shape in shapes}) > 1:
-            raise StackError(f"entry {name!r} has different numbers of dims in the members of the lazy stack")
+            return torch.Size((-1,))
         dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
         dims.insert(store.dim, len(store.containers))
         return torch.Size(dims)
@@ -356,7 +368,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         """
         if inplace:
             raise ShapeError("a lazy stack cannot be made contiguous in place: use contiguous()")
-        return self._dense()
+        return self._dense(hooked=True)
 
     def is_contiguous(self) -> bool:
         """`False`: the members have memory of their own each."""
@@ -368,7 +380,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         Raises:
             RuntimeError: an entry cannot be stacked; see :meth:`densify`.
         """
-        return self._dense()
+        return self._dense(hooked=True)
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """The lazy stack along another dim, of views of the members; itself, along its own. See any container's."""
@@ -453,7 +465,32 @@ def _column(stack: Any, name: str) -> list[Any]:
     ]
 
 
+def _restacked(stack: Any, leaves: Iterator[Tensor]) -> Tensor:
+    """One tensor of leaves of the same shape, one for each innermost member."""
+    store = stack._entries
+    parts = [
+        _restacked(member, leaves) if isinstance(member, LazyCore) else next(leaves) for member in store.containers
+    ]
+    return torch.stack(parts, store.dim)
+
+
+def _rows(stack: Any, path: Path) -> list[Tensor]:
+    """The members' leaves of the last name of `path`; those of members that are lazy stacks, stacked."""
+    try:
+        return [
+            member._entries.read(path[-1]) if isinstance(member, LazyCore) else member._entries[path[-1]]
+            for member in stack._entries.containers
+        ]
+    except StackError as error:
+        raise StackError(
+            f"entry {joined(path)!r} is in a lazy stack of lazy stacks that have leaves of different shapes each, "
+            f"which is no nested tensor: read it with get({joined(path)!r}, as_list=True) or as_padded_tensor=True"
+        ) from error
+
+
 def _nested(stack: Any, column: list[Any], layout: torch.layout, path: Path) -> Tensor:
+    if not column:
+        raise StackError(f"entry {joined(path)!r} of a lazy stack without members is no nested tensor")
     if stack._entries.dim != 0:
         raise StackError(
             f"entry {joined(path)!r} of a lazy stack along dim {stack._entries.dim} is no nested tensor, whose rows "
@@ -507,4 +544,3 @@ def _absent(known: Tensor, store: Members, path: Path) -> Tensor:
 
 
 pytree.register(LazyStackedTensorDict, flatten_stack, unflatten_stack, flatten_stack_with_keys)
-map_over_stacks()

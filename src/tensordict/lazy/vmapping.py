@@ -1,12 +1,13 @@
 """Lazy stacks as pytrees, and under `torch.vmap`.
 
 Torch takes a lazy stack apart into its members and these into their leaves: what is done to a leaf is done to that of
-one member. `torch.vmap` asks for the size of the mapped dim from the leaves, where the stack dim does not show. So the
-stacks among its arguments are given to it in another form.
+one member. `torch.vmap` counts its dims in the leaves, where the stack dim does not show. So the stacks among its
+arguments and results are given to it in another form, with other dims.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +19,16 @@ from torch.utils._pytree import SequenceKey, _broadcast_to_and_flatten, tree_fla
 
 from tensordict import pytree, registry
 from tensordict.contract import Contract
+from tensordict.errors import StackError
 from tensordict.lazy.core import LazyCore
 from tensordict.lazy.members import Members
-from tensordict.shapes import as_dim
+from tensordict.shapes import as_dim, as_new_dim
+
+# The functions of torch through which `vmap` takes its arguments apart and puts its results together; what we rely on.
+_SIGNATURES = {
+    "_process_batched_inputs": ["in_dims", "args", "func"],
+    "_unwrap_batched": ["batched_outputs", "out_dims", "vmap_level", "batch_size", "func"],
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,9 @@ class LazyContext:
     dim: int
     name: str | None
     hooks: tuple[Any, Any]
-    # How many levels of `vmap` the members are in; says nothing about whether two structures are the same.
+    # The stack dim of what is made of the new members, when a level of `vmap` lies between; no part of the structure.
+    after: int | None = field(default=None, compare=False)
+    # How many levels of `vmap` the members are in.
     depth: int = field(default=0, compare=False)
 
 
@@ -40,7 +50,7 @@ def flatten_stack(stack: Any) -> tuple[list[Any], LazyContext]:
     store = stack._entries
     members = list(store.containers)
     hooks = (store.hook_in, store.hook_out)
-    return members, LazyContext(type(stack), store.dim, store.name, hooks, pytree._depth(members))
+    return members, LazyContext(type(stack), store.dim, store.name, hooks, stack._after, pytree._depth(members))
 
 
 def flatten_stack_with_keys(stack: Any) -> tuple[list[tuple[Any, Any]], LazyContext]:
@@ -50,47 +60,90 @@ def flatten_stack_with_keys(stack: Any) -> tuple[list[tuple[Any, Any]], LazyCont
 
 
 def unflatten_stack(values: Any, context: LazyContext) -> Any:
-    """A lazy stack of `values`. Leaving a level of `vmap` adds a dim in front, entering one takes it away."""
+    """A lazy stack of `values`.
+
+    Raises:
+        RuntimeError: `torch.vmap` was entered, and is not known to this module; see `map_over_stacks`.
+    """
     members = list(values)
-    dim = context.dim + context.depth - pytree._depth(members)
+    # Torch also builds trees of numbers, which stand for the leaves on this side.
+    dim = context.dim if context.after is None or not _have_tensors(members) else context.after
+    if not _KNOWN and pytree._depth(members) > context.depth:
+        raise RuntimeError(
+            f"torch.vmap cannot map over a lazy stack in this version of torch, {torch.__version__}, which has changed "
+            "how it takes its arguments apart: make the stack dense first, with to_tensordict()"
+        )
     if members and isinstance(members[0], Contract):
         dim = min(dim, len(members[0]._batch_size))
     template = None if members else registry.lookup("TensorDict")._make({}, torch.Size(()), None, None)
     return context.cls._over(Members(members, dim, *context.hooks, template, context.name))
 
 
-def map_over_stacks() -> None:
-    """Make `torch.vmap` map over the dims of lazy stacks.
+def _have_tensors(members: list[Any]) -> bool:
+    leaves: list[Any] = []
+    for member in members:
+        if isinstance(member, Contract):
+            member._gather(leaves)
+    return any(isinstance(leaf, Tensor) for leaf in leaves)
 
-    It has no hook for this: the one function through which it takes its arguments apart is replaced by one that calls
-    it, once, and that does nothing else for arguments without lazy stacks.
+
+def map_over_stacks() -> bool:
+    """Make `torch.vmap` map over the dims of lazy stacks, and tell whether this could be done.
+
+    It has no hook for this: two of its functions are replaced by ones that call them and that do nothing else where
+    there is no lazy stack. They are no part of torch's public API. Where they are missing or take other parameters
+    they are left alone, and mapping over a lazy stack is an error; all else works.
     """
-    original = functorch._process_batched_inputs
-    if getattr(original, "_knows_stacks", False):
-        return
+    originals = {name: getattr(functorch, name, None) for name in _SIGNATURES}
+    if all(getattr(original, "_knows_stacks", False) for original in originals.values()):
+        return True
+    for name, original in originals.items():
+        if original is None or list(inspect.signature(original).parameters) != _SIGNATURES[name]:
+            return False
+    take_apart: Any = originals["_process_batched_inputs"]
+    put_together: Any = originals["_unwrap_batched"]
 
     def process(in_dims: Any, args: tuple[Any, ...], func: Callable[..., Any]) -> Any:
-        return original(*_mappable(in_dims, args), func)
+        return take_apart(*_mappable(in_dims, args), func)
 
-    process._knows_stacks = True  # type: ignore[attr-defined]
+    def unwrap(batched_outputs: Any, out_dims: Any, vmap_level: int, batch_size: int, func: Callable[..., Any]) -> Any:
+        if not isinstance(batched_outputs, Tensor):
+            out_dims, batched_outputs = _mapped(out_dims, batched_outputs)
+        return put_together(batched_outputs, out_dims, vmap_level, batch_size, func)
+
+    process._knows_stacks = unwrap._knows_stacks = True  # type: ignore[attr-defined]
     functorch._process_batched_inputs = process
+    functorch._unwrap_batched = unwrap
+    return True
 
 
 def _mappable(in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The arguments and their mapped dims, with lazy stacks in a form whose leaves have the mapped dim."""
-    flat, spec = tree_flatten(args, is_leaf=_is_stack)
+    if all(isinstance(arg, Tensor) and not isinstance(arg, Contract) for arg in args):
+        return in_dims, args
+    return _transformed(in_dims, args, _entering)
+
+
+def _mapped(out_dims: Any, outputs: Any) -> tuple[Any, Any]:
+    """The results and the dims that are put into them, with lazy stacks in a form that has them in its leaves."""
+    return _transformed(out_dims, outputs, _leaving)
+
+
+def _transformed(dims: Any, tree: Any, fn: Callable[[Any, int], tuple[Any, int]]) -> tuple[Any, Any]:
+    """`fn` of every lazy stack in a tree and its dim; what has a shape of its own is not mapped."""
+    flat, spec = tree_flatten(tree, is_leaf=_is_stack)
     if not any(map(_is_stack, flat)) and not any(map(_has_own_shape, flat)):
-        return in_dims, args
-    dims = _broadcast_to_and_flatten(in_dims, spec)
-    if dims is None:
-        return in_dims, args
-    for i, (stack, dim) in enumerate(zip(flat, dims, strict=True)):
+        return dims, tree
+    each = _broadcast_to_and_flatten(dims, spec)
+    if each is None:
+        return dims, tree
+    for i, (stack, dim) in enumerate(zip(flat, each, strict=True)):
         if _is_stack(stack) and isinstance(dim, int):
-            form, dims[i] = _form(stack._bare(), dim)
+            form, each[i] = fn(stack._bare(), dim)
             flat[i] = stack._faced(form)
         elif _has_own_shape(stack):
-            dims[i] = None
-    return tree_unflatten(dims, spec), tree_unflatten(flat, spec)
+            each[i] = None
+    return tree_unflatten(each, spec), tree_unflatten(flat, spec)
 
 
 def _is_stack(value: Any) -> bool:
@@ -102,21 +155,56 @@ def _has_own_shape(value: Any) -> bool:
     return type(value) is not Tensor and isinstance(value, Tensor) and isinstance(value, Contract)
 
 
-def _form(stack: Any, dim: int) -> tuple[Any, int]:
+def _entering(stack: Any, dim: int) -> tuple[Any, int]:
     """A lazy stack as it is mapped over along `dim`, and that dim in its leaves.
 
     Along the stack dim it is the dense stack, which leaves of unequal shapes do not allow.
     """
-    dim = as_dim(dim, len(stack._batch_size))
+    lead = len(stack._batch_size)
+    if not -lead <= dim < lead:
+        raise ValueError(
+            f"vmap: got in_dim={dim} for a lazy stack of batch size {list(stack._batch_size)}, so in_dim goes from "
+            f"{-lead} to {lead - 1}"
+        )
+    dim = as_dim(dim, lead)
     store = stack._entries
-    members = store.containers
-    if dim == store.dim or not members or any(_holds_stacks(member) for member in members):
-        return stack._dense(), dim
-    # Entering the map takes one off the stack dim, see `unflatten_stack`; here it goes down only if it is behind.
-    return (stack, dim) if dim < store.dim else (stack._like(members, store.dim + 1), dim - 1)
+    if dim == store.dim or not store.containers or any(_holds_stacks(member) for member in store.containers):
+        return _dense(stack), dim
+    behind = dim > store.dim
+    return _crossing(stack, store.dim - (not behind)), dim - behind
+
+
+def _leaving(stack: Any, dim: int) -> tuple[Any, int]:
+    """A lazy stack to which a batch dim is added at `dim`, and that dim in its leaves."""
+    dim = as_new_dim(dim, len(stack._batch_size))
+    store = stack._entries
+    if not store.containers or any(_holds_stacks(member) for member in store.containers):
+        return _dense(stack), dim
+    behind = dim > store.dim
+    return _crossing(stack, store.dim + (not behind)), dim - behind
+
+
+def _crossing(stack: Any, after: int) -> Any:
+    """The stack, such that `after` is the stack dim of what is made of its leaves on the other side."""
+    result = stack._like(stack._entries.containers)
+    result._after = after
+    return result
+
+
+def _dense(stack: Any) -> Any:
+    try:
+        return stack._dense()
+    except StackError as error:
+        raise StackError(
+            f"vmap maps over the stack dim of a lazy stack in its dense form, which it does not have: {error}. Or map "
+            "over the entries that the function needs, as in vmap(fn)(stack.select(...))"
+        ) from error
 
 
 def _holds_stacks(node: Contract) -> bool:
     if isinstance(node._bare(), LazyCore):
         return True
     return any(isinstance(value, Contract) and _holds_stacks(value) for value in node._outline().values())
+
+
+_KNOWN = map_over_stacks()

@@ -30,6 +30,9 @@ class Arithmetic(Leaves):
     default: what to do with keys that only one of two containers has. `None`: that is an error. `"intersection"`: the
         result lacks them. A number or a tensor: it stands for the missing entries, on both sides.
 
+    Ragged entries meet ragged ones with the same rows, whichever object holds their offsets, and anything that
+    broadcasts to each row.
+
     Methods without an underscore at the end give a new container over new leaves. It has the structure, device and
     names of this one and is locked if this one is; its batch size is larger if that of the other operand asks for it.
     Methods with an underscore write into the leaves and return the same container; a locked one allows that. What can
@@ -408,9 +411,8 @@ class Arithmetic(Leaves):
         value = operand(other)
         if isinstance(value, Contract):
             _, left, right = pair_up(self, value)
-            shapes, others = _shapes(left), _shapes(right)
-            if shapes != others:
-                self._refuse_larger(shapes, others, what)
+            if _shapes(left) != _shapes(right):
+                self._refuse_larger(left, right, what)
             return left, right
         if isinstance(value, Tensor):
             # A copy: the tensor may be one of the leaves, which change one after the other.
@@ -419,21 +421,24 @@ class Arithmetic(Leaves):
             refuse_operand(what, other)
         return self._leaves(), value
 
-    def _refuse_larger(self, shapes: list[Any], others: list[Any], what: str) -> None:
-        for (path, _), shape, other in zip(self._walk(), shapes, others, strict=True):
-            if shape is None or other is None:
+    def _refuse_larger(self, left: list[Any], right: list[Any], what: str) -> None:
+        for (path, _), mine, other in zip(self._walk(), left, right, strict=True):
+            if mine.is_nested:
+                # Its rows are compared right before it is written to.
                 continue
-            pairs = zip(reversed(shape), reversed(other), strict=False)
-            fits = len(other) <= len(shape) and all(theirs in (1, mine) for mine, theirs in pairs)
+            if other.is_nested:
+                raise RuntimeError(f"entry {joined(path)!r}: {what} cannot write a ragged result into a dense leaf")
+            pairs = zip(reversed(mine.shape), reversed(other.shape), strict=False)
+            fits = other.dim() <= mine.dim() and all(theirs in (1, size) for size, theirs in pairs)
             if not fits:
                 raise RuntimeError(
-                    f"entry {joined(path)!r}: {what} writes into a leaf of shape {list(shape)}, to which one of shape "
-                    f"{list(other)} does not broadcast"
+                    f"entry {joined(path)!r}: {what} writes into a leaf of shape {list(mine.shape)}, to which one of "
+                    f"shape {list(other.shape)} does not broadcast"
                 )
 
 
 def _shapes(leaves: list[Any]) -> list[Any]:
-    """The shapes of leaves; `None` for ragged ones that have none, of which torch itself sees whether they fit."""
+    """The shapes of leaves; `None` for ragged ones that have none."""
     try:
         return list(map(Tensor.size, leaves))
     except RuntimeError:

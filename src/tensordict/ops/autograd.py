@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict import ragged
 from tensordict.contract import Contract, named_error
 from tensordict.keys import joined
 from tensordict.ops.leaves import Leaves, _entries_of, _gradient, _walk
@@ -110,7 +111,11 @@ class Autograd(Leaves):
                 # Zeros have no history: the graph of a gradient made with create_graph=True ends here.
                 gradient = leaf.grad = gradient.detach()
             kept.append(gradient)
-        if kept:
+        if True in map(_is_nested, kept):
+            # The calls on lists know no ragged tensors.
+            for gradient in kept:
+                gradient.zero_()
+        elif kept:
             torch._foreach_zero_(kept)
         return self
 
@@ -167,6 +172,7 @@ class Autograd(Leaves):
 
 
 _data: Callable[[Any], Any] = attrgetter("data")
+_is_nested = attrgetter("is_nested")
 
 
 def gradients(
@@ -253,6 +259,11 @@ def _matching(gradient: Any, path: tuple[str, ...], leaf: Tensor) -> Tensor:
         value = value._entries.get(name) if isinstance(value, Contract) else None
     if not isinstance(value, Tensor):
         raise KeyError(f"the gradient has no tensor for the entry {joined(path)!r}")
+    if leaf.is_nested:
+        try:
+            return ragged.like(value, leaf)
+        except RuntimeError as refused:
+            raise named_error(refused, path) from refused
     if value.shape != leaf.shape:
         error = RuntimeError(f"the gradient has shape {list(value.shape)}, the entry {list(leaf.shape)}")
         raise named_error(error, path)

@@ -130,14 +130,14 @@ class Comparison(Leaves):
 
     def _compared_with_container(self, other: Contract, op: BinaryOp) -> Self:
         size, theirs = self._batch_size, other._batch_size
-        whole = partial(_holders, op)
+        whole = partial(_compared_pair, op)
         if size == theirs:
             if (pairs := self._paired(other)) is not None:
                 return self._rejoined([left._compared_with_container(right, op) for left, right in pairs])
             # With one batch dim at most, no alignment of leaves can change it: they can be compared as they
             # are.
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
-            return self._merge((self, other), fn, size, len(size), list, (), whole)
+            return self._merge((self, other), fn, size, len(size), list, whole=whole)
         if len(size) == len(theirs):
             size = torch.broadcast_shapes(size, theirs)  # type: ignore[no-untyped-call]
         fn = partial(_pairwise, op, size)
@@ -155,8 +155,7 @@ def spread_over(value: Tensor, size: torch.Size) -> Tensor:
         ) from None
 
 
-def _holders(op: BinaryOp, pair: Sequence[Any]) -> Any:
-    """The comparison of two containers that hold a value in place of leaves."""
+def _compared_pair(op: BinaryOp, pair: Sequence[Any]) -> Any:
     return pair[0]._compared_with_container(pair[1], op)
 
 

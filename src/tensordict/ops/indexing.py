@@ -222,6 +222,8 @@ class Indexing(Writing):
         """Check every item and list what is assigned where, and what has to be allocated."""
         mapping = self._entries
         at, basic = plan.at, plan.basic
+        # As a member of a lazy stack is assigned: making a view of each leaf would double the time.
+        whole = basic and at == ()
         for key, item in value.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
@@ -233,7 +235,8 @@ class Indexing(Writing):
                 try:
                     if basic:
                         # A view has the shape to compare with, and torch casts what is copied into it.
-                        current = current[at]
+                        if not whole:
+                            current = current[at]
                         if type(item) is not Tensor or item.shape != current.shape:
                             item = _fitting(current, item, current.shape, (*prefix, key))
                     else:
@@ -241,10 +244,10 @@ class Indexing(Writing):
                         if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:
                             item = _fitting(current, item, expected, (*prefix, key))
                 except REFUSALS:
-                    whole = mapping[key]
-                    if not whole.is_nested:
+                    leaf = mapping[key]
+                    if not leaf.is_nested:
                         raise
-                    plan.writes.append(_ragged_write(whole, at, item, (*prefix, key)))
+                    plan.writes.append(_ragged_write(leaf, at, item, (*prefix, key)))
                     continue
                 plan.targets.append(current)
                 plan.values.append(item)

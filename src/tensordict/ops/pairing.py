@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import registry
+from tensordict import ragged, registry
 from tensordict.contract import ByNdim, Contract, is_node, named_error, raise_key_mismatch
 from tensordict.keys import Path, joined
 
@@ -251,7 +251,7 @@ def _filler(default: Any, leaf: Tensor) -> Tensor:
 def _refuse_foreign(node: Contract, value: Any, path: Path) -> None:
     """Check what only the right container has against the batch size under which it will be."""
     size = node._batch_size
-    shape = value._batch_size if isinstance(value, Contract) else value.shape
+    shape = value._batch_size if isinstance(value, Contract) else ragged.shape_of(value)
     if shape[: len(size)] != size:
         raise RuntimeError(
             f"entry {joined(path)!r}: shape {list(shape)}, which only the right container has, does not begin with "

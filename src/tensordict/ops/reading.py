@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, KeysView, ValuesView
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tensordict import settings
@@ -116,13 +117,26 @@ class Reading(Contract):
         node, name = self._holder(path_of(key))
         return node._shape_of(name)
 
-    def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+    def get(
+        self,
+        key: Any,
+        default: Any = NO_DEFAULT,
+        *,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_side: str = "right",
+        layout: torch.layout | None = None,
+        padding_value: float | int | bool = 0.0,
+    ) -> Any:
         """The entry at a nested key.
 
         Args:
             key: a string or a tuple of strings.
             default: returned when there is no such entry. Without one, a missing entry gives `None`, or a `KeyError`
                 after :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
+            as_list, as_padded_tensor, as_nested_tensor, padding_side, layout, padding_value: how an entry of a nested
+                lazy stack is given; see :meth:`LazyStackedTensorDict.get`. Any other entry is given as it is.
 
         Returns:
             the stored tensor or container itself, not a copy; for a value that is no tensor its holder.
@@ -136,6 +150,19 @@ class Reading(Contract):
             >>> td.get("missing", "nothing")
             'nothing'
         """
+        if as_list or as_padded_tensor or as_nested_tensor:
+            stack, rest = self._to_stack(path_of(key))
+            if stack is not None:
+                return stack.get(
+                    rest,
+                    default,
+                    as_list=as_list,
+                    as_padded_tensor=as_padded_tensor,
+                    as_nested_tensor=as_nested_tensor,
+                    padding_side=padding_side,
+                    layout=layout,
+                    padding_value=padding_value,
+                )
         try:
             if type(key) is str:
                 return self._entries[key]
@@ -146,6 +173,17 @@ class Reading(Contract):
             if settings._get_defaults_to_none:
                 return None
             raise self._missing(key) from None
+
+    def _to_stack(self, path: Path) -> tuple[Any, Path]:
+        """The first container on the way to an entry that has its own `get`, if any, and the way from there."""
+        node: Any = self
+        for depth, name in enumerate(path[:-1], 1):
+            node = node._node(name)
+            if node is None:
+                break
+            if type(node).get is not Reading.get and type(self) is not type(node):
+                return node, path[depth:]
+        return None, path
 
     def get_at(self, key: Any, index: Any, default: Any = NO_DEFAULT) -> Any:
         """The entry at a nested key, indexed along the batch dimensions: `td.get(key)[index]`.

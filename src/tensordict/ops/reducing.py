@@ -11,17 +11,19 @@ from torch import Tensor
 from tensordict.contract import Contract
 from tensordict.errors import ShapeError
 from tensordict.ops.collapsing import (
-    Apply,
     Collapsing,
     KeyTransform,
     Op,
     Reduction,
-    after_along,
+    along,
     apply_along,
     is_feature,
     one_feature_dim,
     refuse_keepdim,
+    restacked,
+    rows_of,
     settled,
+    staying,
 )
 from tensordict.ops.reading import NO_DEFAULT
 
@@ -41,6 +43,10 @@ class Reducing(Collapsing):
     They return a new, unlocked container with the names of the dims that stay, or a tensor with `reduce=True`. A dim
     that is out of range or a name that no dim has is an `IndexError`. What torch refuses is refused with torch's
     exception type and the key of the entry in front of the message.
+
+    A ragged entry is reduced over everything and, row by row, over its feature dims; its rows cannot be reduced to one.
+    A lazy stack with an entry that its members have in different shapes is reduced over everything too; over feature
+    dims, and along other dims than the stack dim, each member is reduced and the result is a lazy stack again.
 
     Entries that are small and of one form may be reduced in one call; their results lie in one block of memory then.
     """
@@ -355,7 +361,7 @@ class Reducing(Collapsing):
             tensor([0.2500, 0.2500, 0.2500, 0.2500])
         """
         how = Reduction(partial(_softmax, dtype))
-        return self._by_level(partial(apply_along, how, (self._dim(dim),), False), _as_before)
+        return self._by_level(staying(lambda dims: partial(apply_along, how, dims, False), (self._dim(dim),)))
 
     def all(self, dim: Any = None, keepdim: bool = False) -> Any:
         """Whether all elements are true (non-zero).
@@ -393,25 +399,24 @@ class Reducing(Collapsing):
 
     def _extremes(self, op: Op, returned: Any, dim: Any, keepdim: bool, reduce: bool | None) -> Any:
         """The values and the indices that `op` gives along one batch dim, or along the feature dims."""
-        apply: Apply
         if is_feature(dim):
             refuse_keepdim(keepdim, "dim='feature' removes the feature dims")
             if reduce:
-                return op(self._side_by_side(), -1)
-            apply = lambda leaves, lead: [op(one_feature_dim(leaf, lead), -1) for leaf in leaves]  # noqa: E731
-            return returned(self._split_by_level(apply, _as_before))
+                return self._over_all(op, self._side_by_side(), -1)
+            return returned(self._split_by_level(staying(lambda _: partial(_of_features, op), ())))
         at = self._one_dim(dim)
         if reduce:
-            return op(self._end_to_end(at), at, keepdim)
-        apply = lambda leaves, lead: [op(leaf, at, keepdim) for leaf in leaves]  # noqa: E731
-        return returned(self._split_by_level(apply, partial(after_along, (at,), keepdim, None)))
+            return self._over_all(op, self._end_to_end(at), at, keepdim)
+        return returned(self._split_by_level(along(Reduction(op), keepdim, (at,))))
 
     def _cumulated(self, op: Op, returned: Any, dim: Any, reduce: bool | None, return_indices: bool) -> Any:
         at = self._one_dim(dim)
         if reduce:
-            pair = op(self._end_to_end(at), at)
+            pair = self._over_all(op, self._end_to_end(at), at)
         else:
-            pair = returned(self._split_by_level(lambda leaves, lead: [op(leaf, at) for leaf in leaves], _as_before))
+            how = Reduction(op)
+            way = staying(lambda dims: partial(apply_along, how, dims, False), (at,))
+            pair = returned(self._split_by_level(way))
         return pair if return_indices else pair.values
 
     def _one_dim(self, dim: Any) -> int:
@@ -442,8 +447,15 @@ _ALL = Reduction(Tensor.all, stacked=True)
 _ANY = Reduction(Tensor.any, stacked=True)
 
 
-def _as_before(size: torch.Size, names: Any) -> Any:
-    return size, names
+def _of_features(op: Op, leaves: list[Any], lead: int) -> list[Any]:
+    """`op`, which takes one dim and gives values and indices, along the feature dims as one."""
+    return [_of_rows(op, leaf, lead) if leaf.is_nested else op(one_feature_dim(leaf, lead), -1) for leaf in leaves]
+
+
+def _of_rows(op: Op, leaf: Any, lead: int) -> tuple[Tensor, Tensor]:
+    """`op` along the feature dims of each row of a ragged leaf: torch counts padding in."""
+    pairs = [op(one_feature_dim(row, lead - 1), -1) for row in rows_of(leaf, lead)]
+    return restacked([pair[0] for pair in pairs], leaf), restacked([pair[1] for pair in pairs], leaf)
 
 
 def _softmax(dtype: torch.dtype | None, leaf: Tensor, dim: int, keepdim: bool = True) -> Tensor:

@@ -432,7 +432,7 @@ def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
     new = with_dim(size, dim, length)
     if out is not None:
         return _join_into(out, items, torch.cat, dim, new)
-    joint = first._concatenated_with(items, dim)
+    joint = _concatenated_lazily(items, dim)
     if joint is not None:
         return joint
     fn = torch.cat if dim == 0 else _along(torch.cat, dim)
@@ -442,6 +442,15 @@ def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
         if not has_ragged(*items):
             raise
     return first._merge(items, ragged.Cat(dim), new, len(size), _same_names, (), partial(cat_containers, dim=dim))
+
+
+def _concatenated_lazily(items: Sequence[Any], dim: int) -> Any:
+    """Whatever comes first: one lazy stack among the containers makes the result one."""
+    for other in {type(item): item for item in items}.values():
+        joint = other._concatenated_with(items, dim)
+        if joint is not None:
+            return joint
+    return None
 
 
 def _checked(input: Any, what: str) -> Sequence[Any]:
@@ -558,14 +567,19 @@ def _joined(join: Any, column: list[Any], dim: int, path: Path) -> Any:
 
 def _joint_shape(column: list[Tensor], join: Any, dim: int, path: Path) -> torch.Size:
     """The shape of the stack or concatenation of `column`; raises when the shapes do not fit."""
-    shapes = list(map(ragged.shape_of, column))
+    try:
+        shapes = [value.shape for value in column]
+    except RuntimeError:
+        shapes = list(map(ragged.shape_of, column))  # torch knows no shape of a strided ragged tensor
     first = shapes[0]
     expected = shapes if join is torch.stack else [with_dim(shape, dim, first[dim]) for shape in shapes]
     if expected.count(first) != len(expected):
         odd = next(shape for shape, fit in zip(shapes, expected, strict=True) if fit != first)
         raise ShapeError(f"entry {joined(path)!r} has shapes that do not fit: {list(first)} and {list(odd)}")
     if join is torch.stack:
-        return torch.Size((*first[:dim], len(column), *first[dim:]))
+        lengths = list(first)
+        lengths.insert(dim, len(column))
+        return torch.Size(lengths)
     return with_dim(first, dim, sum(shape[dim] for shape in shapes))
 
 

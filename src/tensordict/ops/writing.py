@@ -371,7 +371,7 @@ class Writing(Reading, Locking):
 
         Raises:
             KeyError: there is no such entry.
-            ValueError: the shapes differ.
+            ValueError: the value does not broadcast to the entry.
 
         Example:
             >>> import torch
@@ -467,7 +467,7 @@ class Writing(Reading, Locking):
 
         Raises:
             KeyError: an entry does not exist here.
-            ValueError: the shapes of an entry differ.
+            ValueError: a value does not broadcast to its entry.
         """
         source = _source(input_dict_or_td, kwargs)
         if source is self:
@@ -717,17 +717,19 @@ def _source(source: Any, kwargs: dict[str, Any]) -> Any:
     return source
 
 
-def _restricted(source: Any, keys: Iterable[Any]) -> dict[Any, Any]:
+def _restricted(source: Any, keys: Iterable[Any]) -> Any:
     """The entries of `source` at these nested keys, those that exist."""
     if isinstance(keys, str):
         keys = [keys]
+    if isinstance(source, Contract):
+        return source.select(*keys, strict=False)  # type: ignore[attr-defined]
     out: dict[Any, Any] = {}
     for key in keys:
         path = path_of(key)
         value: Any = source
         for name in path:
             value = value.get(name, None) if isinstance(value, (Reading, Mapping)) else None
-        if value is None and isinstance(source, Mapping):
+        if value is None:
             value = source.get(key)
         if value is not None:
             out[joined(path)] = value
@@ -752,18 +754,22 @@ def _nested_keys(source: Any, prefix: Path = ()) -> list[Path]:
 
 
 def _copyable(target: Tensor, item: Any, path: Path) -> Any:
-    """`item` as a tensor that can be copied into `target`; raises naming `path` when the shapes differ."""
+    """`item` as a tensor that `target.copy_` takes, which broadcasts; raises naming `path` when it does not fit."""
     if not isinstance(item, Tensor):
         if isinstance(item, (Contract, Mapping)):
             raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be updated with a container")
         item = to_tensor(item, path, None)
         if not item.ndim:
             return item
-    if ragged.shape_of(item) != target.shape:
+    shape = ragged.shape_of(item)
+    if shape == target.shape:
+        return item
+    if target.is_nested or len(shape) > len(target.shape):
         raise ShapeError(
             f"entry {joined(path)!r} has shape {list(target.shape)} and cannot be updated in place with a value of "
-            f"shape {list(ragged.shape_of(item))}"
+            f"shape {list(shape)}"
         )
+    _check_expandable(shape, target.shape, path)
     return item
 
 
