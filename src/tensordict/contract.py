@@ -282,7 +282,7 @@ class Contract:
                             raise TypeError(
                                 f"entry {(*path, name)!r} is a container in one input and a tensor in another"
                             )
-                        if type(other)._merge is not Contract._merge:
+                        if type(knowing)._merge is Contract._merge:
                             knowing = other
                     entries[name] = knowing._merge(column, fn, size, lead, rename, (*path, name), whole)
                 else:

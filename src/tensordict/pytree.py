@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import MappingKey, register_pytree_node
 
 from tensordict import registry
-from tensordict.contract import Contract, Names
+from tensordict.contract import Contract, Names, is_node
 
 T = TypeVar("T", bound=type)
 
@@ -141,7 +141,7 @@ def _depth(values: list[Any]) -> int:
     """The number of `vmap` levels that the most deeply wrapped entry is in."""
     deepest = 0
     for value in values:
-        if isinstance(value, Contract):
+        if is_node(value):
             # The leaves as they are: a lazy stack would stack its own to give its entries.
             leaves: list[Any] = []
             value._gather(leaves)

@@ -65,10 +65,8 @@ class LazyCore(TensorDictBase):
         entries: dict[str, Any] = {}
         for name in store.names():
             value = read(name)
-            if isinstance(value, LazyCore):
-                value = value._dense(hooked)
-            elif isinstance(value, Contract) and not value._is_non_tensor:
-                value = value._dense()
+            if isinstance(value, Contract) and not value._is_non_tensor:
+                value = value._dense(hooked) if isinstance(value, LazyCore) else value._dense()
             entries[name] = value
         return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
 
