@@ -390,7 +390,7 @@ class _Unflatten(_Flatten):
 
 
 def _delete(gone: list[tuple[Any, str]], what: str) -> None:
-    """Delete entries from the containers that hold them, or none: a nested container may be locked by another parent."""
+    """Delete entries from the containers that hold them, or none: another parent may have locked a nested container."""
     for node, name in gone:
         if node._locked:
             raise_locked(f"{what}, which deletes {name!r} from a locked nested container")
