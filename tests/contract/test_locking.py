@@ -145,3 +145,27 @@ def test_unlocking_leaves_copies_alone(td: Any, kind: Kind) -> None:
     copy = td.clone().lock_()
     td.lock_().unlock_()
     assert copy.is_locked and not td.is_locked
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td: td.rename_key_(("child", "x"), "moved"),
+        lambda td: td.rename_key_(("child", "x"), ("child", "moved")),
+        lambda td: td.pop(("child", "x")),
+        lambda td: td.del_(("child", "x")),
+        lambda td: td.exclude("free", ("child", "x"), inplace=True),
+        lambda td: td.select(("child", "y"), inplace=True),
+        lambda td: td.filter_empty_(),
+    ],
+    ids=["rename", "rename within", "pop", "del_", "exclude", "select", "filter_empty_"],
+)
+def test_a_child_that_another_parent_locks_is_not_changed_through_this_one(write: Any) -> None:
+    child = TensorDict(x=torch.zeros(1), y=torch.ones(1), hollow=TensorDict())
+    owner = TensorDict(child=child).lock_()
+    td = TensorDict(free=torch.zeros(1), empty=TensorDict())
+    td["child"] = child
+    with pytest.raises(RuntimeError, match="lock"):
+        write(td)
+    assert set(td.keys()) == {"free", "empty", "child"}
+    assert set(owner["child"].keys()) == {"x", "y", "hollow"}

@@ -197,9 +197,9 @@ class LazyOps(LazyCore):
     def _selected(self, wanted: dict[str, Any]) -> Self:
         return self._each(lambda member: member._selected(_known(member, wanted)))
 
-    def _keep_only(self, wanted: dict[str, Any]) -> None:
+    def _plan_keep(self, wanted: dict[str, Any], gone: list[tuple[Any, str]]) -> None:
         for member in self._entries.sample:
-            member._keep_only(_known(member, wanted))
+            member._plan_keep(_known(member, wanted), gone)
 
     def exclude(self, *keys: Any, inplace: bool = False) -> Self:
         """All entries but those at these nested keys, in any member; arguments and result as for any container."""

@@ -146,6 +146,7 @@ class Indexing(Writing):
         """
         kind = type(index)
         if kind is str:
+            # The first lines of `_write_name`, without its call: 0.4 us instead of 0.5 for the write made most often.
             size = self._batch_size
             try:
                 fits = (

@@ -11,6 +11,7 @@ from tensordict import registry
 from tensordict.context import remember, remember_state
 from tensordict.contract import Contract
 from tensordict.keys import Path, joined, path_of
+from tensordict.ops.locking import raise_locked
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing
 from tensordict.shapes import as_size
@@ -57,7 +58,9 @@ class Structure(Writing):
             _want(wanted, path)
         if inplace:
             self._refuse_if_locked("select in place")
-            self._keep_only(wanted)
+            gone: list[tuple[Any, str]] = []
+            self._plan_keep(wanted, gone)
+            _delete(gone, "select in place")
             return self
         selected = self._selected(wanted)
         if as_tensordict and not isinstance(selected, registry.lookup("TensorDict")):
@@ -81,12 +84,13 @@ class Structure(Writing):
             entries[name] = mapping[name] if below is None else mapping[name]._selected(below)
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    def _keep_only(self, wanted: dict[str, Any]) -> None:
-        for name in list(self._entries):
+    def _plan_keep(self, wanted: dict[str, Any], gone: list[tuple[Any, str]]) -> None:
+        """List the entries that are not wanted, and the containers that hold them."""
+        for name in self._entries:
             if name not in wanted:
-                del self._entries[name]
+                gone.append((self, name))
             elif wanted[name] is not None:
-                self._entries[name]._keep_only(wanted[name])
+                self._entries[name]._plan_keep(wanted[name], gone)
 
     def exclude(self, *keys: Any, inplace: bool = False) -> Self:
         """All entries but those at these nested keys; missing keys are ignored.
@@ -104,9 +108,7 @@ class Structure(Writing):
         paths = [path_of(key) for key in keys]
         if inplace:
             self._refuse_if_locked("exclude in place")
-            for path in paths:
-                if self._peek(path) is not None:
-                    del self._holder(path)[0]._entries[path[-1]]
+            _delete([self._holder(path) for path in paths if self._peek(path) is not None], "exclude in place")
             return self
         return self._excluding(paths)
 
@@ -349,13 +351,19 @@ class Structure(Writing):
     def filter_empty_(self) -> Self:
         """Delete the nested containers in which no leaf is found; returns the same container."""
         self._refuse_if_locked("filter empty containers")
-        for name, value in list(self._entries.items()):
+        gone: list[tuple[Any, str]] = []
+        self._plan_filter(gone)
+        _delete(gone, "filter empty containers")
+        return self
+
+    def _plan_filter(self, gone: list[tuple[Any, str]]) -> None:
+        """List the nested containers in which no leaf is found, and those that hold them."""
+        for name, value in self._outline().items():
             if isinstance(value, Structure):
                 if value.is_empty():
-                    del self._entries[name]
+                    gone.append((self, name))
                 else:
-                    value.filter_empty_()
-        return self
+                    value._plan_filter(gone)
 
 
 class _Flatten:
@@ -379,6 +387,15 @@ class _Unflatten(_Flatten):
 
     def in_place(self, container: Any) -> None:
         container.unflatten_keys(self.separator, inplace=True)
+
+
+def _delete(gone: list[tuple[Any, str]], what: str) -> None:
+    """Delete entries from the containers that hold them, or none: another parent may have locked a nested container."""
+    for node, name in gone:
+        if node._locked:
+            raise_locked(f"{what}, which deletes {name!r} from a locked nested container")
+    for node, name in gone:
+        node._entries.pop(name, None)
 
 
 def _want(wanted: dict[str, Any], path: Path) -> None:

@@ -625,6 +625,8 @@ class Writing(Reading, Locking):
         if new[: len(old)] == old:
             raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
         parent, name = self._holder(old)
+        if parent._locked:
+            raise_locked(f"rename the entry {old_key!r}")
         self._write(new, value)
         del parent._entries[name]
         return self
