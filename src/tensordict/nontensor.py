@@ -511,6 +511,19 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return cls(*non_tensors)
 
     @classmethod
+    def _of_lists(cls, values: Any, size: torch.Size, dim: int, device: torch.device | None) -> Any:
+        """The stack along `dim` of values in nested lists whose levels are the dims of `size`; `ValueError` if not."""
+        flat = [values]
+        for length in size:
+            if not all(type(part) is list and len(part) == length for part in flat):
+                raise ValueError(f"the values do not lie in nested lists of {list(size)}")
+            flat = [item for part in flat for item in part]
+        if not flat:
+            empty = NonTensorData._of(None, size[:dim] + size[dim + 1 :], device)
+            return cls._over(Members([empty] * size[dim], dim, template=None if size[dim] else empty))
+        return cls._along(_grid(flat, size, device).unbind(dim), dim)
+
+    @classmethod
     def from_nontensordata(cls, non_tensor: Any) -> Any:
         """The stack of as many copies of a holder as its batch has elements, nested along its batch dims; the holder
         itself when it has no batch dims."""

@@ -446,7 +446,10 @@ def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
 
 def _concatenated_lazily(items: Sequence[Any], dim: int) -> Any:
     """Whatever comes first: one lazy stack among the containers makes the result one."""
-    for other in {type(item): item for item in items}.values():
+    firsts: dict[type[Any], Any] = {}
+    for item in items:
+        firsts.setdefault(type(item), item)
+    for other in firsts.values():
         joint = other._concatenated_with(items, dim)
         if joint is not None:
             return joint

@@ -1,0 +1,177 @@
+"""Containers taken apart for storage and put together again: what every format keeps besides the tensors.
+
+Every kind of container (a dict of tensors, a lazy stack, a tensorclass, a holder of a value) is described by one
+`Form`. A format writes forms and tensors, and need not know the kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import ragged, registry
+from tensordict.contract import Contract, Names
+from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.keys import Path, joined
+
+DICT, LAZY, UNBATCHED = "TensorDict", "LazyStackedTensorDict", "UnbatchedTensor"
+VALUES = ("NonTensorData", "MetaData")
+VALUE_STACK = "NonTensorStack"
+KINDS = (DICT, LAZY, UNBATCHED, *VALUES, VALUE_STACK)
+# The name under which the container behind a tensorclass is kept.
+BEHIND_FACE = "_tensordict"
+# That of the tensor in an `UnbatchedTensor`.
+OWN = "data"
+
+
+@dataclass(slots=True)
+class Form:
+    """What a container is apart from its tensors.
+
+    kind: one of `KINDS`; for a tensorclass its module and qualified name, with a dot between.
+    entries: tensors, and containers that have forms of their own. The members of a lazy stack are called "0", "1", ...;
+        the one entry of a tensorclass is the container behind it.
+    stack_dim: of lazy stacks and stacks of values.
+    value: what a holder holds; a stack of values has nested lists along its batch dims.
+    """
+
+    kind: str
+    batch_size: torch.Size
+    device: torch.device | None = None
+    names: Names | None = None
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    stack_dim: int | None = None
+    value: Any = None
+
+    @property
+    def is_value(self) -> bool:
+        """Whether there is a value in place of entries."""
+        return self.kind in VALUES or self.kind == VALUE_STACK
+
+    @property
+    def is_face(self) -> bool:
+        """Whether this is of a tensorclass."""
+        return self.kind not in KINDS
+
+
+def taken_apart(container: Any, key: Path = ()) -> Form:
+    """The form of one container; those nested in it are left as they are.
+
+    Raises:
+        UnsupportedEntryError: there is no form for it, or it cannot be stored as it is (a lazy stack with hooks); the
+            key is named.
+    """
+    inner = container._bare()
+    if inner is not container:
+        cls = type(container)
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        return Form(name, container._batch_size, container._device, container._names, {BEHIND_FACE: inner})
+    kind = getattr(container, "_stored_as", type(container).__name__)
+    if kind not in KINDS:
+        entry = f"entry {joined(key)!r}: " if key else ""
+        raise UnsupportedEntryError(f"{entry}a {kind} cannot be stored; to_tensordict() gives what can")
+    form = Form(kind, container._batch_size, container._device, container._names)
+    if kind == UNBATCHED:
+        form.entries = {OWN: container.as_subclass(Tensor)}
+    elif kind == DICT:
+        form.entries = container._entries
+    elif kind in VALUES:
+        form.value = container._value
+    else:
+        form.stack_dim = container.stack_dim
+        if kind == VALUE_STACK:
+            form.value = container.tolist()
+        else:
+            form.entries = _members(container, key)
+    return form
+
+
+def _members(stack: Any, key: Path) -> dict[str, Any]:
+    store = stack._entries
+    if store.hook_in is not None or store.hook_out is not None:
+        entry = f"entry {joined(key)!r}: " if key else ""
+        raise UnsupportedEntryError(f"{entry}a lazy stack with hooks cannot be stored: call densify() first")
+    return {str(position): member for position, member in enumerate(store.containers)}
+
+
+def put_together(form: Form, entries: Mapping[str, Any], key: Path = ()) -> Any:
+    """The container of a form and of its entries, which have been put together already.
+
+    The content of a file may be anything: what does not fit is refused, so that the container is sound.
+
+    Raises:
+        SaveError: entries, batch sizes, names or values do not fit; the key is named.
+        UnsupportedEntryError: the class is not known to this program.
+    """
+    try:
+        return _put_together(form, entries)
+    except UnsupportedEntryError as error:
+        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}" if key else str(error)) from None
+    except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
+        where = f"entry {joined(key)!r}: " if key else ""
+        raise SaveError(f"{where}the {form.kind} that was stored does not add up: {error}") from error
+
+
+def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
+    if form.is_face:
+        cls = face_class(form.kind)
+        container = entries[BEHIND_FACE]
+        if unknown := sorted(container._outline().keys() - cls.__expected_keys__):
+            raise ValueError(f"it has entries {unknown}, which are no fields of it")
+        return cls._over(container)
+    cls = registry.lookup(form.kind)
+    if form.is_value:
+        return _holder(cls, form)
+    if form.kind == UNBATCHED:
+        return cls(entries[OWN], form.batch_size)
+    if form.kind == LAZY:
+        members = [entries[str(position)] for position in range(len(entries))]
+        stack = cls(*members, stack_dim=form.stack_dim or 0, batch_size=None if members else _without(form))
+        if stack._batch_size != form.batch_size:
+            raise ValueError(f"the batch size {list(form.batch_size)} is not that of the members")
+        if form.names is not None:
+            stack.names = form.names
+        return stack
+    lead = len(form.batch_size)
+    for name, value in entries.items():
+        shape = value._batch_size if isinstance(value, Contract) else ragged.shape_of(value)
+        if shape[:lead] != form.batch_size:
+            raise ValueError(f"the shape {list(shape)} of {name!r} does not begin with {list(form.batch_size)}")
+    if form.names is not None and len(form.names) != lead:
+        raise ValueError(f"{len(form.names)} names for {lead} batch dims")
+    return cls._make(dict(entries), form.batch_size, form.device, form.names)
+
+
+def face_class(name: str) -> Any:
+    """The tensorclass of this module and qualified name; nothing is imported.
+
+    Raises:
+        UnsupportedEntryError: this program has none; says what to do.
+    """
+    cls = registry.declared(name)
+    if cls is None:
+        raise UnsupportedEntryError(
+            f"the tensorclass {name!r} is not known to this program: import the module that defines it before loading. "
+            "Loading imports nothing by itself"
+        )
+    return cls
+
+
+def _holder(cls: Any, form: Form) -> Any:
+    if form.kind != VALUE_STACK:
+        return cls._of(form.value, form.batch_size, form.device, form.names)
+    dim = form.stack_dim or 0
+    stack = cls._of_lists(form.value, form.batch_size, dim, form.device)
+    if form.names is not None:
+        stack.names = form.names
+    return stack
+
+
+def _without(form: Form) -> torch.Size:
+    """The batch size of the members of a stack."""
+    dim = form.stack_dim or 0
+    return form.batch_size[:dim] + form.batch_size[dim + 1 :]
