@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
-import types
-import typing
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from tensordict.contract import Contract
+from tensordict.annotations import is_tensor_hint, resolve, scope_of
 from tensordict.errors import FieldError
 
 OPTIONS = ("autocast", "frozen", "nocast", "shadow", "tensor_only")
@@ -23,7 +16,6 @@ OPTIONS = ("autocast", "frozen", "nocast", "shadow", "tensor_only")
 _OWN_ARGUMENTS = ("batch_size", "device", "names", "non_blocking", "lock")
 # `data` is too common a name for what a class holds: such a field stands in the place of the container's attribute.
 _ALLOWED = frozenset({"data"})
-_UNION = (typing.Union, types.UnionType)
 
 
 @dataclass(slots=True)
@@ -97,16 +89,7 @@ class Layout:
             TypeError: it names what cannot be found.
         """
         if name not in self.resolved:
-            hint = self.hints[name]
-            if isinstance(hint, str):
-                try:
-                    # Part of the source of the class, and no more to be feared than the rest of it.
-                    hint = eval(hint, {}, self.scope)
-                except Exception as error:
-                    raise TypeError(
-                        f"the annotation {hint!r} of {self.owner}.{name} cannot be resolved, as casting needs: {error}"
-                    ) from error
-            self.resolved[name] = hint
+            self.resolved[name] = resolve(self.hints[name], self.scope, f"{self.owner}.{name}")
         return self.resolved[name]
 
 
@@ -158,7 +141,7 @@ def layout_of(cls: type[Any], base: type[Any]) -> Layout:
         _adopt_constructor(cls, base, layout)
     if cls._tensor_only:
         for name in names:
-            if not _is_tensor_hint(layout.hint_of(name)):
+            if not is_tensor_hint(layout.hint_of(name)):
                 raise TypeError(
                     f"{cls.__name__} is tensor_only, but its field {name!r} is annotated {layout.hints[name]!r}: "
                     "annotate it as torch.Tensor or torch.Tensor | None"
@@ -173,67 +156,6 @@ def _adopt_constructor(cls: type[Any], base: type[Any], layout: Layout) -> None:
     shown += [own[name] for name in _OWN_ARGUMENTS if name not in layout.masked]
     cls.__signature__ = inspect.Signature(shown)
     cls.__init__ = base.__init__
-
-
-def scope_of(cls: type[Any], hints: list[str]) -> Mapping[str, Any]:
-    """The names that string annotations may use: of the modules, and of the function that the class is defined in."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tensordict":
-        frame = frame.f_back
-    local: dict[str, Any] = {}
-    if frame.f_locals is not frame.f_globals:
-        # Only those that are used: the class would keep the others alive.
-        for hint in hints:
-            used = compile(hint, "<annotation>", "eval").co_names
-            local.update({name: frame.f_locals[name] for name in used if name in frame.f_locals})
-    local[cls.__name__] = cls
-    modules = dict.fromkeys(parent.__module__ for parent in cls.__mro__)
-    return ChainMap(local, *[vars(sys.modules[name]) for name in modules if name in sys.modules])
-
-
-def _is_tensor_hint(hint: Any) -> bool:
-    if typing.get_origin(hint) in _UNION:
-        return all(_is_tensor_hint(part) for part in typing.get_args(hint))
-    return hint is None or hint is type(None) or (isinstance(hint, type) and issubclass(hint, Tensor))
-
-
-def cast(value: Any, hint: Any, where: str) -> Any:
-    """`value` as its annotation has it; a value that the annotation says nothing about is given back.
-
-    Args:
-        value: what was assigned, not `None`.
-        hint: the resolved annotation.
-        where: class and field, for errors.
-
-    Raises:
-        TypeError: the value cannot be cast.
-    """
-    origin = typing.get_origin(hint)
-    if origin in _UNION:
-        parts = [part for part in typing.get_args(hint) if part is not type(None)]
-        return cast(value, parts[0], where) if len(parts) == 1 else value
-    kind: Any = hint if origin is None else origin
-    if not isinstance(kind, type) or isinstance(value, kind) or kind is object:
-        return value
-    try:
-        if issubclass(kind, Tensor):
-            return torch.as_tensor(value)
-        if issubclass(kind, Contract):
-            if isinstance(value, Mapping):
-                return kind.from_dict(value)  # type: ignore[attr-defined]
-            if isinstance(value, Contract) and hasattr(kind, "from_tensordict"):
-                return kind.from_tensordict(value)
-            return value
-        return value if isinstance(value, Contract) or origin is not None else kind(value)  # type: ignore[call-arg]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{where} cannot be cast: it is annotated {getattr(hint, '__name__', hint)} and got a "
-            f"{type(value).__name__} ({error})"
-        ) from error
-
-
-def _or_none(value: Any) -> Any:
-    return None if value is MISSING else value
 
 
 def _listed(names: Iterable[str]) -> str:

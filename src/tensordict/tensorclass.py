@@ -15,11 +15,11 @@ from torch.utils import _pytree
 from typing_extensions import dataclass_transform
 
 from tensordict import registry
+from tensordict.annotations import cast as as_annotated
 from tensordict.contract import Contract
 from tensordict.errors import ContainerExpected, FieldError
 from tensordict.face import Face, bare
 from tensordict.fields import OPTIONS, Layout, layout_of
-from tensordict.fields import cast as as_annotated
 from tensordict.keys import Path
 from tensordict.nontensor import unwrap, wrap
 from tensordict.ops.reading import NO_DEFAULT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import types
 import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -14,9 +13,9 @@ from torch.utils import _pytree
 from typing_extensions import NotRequired, Required
 
 from tensordict import pytree
+from tensordict.annotations import UNION, resolve, scope_of
 from tensordict.contract import Contract
 from tensordict.errors import FieldError
-from tensordict.fields import scope_of
 from tensordict.keys import Path
 from tensordict.nontensor import unwrap
 from tensordict.tensordict import TensorDict
@@ -75,8 +74,7 @@ class TypedTensorDict(TensorDict):
         scope = scope_of(cls, [hint for hint in own.values() if isinstance(hint, str)])
         types_, required = dict(cls._types), set(cls.__required_keys__)
         for name, hint in own.items():
-            # The source of the class itself, which is no more to be feared than the rest of its module.
-            kind = eval(hint, {}, scope) if isinstance(hint, str) else hint
+            kind = resolve(hint, scope, f"{cls.__name__}.{name}")
             if typing.get_origin(kind) is ClassVar or kind is ClassVar:
                 continue
             if hasattr(TypedTensorDict, name) and not shadow:
@@ -215,7 +213,7 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind is None:
         kind = type(None)
     origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
+    if origin in UNION:
         return any(_is_a(value, part) for part in typing.get_args(kind))
     if origin is typing.Literal:
         kinds: Any = tuple({type(choice) for choice in typing.get_args(kind)})

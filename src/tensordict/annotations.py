@@ -1,0 +1,90 @@
+"""What annotations of class bodies say: resolving them, and casting values to them."""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from collections import ChainMap
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract
+
+UNION = (typing.Union, types.UnionType)
+
+
+def resolve(hint: Any, scope: Mapping[str, Any], where: str) -> Any:
+    """The type that an annotation names, written as a string or not.
+
+    Raises:
+        TypeError: it names what is not in `scope`; `where` says which class and field it belongs to.
+    """
+    if not isinstance(hint, str):
+        return hint
+    try:
+        # Part of the source of the class, and no more to be feared than the rest of it.
+        return eval(hint, {}, scope)
+    except Exception as error:
+        raise TypeError(f"the annotation {hint!r} of {where} cannot be resolved: {error}") from error
+
+
+def scope_of(cls: type[Any], hints: list[str]) -> Mapping[str, Any]:
+    """The names that string annotations may use: of the modules, and of the function that the class is defined in."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tensordict":
+        frame = frame.f_back
+    local: dict[str, Any] = {}
+    if frame.f_locals is not frame.f_globals:
+        # Only those that are used: the class would keep the others alive.
+        for hint in hints:
+            used = compile(hint, "<annotation>", "eval").co_names
+            local.update({name: frame.f_locals[name] for name in used if name in frame.f_locals})
+    local[cls.__name__] = cls
+    modules = dict.fromkeys(parent.__module__ for parent in cls.__mro__)
+    return ChainMap(local, *[vars(sys.modules[name]) for name in modules if name in sys.modules])
+
+
+def is_tensor_hint(hint: Any) -> bool:
+    """Whether an annotation allows tensors and `None` only."""
+    if typing.get_origin(hint) in UNION:
+        return all(is_tensor_hint(part) for part in typing.get_args(hint))
+    return hint is None or hint is type(None) or (isinstance(hint, type) and issubclass(hint, Tensor))
+
+
+def cast(value: Any, hint: Any, where: str) -> Any:
+    """`value` as its annotation has it; a value that the annotation says nothing about is given back.
+
+    Args:
+        value: what was assigned, not `None`.
+        hint: the resolved annotation.
+        where: class and field, for errors.
+
+    Raises:
+        TypeError: the value cannot be cast.
+    """
+    origin = typing.get_origin(hint)
+    if origin in UNION:
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        return cast(value, parts[0], where) if len(parts) == 1 else value
+    kind: Any = hint if origin is None else origin
+    if not isinstance(kind, type) or isinstance(value, kind) or kind is object:
+        return value
+    try:
+        if issubclass(kind, Tensor):
+            return torch.as_tensor(value)
+        if issubclass(kind, Contract):
+            if isinstance(value, Mapping):
+                return kind.from_dict(value)  # type: ignore[attr-defined]
+            if isinstance(value, Contract) and hasattr(kind, "from_tensordict"):
+                return kind.from_tensordict(value)
+            return value
+        return value if isinstance(value, Contract) or origin is not None else kind(value)  # type: ignore[call-arg]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{where} cannot be cast: it is annotated {getattr(hint, '__name__', hint)} and got a "
+            f"{type(value).__name__} ({error})"
+        ) from error
