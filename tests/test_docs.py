@@ -6,6 +6,8 @@ import doctest
 import importlib
 import pkgutil
 import re
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,13 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page(page: Path) -> None:
+def test_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page run in order and share their names, as a reader would type them."""
     text = page.read_text()
-    names: dict[str, Any] = {"__name__": page.stem}
+    # A module that can be looked up by name, as the decorators of dataclasses do.
+    module = types.ModuleType(page.stem.lower())
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    names: dict[str, Any] = vars(module)
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start(1))
         if block[1].startswith(">>> "):
@@ -41,7 +46,7 @@ def test_page(page: Path) -> None:
             names.update(session.globs)
         else:
             # The blank lines in front make tracebacks point at the line in the page.
-            exec(compile("\n" * line + block[1], str(page), "exec"), names)
+            exec(compile("\n" * line + block[1], str(page), "exec", dont_inherit=True), names)
 
 
 def test_readme_has_a_tour() -> None:
