@@ -158,10 +158,6 @@ class _Holding(TensorCollection):
             return self._build({}, stack._batch_size, stack._device, stack._names)
         return stack if isinstance(stack, NonTensorStack) else NonTensorStack._over(members)
 
-    def _stays_one(self) -> bool:
-        """Whether the stack of equal ones is one."""
-        return False
-
     def _compared_with_container(self, other: Any, op: Any) -> Any:
         if op not in (torch.eq, torch.ne):
             return self.copy()  # Values have no order: they stay what they are.
@@ -185,6 +181,8 @@ class NonTensorDataBase(_Holding):
 
     _entries: Any = MappingProxyType({})
     _value: Any
+    # Whether the stack of equal ones is one whatever the settings say, and the concatenation has the first value.
+    _ignores_batch = False
 
     def __init__(
         self,
@@ -363,21 +361,13 @@ class NonTensorDataBase(_Holding):
         return self._of(value, self._batch_size, self._device, self._names)
 
     def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
-        if self._is_one(items) or all(
+        if self._ignores_batch or all(
             isinstance(item, NonTensorDataBase) and same_value(self._value, item._value) for item in items
         ):
             size = list(self._batch_size)
             size[dim] = sum(item._batch_size[dim] for item in items)
             return self._of(self._value, torch.Size(size), self._device, self._names)
         return super()._concatenated_with(items, dim)
-
-    def _is_one(self, items: Sequence[Any]) -> bool:
-        """Whether the concatenation of these has one value, whatever they have."""
-        return False
-
-    def _stays_one(self) -> bool:
-        """Whether the stack of equal values is one holder."""
-        return settings.capture_non_tensor_stack() is True
 
     # --- copies and printing ----------------------------------------------------------------------------------------
 
@@ -446,11 +436,7 @@ class MetaData(NonTensorDataBase):
         MetaData(data=camera, batch_size=torch.Size([2, 2]), device=None)
     """
 
-    def _is_one(self, items: Sequence[Any]) -> bool:
-        return True
-
-    def _stays_one(self) -> bool:
-        return True
+    _ignores_batch = True
 
 
 @registry.register
@@ -793,7 +779,9 @@ def _grid(values: list[Any], size: torch.Size, device: torch.device | None) -> A
 def _one_for_all(items: Sequence[Any]) -> bool:
     """Whether the stack of these is one holder."""
     first = items[0]
-    if not first._stays_one():
+    if not isinstance(first, NonTensorDataBase):
+        return False
+    if not first._ignores_batch and settings.capture_non_tensor_stack() is not True:
         return False
     return all(type(item) is type(first) and same_value(first._value, item._value) for item in items)
 

@@ -49,8 +49,8 @@ def _as_numbers(item: Any, path: Path, device: torch.device | None) -> Tensor | 
             if not _numeric(item):
                 return None
             raise TypeError(
-                f"entry {joined(path)!r}: a {type(item).__name__} that is not a regular array of numbers ({error}): use a "
-                "nested tensor for rows of different lengths, or set_non_tensor to keep it as it is"
+                f"entry {joined(path)!r}: a {type(item).__name__} that is not a regular array of numbers ({error}): "
+                "use a nested tensor for rows of different lengths, or set_non_tensor to keep it as it is"
             ) from error
     if hasattr(item, "__array__") or hasattr(item, "__dlpack__"):
         try:
