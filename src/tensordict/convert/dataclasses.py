@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 from tensordict import registry
-from tensordict.contract import Contract
 
 
 def from_dataclass(
@@ -69,14 +68,3 @@ def from_dataclass(
     values = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)}
     made = dest_cls(**values, batch_size=batch_size, device=device)
     return made.auto_batch_size_(batch_dims) if auto_batch_size or batch_dims is not None else made
-
-
-def entries_of(obj: Any) -> dict[str, Any]:
-    """The fields of an instance of a dataclass by name, those of nested ones in nested dicts."""
-    values = {spec.name: getattr(obj, spec.name) for spec in dataclasses.fields(obj)}
-    return {name: entries_of(value) if _is_instance(value) else value for name, value in values.items()}
-
-
-def _is_instance(value: Any) -> bool:
-    # A tensorclass is a dataclass too, and a container already.
-    return dataclasses.is_dataclass(value) and not isinstance(value, (type, Contract))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tensordict import registry
 from tensordict.contract import Contract, named_error
-from tensordict.convert.dataclasses import entries_of, from_dataclass
+from tensordict.convert.any import opened
+from tensordict.convert.dataclasses import from_dataclass
 from tensordict.keys import path_of
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ class Converting(Contract):
         """A container made from a (nested) dict, or from another container.
 
         Args:
-            input_dict: what to read; keys may be nested, values are as for `TensorDict`. It is not changed.
+            input_dict: what to read; keys may be nested. Values are as for `TensorDict`, and structures as for
+                :meth:`from_any`. It is not changed.
             auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries
                 share.
             batch_size: the batch size; none by default.
@@ -149,7 +151,7 @@ class Converting(Contract):
             names: one name per batch dim.
 
         Raises:
-            ValueError: both `batch_size` and `batch_dims` are given.
+            ValueError: both `batch_size` and `batch_dims` are given, or two keys lead to the same entry.
             RuntimeError: an entry does not fit the batch size.
 
         Example:
@@ -162,8 +164,10 @@ class Converting(Contract):
         if batch_size is not None and batch_dims is not None:
             raise ValueError("from_dict takes batch_size or batch_dims, not both: batch_dims is for finding the size")
         make: Any = cls if hasattr(cls, "_make") else registry.lookup("TensorDict")
-        if not isinstance(input_dict, (Mapping, Contract)):
-            raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
+        if type(input_dict) is dict or not isinstance(input_dict, Contract):
+            if type(input_dict) is not dict and not isinstance(input_dict, Mapping):
+                raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
+            input_dict = opened(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return make(input_dict, batch_size=batch_size, device=device, names=names)  # type: ignore[no-any-return]
         # The copy keeps containers that are nested in the input from being given another batch size.
@@ -221,7 +225,7 @@ class Converting(Contract):
         """A container of the fields of an instance of a dataclass; nested dataclasses become nested containers.
 
         Args:
-            dataclass: the instance; fields that are `None` are left out.
+            dataclass: the instance; fields are converted as by :meth:`from_any`, `None` is a value.
             dest_cls: with `as_tensorclass`, the tensorclass of the result.
             auto_batch_size: give every level the longest batch size that its entries share.
             batch_dims: with `auto_batch_size`, at most this many dims.
@@ -254,7 +258,7 @@ class Converting(Contract):
         if not dataclasses.is_dataclass(dataclass):
             raise TypeError(f"from_dataclass reads an instance of a dataclass, got {type(dataclass).__name__}")
         return cls.from_dict(
-            entries_of(dataclass),
+            opened(dataclass),
             auto_batch_size=auto_batch_size,
             batch_size=batch_size,
             device=device,
@@ -294,6 +298,10 @@ class LinkedList(list[Any]):
             return
         self._container[index.__index__()] = value
         super().__setitem__(index, value)
+
+    def __reduce__(self) -> Any:
+        # Elsewhere there is no container to write to: a pickle, or a copy, is a plain list.
+        return list, (list(self),)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError("the length of this list is a batch dim of a container and cannot change")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict import registry
 from tensordict.contract import Contract
+from tensordict.convert.numpy import container_of
 from tensordict.keys import Path, joined
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
@@ -44,7 +45,9 @@ def _as_numbers(item: Any, path: Path, device: torch.device | None) -> Tensor | 
         try:
             if any(isinstance(x, Tensor) for x in item):
                 return torch.stack([torch.as_tensor(x, device=device) for x in item])
-            return torch.as_tensor(np.asarray(item) if isinstance(item, range) else item, device=device)
+            # torch is slow with a list of arrays, and warns.
+            by_numpy = isinstance(item, range) or any(isinstance(x, np.ndarray) for x in item)
+            return torch.as_tensor(np.asarray(item) if by_numpy else item, device=device)
         except (TypeError, ValueError, RuntimeError) as error:
             if not _numeric(item):
                 return None
@@ -73,11 +76,14 @@ def _numeric(item: Any) -> bool:
 def stored(item: Any, path: Path, size: torch.Size, device: torch.device | None) -> Any:
     """What is stored for a value that is no tensor, container or mapping, in a container of this batch size.
 
-    Numbers become a tensor, a list of containers their stack, anything else gets a holder.
+    Numbers become a tensor, a list of containers their stack, a structured array a container over its memory, anything
+    else gets a holder.
     """
     tensor = _as_numbers(item, path, device)
     if tensor is not None:
         return tensor
+    if isinstance(item, np.ndarray) and item.dtype.names is not None:
+        return container_of(item, path)
     if type(item) is list and all(isinstance(x, Contract) and not x._is_non_tensor for x in item):
         return type(item[0]).maybe_dense_stack(item)
     return registry.lookup("NonTensorData")._holding(item, size, device)

@@ -1,0 +1,163 @@
+"""NumPy's structured arrays: containers over their memory, and arrays of the entries of containers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.errors import ContainerExpected
+from tensordict.keys import Path, joined
+
+# The least room for text in an array that is made, so that longer ones can be assigned to short ones.
+_TEXT = 10
+
+
+def from_struct_array(
+    struct_array: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """A `TensorDict` over the memory of a structured array; see :meth:`TensorDict.from_struct_array`.
+
+    Example:
+        >>> import numpy as np
+        >>> from tensordict import from_struct_array
+        >>> dogs = np.array([("Rex", 9), ("Fido", 3)], dtype=[("name", "U10"), ("age", "i4")])
+        >>> from_struct_array(dogs)["age"]
+        tensor([9, 3], dtype=torch.int32)
+    """
+    return registry.lookup("TensorDict").from_struct_array(
+        struct_array, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
+    )
+
+
+def entries_of(struct_array: Any, path: Path = ()) -> tuple[dict[str, Any], torch.Size]:
+    """The fields of a structured array as what a container stores, and the shape of the array.
+
+    Numbers become tensors over the same memory, nested structures containers, text, bytes and times stacks of values.
+
+    Raises:
+        TypeError: it is no structured array, or a field has a dtype that has no counterpart.
+        ValueError: torch cannot step through the memory of a field.
+    """
+    if not isinstance(struct_array, (np.ndarray, np.void)) or struct_array.dtype.names is None:
+        what = getattr(struct_array, "dtype", type(struct_array).__name__)
+        raise ContainerExpected(f"from_struct_array reads a NumPy array with named fields, got {what}")
+    values = np.asarray(struct_array)
+    entries = {name: _entry(values[name], (*path, name)) for name in struct_array.dtype.names}
+    return entries, torch.Size(values.shape)
+
+
+def container_of(struct_array: Any, path: Path = ()) -> Any:
+    """A `TensorDict` over the memory of a structured array, which has the array's shape for batch size."""
+    entries, size = entries_of(struct_array, path)
+    return registry.lookup("TensorDict")._make(entries, size, None, None)
+
+
+def _entry(field: Any, path: Path) -> Any:
+    kind = field.dtype.kind
+    if field.dtype.names is not None:
+        return container_of(field, path)
+    if kind in "biufc":
+        try:
+            return torch.from_numpy(field)
+        except (TypeError, ValueError) as error:
+            raise type(error)(_advice(field, path, error)) from None
+    if kind in "USMm":
+        values = field.tolist() if kind in "US" else _nested(list(field.reshape(-1)), field.shape)
+        if not field.shape:
+            return registry.lookup("NonTensorData")(values)
+        return registry.lookup("NonTensorStack")._of_lists(values, torch.Size(field.shape), 0, None)
+    raise TypeError(
+        f"the field {joined(path)!r} has the dtype {field.dtype}, which a container cannot share: leave the field out, "
+        "or give its values to set_non_tensor"
+    )
+
+
+def _advice(field: Any, path: Path, error: Exception) -> str:
+    """Why torch refuses the memory of a field, and what would make it fit."""
+    name = joined(path)
+    if not field.dtype.isnative:
+        return f"the field {name!r} has foreign byte order ({field.dtype}): use array.astype(dtype.newbyteorder('='))"
+    if uneven := [step for step in field.strides if step % field.itemsize]:
+        way = (
+            "keep the real and the imaginary part in two fields"
+            if field.dtype.kind == "c"
+            else "use numpy.lib.recfunctions.repack_fields(array, align=True, recurse=True)"
+        )
+        return (
+            f"the elements of the field {name!r} ({field.dtype}) are {uneven[0]} bytes apart, which is no multiple of "
+            f"{field.itemsize}, so no tensor can share their memory: {way}"
+        )
+    if any(step < 0 for step in field.strides):
+        return f"the field {name!r} runs backwards through memory, as no tensor can: use array.copy()"
+    return f"the field {name!r}: {error}"
+
+
+def _nested(values: list[Any], shape: tuple[int, ...]) -> Any:
+    """Values in nested lists of this shape; the one value when it has no dims."""
+    if not shape:
+        return values[0]
+    for length in reversed(shape[1:]):
+        values = [values[i : i + length] for i in range(0, len(values), length)] if length else []
+    return values
+
+
+# --- and back -----------------------------------------------------------------------------------------------------
+
+
+def array_of(node: Any, path: Path = ()) -> Any:
+    """A structured array of the entries of a container, which are copied into it."""
+    size = node._batch_size
+    columns = {name: _column(value, size, (*path, name)) for name, value in node._entries.items()}
+    if "" in columns:
+        raise ValueError("a structured array cannot have a field without a name: rename the entry ''")
+    rest = len(size)
+    result = np.empty(size, np.dtype([(name, column.dtype, column.shape[rest:]) for name, column in columns.items()]))
+    for name, column in columns.items():
+        result[name] = column
+    return result
+
+
+def _column(value: Any, size: torch.Size, path: Path) -> Any:
+    """The values of one entry as an array whose shape begins with `size`."""
+    if isinstance(value, Contract) and not isinstance(value, Tensor):
+        return array_of(value, path) if not value._is_non_tensor else _values(value, path)
+    try:
+        array = value.numpy(force=True)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"entry {joined(path)!r} cannot be an array: {error}; convert it with .to(dtype)") from error
+    if array.shape[: len(size)] != size:
+        # An `UnbatchedTensor`, which is the same for all elements.
+        array = np.broadcast_to(array, (*size, *array.shape))
+    return array
+
+
+def _values(holder: Any, path: Path) -> Any:
+    """Values that are no tensors, as far as NumPy has a dtype for them."""
+    flat = holder._flat_values()
+    kinds = {type(value) for value in flat}
+    if kinds <= {str}:
+        dtype: Any = f"U{max([_TEXT, *map(len, flat)])}"
+    elif kinds == {bytes}:
+        dtype = f"S{max([1, *map(len, flat)])}"
+    else:
+        dtype = np.result_type(*flat) if all(issubclass(kind, _SCALARS) for kind in kinds) else np.dtype(object)
+        if dtype.kind not in "biufcMm":
+            names = sorted(kind.__name__ for kind in kinds)
+            raise TypeError(
+                f"entry {joined(path)!r} holds values of {', '.join(names)}, for which a structured array has no "
+                "field: exclude it, or replace them by numbers or text"
+            )
+    return np.array(flat, dtype=dtype).reshape(holder._batch_size)
+
+
+_SCALARS = (bool, int, float, complex, np.generic)

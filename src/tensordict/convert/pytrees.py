@@ -1,0 +1,185 @@
+"""Pytrees as containers that remember what they were, and back."""
+
+from __future__ import annotations
+
+import keyword
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from tensordict import registry
+from tensordict.contract import Contract, is_node
+from tensordict.errors import FieldError
+from tensordict.keys import Path, joined
+
+# The entry that says what a container was, and the beginning of the names of those that hold a key and its value.
+MARK = "_pytree_type"
+_UNUSUAL = "<NON_NESTED>"
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A node of a type that torch was told of: what it gave for the type, apart from the children."""
+
+    type: type[Any]
+    context: Any
+
+
+def from_pytree(
+    pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
+) -> Any:
+    """A `TensorDict` that stands for a pytree; see :meth:`TensorDict.from_pytree`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import from_pytree
+        >>> from_pytree([torch.zeros(3), {7: torch.ones(3)}]).to_pytree()
+        [tensor([0., 0., 0.]), {7: tensor([1., 1., 1.])}]
+    """
+    return registry.lookup("TensorDict").from_pytree(
+        pytree, batch_size=batch_size, auto_batch_size=auto_batch_size, batch_dims=batch_dims
+    )
+
+
+def tree_of(pytree: Any) -> Any:
+    """A pytree as nested dicts with a mark at every level; a leaf as a container stores it."""
+    kind = type(pytree)
+    if isinstance(pytree, (Tensor, Contract)):
+        return pytree
+    if kind is dict or kind is OrderedDict:
+        return _tree_of_mapping(pytree)
+    if kind is list or kind is tuple:
+        return _marked(zip(map(str, range(len(pytree))), pytree, strict=True), kind)
+    if isinstance(pytree, tuple) and hasattr(kind, "_fields"):
+        return _marked(zip(kind._fields, pytree, strict=True), kind)
+    if kind in _pytree.SUPPORTED_NODES:
+        children, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(pytree)
+        return _marked(zip(map(str, range(len(children))), children, strict=True), Registered(kind, context))
+    if isinstance(pytree, _NUMBERS) or (isinstance(pytree, np.ndarray) and pytree.dtype.kind in "biufc"):
+        return torch.as_tensor(pytree)
+    return registry.lookup("NonTensorData")(pytree)
+
+
+def _marked(items: Any, what: Any) -> dict[str, Any]:
+    tree = {name: tree_of(value) for name, value in items}
+    # As `MetaData`, so that the stack of two pytrees of the same form is one too.
+    tree[MARK] = registry.lookup("MetaData")(what)
+    return tree
+
+
+def _tree_of_mapping(mapping: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    holder = registry.lookup("MetaData")
+    for position, (key, value) in enumerate(mapping.items()):
+        if type(key) is str and key != MARK and not key.startswith(_UNUSUAL):
+            tree[key] = tree_of(value)
+        else:
+            tree[f"{_UNUSUAL}{position}"] = {"key": holder(key), "value": tree_of(value)}
+    tree[MARK] = holder(type(mapping))
+    return tree
+
+
+def pytree_of(node: Any, path: Path = ()) -> Any:
+    """The pytree that a container stands for; the container itself when it has no mark.
+
+    Raises:
+        ValueError: entries of a marked container are missing or have other names; the key is named.
+    """
+    entries = node._entries
+    if MARK not in entries or not isinstance(entries[MARK], Contract) or not entries[MARK]._is_non_tensor:
+        return node
+    what = entries[MARK]._unwrapped()
+    values = {name: value for name, value in entries.items() if name != MARK}
+    if isinstance(what, type) and issubclass(what, dict):
+        return what(_pairs(values, path))
+    if what in (list, tuple):
+        return what(_children(values, map(str, range(len(values))), path))
+    if isinstance(what, type) and hasattr(what, "_fields"):
+        return what(*_children(values, what._fields, path))
+    if isinstance(what, Registered):
+        children = _children(values, map(str, range(len(values))), path)
+        return _pytree.SUPPORTED_NODES[what.type].unflatten_fn(children, what.context)
+    raise FieldError(
+        f"{joined((*path, MARK))!r} should say what kind of pytree this was, and is {what!r}: delete the entry to keep "
+        "the container as it is"
+    )
+
+
+def _pairs(values: dict[str, Any], path: Path) -> Iterator[tuple[Any, Any]]:
+    for name, value in values.items():
+        if name.startswith(_UNUSUAL):
+            pair = value._entries
+            yield pair["key"]._unwrapped(), _value_of(pair["value"], (*path, name, "value"))
+        else:
+            yield name, _value_of(value, (*path, name))
+
+
+def _children(values: dict[str, Any], names: Any, path: Path) -> list[Any]:
+    wanted = list(names)
+    if values.keys() != set(wanted):
+        where = f" under {joined(path)!r}" if path else ""
+        raise FieldError(f"this was a pytree with the entries {wanted}{where}, and now has {sorted(values)}")
+    return [_value_of(values[name], (*path, name)) for name in wanted]
+
+
+def _value_of(value: Any, path: Path) -> Any:
+    if not is_node(value):
+        return value
+    return value._unwrapped() if value._is_non_tensor else pytree_of(value, path)
+
+
+# --- named tuples -----------------------------------------------------------------------------------------------------
+
+
+def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
+    """The entries of a container as a named tuple, nested ones in nested ones; fields that are `None` included.
+
+    Raises:
+        ValueError: the name of an entry can be no field.
+        TypeError: the entries are not the fields of `dest_cls`.
+    """
+    # A tensorclass has no entry for a field that is `None`.
+    layout = getattr(node, "_layout", None)
+    fields = dict.fromkeys(layout.names) if layout is not None else {}
+    for name, value in node._entries.items():
+        at = (*path, name)
+        if not is_node(value):
+            fields[name] = value
+        else:
+            fields[name] = value._unwrapped() if value._is_non_tensor else namedtuple_of(value, None, at)
+    if dest_cls is None:
+        return _generic(tuple(fields), path)(**fields)
+    wanted = getattr(dest_cls, "_fields", None)
+    if wanted is None:
+        raise TypeError(f"to_namedtuple makes a named tuple, and {dest_cls!r} is none")
+    missing = [name for name in wanted if name not in fields and name not in dest_cls._field_defaults]
+    unknown = [name for name in fields if name not in wanted]
+    if missing or unknown:
+        raise TypeError(
+            f"the entries are not the fields of {dest_cls.__name__}: {missing} are missing, {unknown} are not declared"
+        )
+    return dest_cls(**fields)
+
+
+def _generic(names: tuple[str, ...], path: Path) -> Any:
+    for name in names:
+        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+            raise ValueError(
+                f"the entry {joined((*path, name))!r} cannot be the field of a named tuple: rename it with "
+                "rename_key_, or use to_dict"
+            )
+    return _generic_class(names)
+
+
+@lru_cache(maxsize=256)
+def _generic_class(names: tuple[str, ...]) -> Any:
+    """One class for all named tuples of the same fields, as comparing two pytrees needs."""
+    return namedtuple("GenericDict", names)
