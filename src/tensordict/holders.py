@@ -1,12 +1,21 @@
-"""Values that are no tensors: when two are the same, and the pytree form of the containers that hold them."""
+"""Values that are no tensors: when two are the same, where they are saved, and the pytree form of their containers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.errors import ShapeError
+from tensordict.io.forms import taken_apart
+from tensordict.io.held import Place
+from tensordict.keys import Path, joined
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -21,6 +30,70 @@ def same_value(one: Any, other: Any) -> bool:
     except (TypeError, ValueError, RuntimeError, KeyError):
         # What cannot be compared, such as arrays of different shapes, is not the same.
         return False
+
+
+def is_all(at: Any) -> bool:
+    """Whether an index takes everything."""
+    items = at if type(at) is tuple else (at,)
+    return all(type(item) is slice and item == slice(None) for item in items)
+
+
+def nested_lists(values: list[Any], size: Sequence[int]) -> Any:
+    """Values in nested lists whose levels are the dims of `size`; the one value when there are none."""
+    if not size:
+        return values[0]
+    step = math.prod(size[1:])
+    return [nested_lists(values[i * step : (i + 1) * step], size[1:]) for i in range(size[0])]
+
+
+def check_held(items: Sequence[Any], path: Path) -> None:
+    """Raise unless all of these are holders."""
+    for item in items:
+        if not item._is_non_tensor:
+            where = f"entry {joined(path)!r} is" if path else "joining takes"
+            raise TypeError(f"{where} a value that is no tensor in one input and a {type(item).__name__} in another")
+
+
+class Saved(Contract):
+    """What a holder, or a stack of them, knows of the file that it is saved in: what is written into it goes there."""
+
+    _place: Place | None = None
+    # Whether the values are read from the file each time; see `following.py`.
+    _follows: bool = False
+
+    def _put_at(self, place: Place | None, follows: bool) -> None:
+        """Say in which folder the values are saved; with `follows`, those in its file are read from now on.
+
+        Without a folder, followed values are put into one of their own, which goes away with the last holder.
+        """
+        self._place = place
+        if follows:
+            registry.lookup(f"Following{getattr(self, '_stored_as', type(self).__name__)}")._take(self)
+
+    def _take_value(self, other: Any) -> None:
+        """Take over the values of another holder of this kind and batch size, as they are in the file."""
+        raise NotImplementedError
+
+    def _writing(self, after: Any, key: Path = ()) -> Callable[[], None]:
+        """What writes the values of `after` to the file of this holder, when it has one.
+
+        Raises:
+            UnsupportedEntryError: JSON cannot hold them.
+            ShapeError: others follow this holder, and it would become a stack.
+        """
+        if self._place is None or not (self._follows or self._memmap_prefix is not None):
+            return _nothing
+        if self._follows and taken_apart(after).kind != taken_apart(self).kind:
+            where = f"entry {joined(key)!r}: " if key else ""
+            raise ShapeError(
+                f"{where}a {taken_apart(self).kind} that other processes share has one value for all of its batch: "
+                "save the maybe_to_stack() of it to give its elements values of their own"
+            )
+        return self._place.writing(taken_apart(after, key), key, self._follows)
+
+
+def _nothing() -> None:
+    """Write to no file."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,17 @@ def memmap(
     return_early: bool = False,
     share_non_tensor: bool = False,
     robust_key: bool | None = True,
+    allow_pickle: bool | None = None,
+    durable: bool = False,
+    checksum: bool | str = False,
+    progress: bool = False,
 ) -> Any:
     """Save a container and return its memory-mapped version; see :meth:`TensorDict.memmap`.
 
     Args:
         data: the container.
-        prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key: as in the method.
+        prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, allow_pickle,
+        durable, checksum, progress: as in the method.
 
     Example:
         >>> import tempfile
@@ -40,6 +45,10 @@ def memmap(
         return_early=return_early,
         share_non_tensor=share_non_tensor,
         robust_key=robust_key,
+        allow_pickle=allow_pickle,
+        durable=durable,
+        checksum=checksum,
+        progress=progress,
     )
 
 
@@ -52,6 +61,10 @@ def save(
     return_early: bool = False,
     share_non_tensor: bool = False,
     robust_key: bool | None = True,
+    allow_pickle: bool | None = None,
+    durable: bool = False,
+    checksum: bool | str = False,
+    progress: bool = False,
 ) -> Any:
     """Save a container to a folder; the same as :func:`memmap`.
 
@@ -73,6 +86,10 @@ def save(
         return_early=return_early,
         share_non_tensor=share_non_tensor,
         robust_key=robust_key,
+        allow_pickle=allow_pickle,
+        durable=durable,
+        checksum=checksum,
+        progress=progress,
     )
 
 
@@ -84,12 +101,14 @@ def load_memmap(
     out: Any = None,
     robust_key: bool | None = True,
     allow_pickle: bool | None = None,
+    keys: Any = None,
+    progress: bool = False,
 ) -> Any:
     """Load the container that was saved in a folder; see :meth:`TensorDict.load_memmap`.
 
     Args:
         prefix: the folder.
-        device, non_blocking, out, robust_key, allow_pickle: as in the method.
+        device, non_blocking, out, robust_key, allow_pickle, keys, progress: as in the method.
 
     Example:
         >>> import tempfile
@@ -102,7 +121,14 @@ def load_memmap(
         device(type='meta')
     """
     return registry.lookup("TensorDict").load_memmap(
-        prefix, device, non_blocking, out=out, robust_key=robust_key, allow_pickle=allow_pickle
+        prefix,
+        device,
+        non_blocking,
+        out=out,
+        robust_key=robust_key,
+        allow_pickle=allow_pickle,
+        keys=keys,
+        progress=progress,
     )
 
 
@@ -114,6 +140,131 @@ def load(
     out: Any = None,
     robust_key: bool | None = True,
     allow_pickle: bool | None = None,
+    keys: Any = None,
+    progress: bool = False,
 ) -> Any:
-    """Load the container that was saved in a folder; the same as :func:`load_memmap`."""
-    return load_memmap(prefix, device, non_blocking, out=out, robust_key=robust_key, allow_pickle=allow_pickle)
+    """Load a container that was saved, in any format; see :meth:`TensorDict.load`.
+
+    Args:
+        prefix: the folder or the file.
+        device, non_blocking, out, robust_key, allow_pickle, keys, progress: as in :func:`load_memmap`; `out` and
+            `keys` are for folders and archives.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, load
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=torch.ones(2)).to_safetensors(folder + "/td.safetensors")
+        ...     again = load(folder + "/td.safetensors")
+        >>> again["a"]
+        tensor([1., 1.])
+    """
+    return registry.lookup("TensorDict").load(
+        prefix,
+        device,
+        non_blocking,
+        out=out,
+        robust_key=robust_key,
+        allow_pickle=allow_pickle,
+        keys=keys,
+        progress=progress,
+    )
+
+
+def to_safetensors(
+    data: Any,
+    filename: PathLike,
+    *,
+    separator: str = ".",
+    num_threads: int = 0,
+    durable: bool = False,
+    checksum: bool | str = False,
+    progress: bool = False,
+) -> None:
+    """Save a container to one file in the safetensors format; see :meth:`TensorDict.to_safetensors`.
+
+    Args:
+        data: the container.
+        filename, separator, num_threads, durable, checksum, progress: as in the method.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, from_safetensors, to_safetensors
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     to_safetensors(TensorDict(a=torch.ones(2)), folder + "/td.safetensors")
+        ...     again = from_safetensors(folder + "/td.safetensors")
+        >>> again["a"]
+        tensor([1., 1.])
+    """
+    data.to_safetensors(
+        filename, separator=separator, num_threads=num_threads, durable=durable, checksum=checksum, progress=progress
+    )
+
+
+def from_safetensors(
+    filename: PathLike, *, separator: str | None = ".", device: Any = None, progress: bool = False
+) -> Any:
+    """Load a safetensors file, of any program; see :meth:`TensorDict.from_safetensors`.
+
+    Args:
+        filename, separator, device, progress: as in the method.
+    """
+    return registry.lookup("TensorDict").from_safetensors(
+        filename, separator=separator, device=device, progress=progress
+    )
+
+
+def from_h5(
+    h5_file: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    mode: str = "r",
+) -> Any:
+    """Open an HDF5 file as a container; see :meth:`TensorDict.from_h5`.
+
+    Args:
+        h5_file: the path of the file, or an `h5py.File` or `h5py.Group` that is open.
+        auto_batch_size, batch_dims, device, batch_size, mode: as in the method.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, from_h5
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> TensorDict(a=torch.ones(2)).to_h5(f"{folder.name}/td.h5").close()
+        >>> with from_h5(f"{folder.name}/td.h5", batch_size=[2]) as data:
+        ...     data[0]["a"]
+        tensor(1.)
+    """
+    return registry.lookup("TensorDict").from_h5(
+        h5_file,
+        mode=mode,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        batch_size=batch_size,
+        device=device,
+    )
+
+
+def from_consolidated(filename: PathLike) -> Any:
+    """The container in a file that :meth:`TensorDict.consolidate` wrote; see :meth:`TensorDict.from_consolidated`.
+
+    Args:
+        filename: the file.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, from_consolidated
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict(a=torch.arange(3)).consolidate(folder + "/data")
+        ...     again = from_consolidated(folder + "/data")
+        >>> again["a"]
+        tensor([0, 1, 2])
+    """
+    return registry.lookup("TensorDict").from_consolidated(filename)

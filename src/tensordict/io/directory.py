@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import errno
 import os
 import pathlib
-from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,22 @@ from tensordict import ragged
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
-from tensordict.io.meta import BEHIND_FACE, TYPES, face_meta, leaf_spec, node_meta, node_spec, ragged_spec, write_meta
+from tensordict.io.commit import Site
+from tensordict.io.forms import BEHIND_FACE, DICT, UNBATCHED, Form, put_together, taken_apart
+from tensordict.io.held import Held, Place, held
+from tensordict.io.meta import (
+    CHECKSUM,
+    TABLE_CHECKSUM,
+    as_json,
+    leaf_spec,
+    node_meta,
+    node_spec,
+    ragged_spec,
+)
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
+from tensordict.io.progress import Progress
+from tensordict.io.source import FOLDERS
+from tensordict.io.writing import LeafFile, Means
 from tensordict.keys import Path, joined
 from tensordict.memmap import (
     FileSource,
@@ -32,14 +46,15 @@ from tensordict.memmap import (
     nested,
 )
 
-# A leaf larger than this is written by several threads, each its own range.
-_SPLIT = 64 << 20
+# Where a file system refuses a hard link, or there is nothing to link to any more.
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOENT}
 # Anonymous leaves smaller than this share one block (each block costs two descriptors, of 1,024 by default) ...
 _OWN_BLOCK = 1 << 20
 # ... in which each begins at a multiple of this.
 _ALIGN = 64
 
 _CPU = torch.device("cpu")
+_SCALAR = torch.Size(())
 
 
 @dataclass(slots=True)
@@ -52,6 +67,17 @@ class SaveOptions:
     robust: bool = True
     like: bool = False
     inplace: bool = False
+    # Whether values that JSON cannot hold may be pickled.
+    allow_pickle: bool = False
+    # Whether values that are no tensors are followed by all who have them.
+    share_values: bool = False
+    # Whether what is planned goes into an archive, which is always a new file: what lies at its path does not count.
+    archive: bool = False
+    # Have everything reach the disk before the save takes its place.
+    durable: bool = False
+    # The algorithm of the checksums of leaves; none when empty.
+    checksum: str = ""
+    progress: bool = False
     # Ragged leaves of the same lengths have the same offsets in the saved container.
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
@@ -67,7 +93,7 @@ class _Leaf:
     spec: dict[str, Any]
     # A memory-mapped tensor that stays as it is.
     result: MemoryMappedTensor | None = None
-    # Where it is written: `path`, or beside it when a file is there already.
+    # Where it is written, until the commit.
     target: str = ""
     # Whether the content is saved even by `memmap_like`.
     always: bool = False
@@ -98,11 +124,27 @@ class _Ragged(_Leaf):
 class _Node:
     """A container on its way to `folder` (to anonymous memory when that is empty)."""
 
-    container: Contract
+    container: Any
     key: Path
     folder: str
-    class_name: str
+    form: Form
     entries: dict[str, _Leaf | _Node] = field(default_factory=dict)
+    # The files of a value that is no tensor, which has no entries.
+    held: Held | None = None
+
+    @property
+    def class_name(self) -> str:
+        """How the node is called in the `meta.json` of the one it is in."""
+        return self.form.kind.rpartition(".")[2]
+
+
+@dataclass(slots=True)
+class Plan:
+    """All files of a save: those of the leaves, and the `meta.json` of every node (see `meta_of`), parents first."""
+
+    root: _Node
+    leaves: list[_Leaf]
+    nodes: list[_Node]
 
 
 def plan_save(container: Contract, prefix: PathLike | None, options: SaveOptions) -> Callable[[], Any]:
@@ -112,49 +154,53 @@ def plan_save(container: Contract, prefix: PathLike | None, options: SaveOptions
         SaveError: when an entry cannot be saved, lies in another file, or (without `existsok`) is there already.
     """
     folder = "" if prefix is None else os.path.abspath(os.fspath(prefix))
+    plan = plan_files(container, folder, options)
+    if not folder:
+        return partial(_save_anonymous, plan.root, plan.leaves, options)
+    return partial(_save_directory, plan.root, pathlib.Path(os.fspath(prefix or "")), plan.leaves, plan.nodes, options)
+
+
+def plan_files(container: Contract, folder: str, options: SaveOptions) -> Plan:
+    """What the folders and files of a save under the absolute path `folder` are; nothing is written.
+
+    Raises:
+        SaveError: as `plan_save`.
+    """
     leaves: list[_Leaf] = []
     nodes: list[_Node] = []
-    root = _plan_node(container, (), folder, options, leaves, nodes)
-    if not folder:
-        return partial(_save_anonymous, root, leaves, options)
-    return partial(_save_directory, root, pathlib.Path(os.fspath(prefix or "")), leaves, nodes, options)
-
-
-def check_container(value: Contract, key: Path) -> str:
-    """The class name under which a container is saved; an `UnsupportedEntryError` when it cannot be yet."""
-    name = getattr(value, "_stored_as", type(value).__name__)
-    if name not in TYPES:
-        entry = f"entry {joined(key)!r}: " if key else ""
-        hint = "" if value._paired(value) is None else "; save its dense form, densify() or to_tensordict()"
-        raise UnsupportedEntryError(f"{entry}a {name} cannot be saved in the directory format yet{hint}")
-    return name
+    return Plan(_plan_node(container, (), folder, options, leaves, nodes), leaves, nodes)
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 
 def _plan_node(
-    container: Contract, key: Path, folder: str, options: SaveOptions, leaves: list[_Leaf], nodes: list[_Node]
+    container: Any,
+    key: Path,
+    folder: str,
+    options: SaveOptions,
+    leaves: list[_Leaf],
+    nodes: list[_Node],
+    outer: torch.Size = _SCALAR,
 ) -> _Node:
-    inner = container._bare()
-    node = _Node(container, key, folder, type(container).__name__ if inner is not container else "")
+    """Plan a container; `outer` is the batch size of the one that it is an entry of."""
+    form = taken_apart(container, key, unread=True)
+    node = _Node(container, key, folder, form)
     nodes.append(node)
-    present = _present(folder, key)
+    present = _present(folder, key) if not options.archive else ()
     if META in present and not options.existsok:
         raise SaveError(f"{folder!r} holds a save already; pass existsok=True to replace it")
-    if inner is not container:
-        below = f"{folder}/{BEHIND_FACE}" if folder else ""
-        node.entries[BEHIND_FACE] = _plan_node(inner, key, below, options, leaves, nodes)
+    if form.is_value:
+        node.held = held(form, outer, key, options.allow_pickle, options.share_values)
         return node
-    node.class_name = check_container(container, key)
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract]] = []
-    for name, value in container._entries.items():
+    for name, value in form.entries.items():
         if isinstance(value, Contract):
             children.append((name, value))
             node.entries[name] = node  # Keeps the place in the order; replaced below.
             continue
-        leaf = _plan_leaf(name, value, (*key, name), folder, options, present)
+        leaf = _plan_leaf(name, value, _key_in(form, key, name), folder, options, present)
         node.entries[name] = leaf
         for part in (leaf, leaf.table) if isinstance(leaf, _Ragged) else (leaf,):
             leaves.append(part)
@@ -164,10 +210,16 @@ def _plan_node(
                     f"entries {joined((*key, other))!r} and {joined((*key, name))!r} would both be saved as "
                     f"{part.path!r}; rename one of them"
                 )
+    size = form.batch_size if form.kind == DICT else _SCALAR
     for name, child in children:
         inner = f"{folder}/{folder_name(name, options.robust, leaf_files)}" if folder else ""
-        node.entries[name] = _plan_node(child, (*key, name), inner, options, leaves, nodes)
+        node.entries[name] = _plan_node(child, _key_in(form, key, name), inner, options, leaves, nodes, size)
     return node
+
+
+def _key_in(form: Form, key: Path, name: str) -> Path:
+    """The nested key of an entry: what is behind a tensorclass, or is an `UnbatchedTensor`, has that of its folder."""
+    return key if form.is_face or form.kind == UNBATCHED else (*key, name)
 
 
 def _present(folder: str, key: Path) -> Container[str]:
@@ -199,8 +251,8 @@ def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptio
         return _Leaf(name, key, value, "", spec, value if isinstance(value, MemoryMappedTensor) else None)
     file = file_name(name, options.robust) + LEAF_SUFFIX
     path = f"{folder}/{file}"
-    leaf = _Leaf(name, key, value, path, spec, target=path)
-    if isinstance(value, MemoryMappedTensor) and isinstance(value._source, FileSource):
+    leaf = _Leaf(name, key, value, path, spec)
+    if isinstance(value, MemoryMappedTensor) and isinstance(value._source, FileSource) and not options.archive:
         leaf.result = _mapped_there(value, value._source, path, file in present)
         if leaf.result is not None:
             return leaf
@@ -209,18 +261,13 @@ def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptio
                 f"entry {joined(key)!r} is memory-mapped from {value._source.path!r} already; pass "
                 f"copy_existing=True to copy it to {path!r}"
             )
-    _make_way(leaf, folder, options, present)
+    _check_way(leaf, options, present)
     return leaf
 
 
-def _make_way(leaf: _Leaf, folder: str, options: SaveOptions, present: Container[str]) -> None:
-    """Have a leaf written beside its path when a file is there already."""
-    if leaf.path.rpartition("/")[2] in present:
-        if not options.existsok:
-            raise SaveError(
-                f"entry {joined(leaf.key)!r}: {leaf.path!r} exists already; pass existsok=True to replace it"
-            )
-        leaf.target = files.temporary_name(folder)
+def _check_way(leaf: _Leaf, options: SaveOptions, present: Container[str]) -> None:
+    if not options.existsok and leaf.path.rpartition("/")[2] in present:
+        raise SaveError(f"entry {joined(leaf.key)!r}: {leaf.path!r} exists already; pass existsok=True to replace it")
 
 
 def _plan_ragged(
@@ -237,17 +284,18 @@ def _plan_ragged(
     source = getattr(value, "_source", None)
     file = f"{folder}/{file_name(name, options.robust)}" if folder else ""
     path, path_of_table = (file + LEAF_SUFFIX, file + TABLE_SUFFIX) if folder else ("", "")
-    if folder and isinstance(source, FileSource) and not options.copy_existing and source.path != path:
+    copies = options.copy_existing or options.archive
+    if folder and isinstance(source, FileSource) and not copies and source.path != path:
         raise SaveError(
             f"entry {joined(key)!r} is memory-mapped from {source.path!r} already; pass copy_existing=True to copy it "
             f"to {path!r}"
         )
-    table = _Leaf(name, key, sizes, path_of_table, {}, target=path_of_table, always=True)
+    table = _Leaf(name, key, sizes, path_of_table, spec, always=True)
     content = ragged.in_row_order(value.detach())
-    leaf = _Ragged(name, key, content, path, spec, target=path, table=table, row=row, share=options.share)
+    leaf = _Ragged(name, key, content, path, spec, table=table, row=row, share=options.share)
     if folder:
-        _make_way(leaf, folder, options, present)
-        _make_way(table, folder, options, present)
+        _check_way(leaf, options, present)
+        _check_way(table, options, present)
     return leaf
 
 
@@ -301,154 +349,149 @@ def _place(leaf: _Leaf, block: SharedBlock, offset: int, options: SaveOptions, j
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-class _Created:
-    """The files and folders that a save has made, so that a failing one can take them away again."""
-
-    def __init__(self) -> None:
-        self.files: list[str] = []
-        self.folders: list[str] = []
-
-    def folder(self, path: str) -> None:
-        if os.path.isdir(path):
-            return
-        parent = os.path.dirname(path)
-        if parent != path:
-            self.folder(parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-            self.folders.append(path)
-            return
-        if not os.path.isdir(path):
-            raise NotADirectoryError(20, "there is a file where the folder should be", path)
-
-    def remove(self) -> None:
-        for path in self.files:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        for path in reversed(self.folders):
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-
-
 def _save_directory(
     root: _Node, prefix: pathlib.Path, leaves: list[_Leaf], nodes: list[_Node], options: SaveOptions
 ) -> Any:
     """Write everything new, map it, and only then put it in the place of what was there."""
-    created = _Created()
-    try:
+    if not options.checksum and not options.durable and _is_saved(leaves, nodes):
+        return _finish(root, prefix, options)
+    names = frozenset(item.partition("/")[0] for item in _files_of(root.folder, leaves, nodes))
+    with Site(root.folder, names, options.durable) as site, contextlib.ExitStack() as shown:
+        if site.replaces:
+            _check_what_is_there(site, leaves, nodes, options)
         for node in nodes:
             try:
-                created.folder(node.folder)
+                site.created.folder(site.at(node.folder))
             except OSError as error:
                 raise files.named_os_error(error, "create the folder", node.folder, node.key) from error
-        pending = [leaf for leaf in leaves if leaf.result is None]
-        jobs: list[Callable[[], None]] = []
-        for leaf in pending:
-            jobs += _leaf_jobs(leaf, options, created)
-        files.run_all(jobs, options.num_threads)
-        for leaf in pending:
-            leaf.result = map_file(leaf.target, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
-        for leaf in pending:
-            if leaf.target != leaf.path:
-                _replace(leaf)
-        for node in reversed(nodes):
-            _write_node_meta(node)
-    except BaseException:
-        created.remove()
-        raise
+        for leaf in leaves:
+            leaf.target = site.at(leaf.path)
+            if leaf.result is not None and not (site.replaces and _link(leaf, leaf.result)):
+                leaf.result = None
+        means = Means(site.created, options.num_threads, options.checksum, options.durable)
+        if options.progress:
+            means.progress = shown.enter_context(Progress("saving", _bytes_to_write(leaves)))
+        written = [_leaf_file(leaf, options, means) for leaf in leaves]
+        files.run_all([job for file in written for job in file.jobs()], options.num_threads)
+        moving: list[_Leaf] = []
+        for leaf, file in zip(leaves, written, strict=True):
+            if not file.there:
+                leaf.result = map_file(leaf.target, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
+                moving.append(leaf)
+            if options.checksum and not file.zero:
+                leaf.spec[TABLE_CHECKSUM if leaf.always else CHECKSUM] = file.checksum()
+        for node in nodes:
+            _write_pickle(node, site)
+        for node in reversed(nodes[1:]):
+            _write_node_meta(node, site)
+        try:
+            site.commit(as_json(meta_of(root)))
+        except OSError as error:
+            raise files.named_os_error(error, "write the file", f"{root.folder}/{META}", root.key) from error
+        for leaf in moving if site.replaces else ():
+            _moved(leaf)
     return _finish(root, prefix, options)
 
 
-def _replace(leaf: _Leaf) -> None:
+def _is_saved(leaves: list[_Leaf], nodes: list[_Node]) -> bool:
+    """Whether all that would be written is there already."""
+    if any(leaf.result is None for leaf in leaves) or any(node.held and node.held.pickle_file for node in nodes):
+        return False
     try:
-        os.replace(leaf.target, leaf.path)
+        return all(FOLDERS.read(f"{node.folder}/{META}") == as_json(meta_of(node)) for node in nodes)
+    except OSError:
+        return False
+
+
+def _files_of(folder: str, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[str]:
+    """The paths, within `folder`, of the files and folders that are to be written."""
+    start = len(folder) + 1
+    yield META
+    for leaf in leaves:
+        yield leaf.path[start:]
+    for node in nodes[1:]:
+        yield node.folder[start:]
+    if root_held := nodes[0].held:
+        yield root_held.pickle_file or META
+
+
+def _check_what_is_there(site: Site, leaves: list[_Leaf], nodes: list[_Node], options: SaveOptions) -> None:
+    """Refuse what cannot be replaced, before anything is written."""
+    if not options.existsok and os.path.lexists(f"{site.root}/{META}"):
+        raise SaveError(f"{site.root!r} holds a save already; pass existsok=True to replace it")
+    for node in nodes:
+        if os.path.lexists(node.folder) and not os.path.isdir(node.folder):
+            error: OSError = NotADirectoryError(errno.ENOTDIR, "there is a file")
+            raise files.named_os_error(error, "create the folder", node.folder, node.key)
+    for leaf in leaves:
+        if os.path.isdir(leaf.path):
+            error = IsADirectoryError(errno.EISDIR, "there is a folder")
+            raise files.named_os_error(error, "replace the file", leaf.path, leaf.key)
+
+
+def _link(leaf: _Leaf, tensor: MemoryMappedTensor) -> bool:
+    """Have the new save share the file of a leaf that stays; `False` when it must be copied."""
+    try:
+        os.link(leaf.path, leaf.target, follow_symlinks=False)
+        status = os.stat(leaf.target)
     except OSError as error:
-        raise files.named_os_error(error, "replace the file", leaf.path, leaf.key) from error
+        if error.errno in _NO_LINK:
+            return False
+        raise files.named_os_error(error, "link the file", leaf.path, leaf.key) from error
+    if isinstance(tensor._source, FileSource) and tensor._source.is_file(status):
+        return True
+    # Another save has replaced the file since this one was planned.
+    os.unlink(leaf.target)
+    return False
+
+
+def _bytes_to_write(leaves: list[_Leaf]) -> int:
+    return sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None)
+
+
+def _leaf_file(leaf: _Leaf, options: SaveOptions, means: Means) -> LeafFile:
+    zero = options.like and not leaf.always
+    return LeafFile(leaf.key, leaf.tensor, leaf.path, leaf.target, means, zero, leaf.result is not None)
+
+
+def _moved(leaf: _Leaf) -> None:
+    """The file of a leaf is in its place now."""
     assert leaf.result is not None
     assert isinstance(leaf.result._source, FileSource)
     leaf.result._source.path = leaf.path
 
 
-def _write_node_meta(node: _Node) -> None:
+def meta_of(node: _Node) -> dict[str, Any]:
+    """The content of the `meta.json` of a planned node; a value may have a pickle beside it too, see `node.held`."""
+    if node.held is not None:
+        return node.held.meta
     specs = {
         name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name)
         for name, entry in node.entries.items()
     }
-    container = node.container
-    if container._bare() is container:
-        meta = node_meta(node.class_name, tuple(container._batch_size), container._names, specs)
-    else:
-        meta = face_meta(type(container), container._entries)
+    return node_meta(node.form, specs)
+
+
+def _write_pickle(node: _Node, site: Site) -> None:
+    """Write the pickle of a value that JSON cannot hold."""
+    if node.held is None or not node.held.pickle_file:
+        return
+    path = f"{node.folder}/{node.held.pickle_file}"
     try:
-        write_meta(node.folder, meta)
+        site.created.files.append(site.at(path))
+        files.write_new(site.at(path), node.held.pickled, site.durable)
     except OSError as error:
-        raise files.named_os_error(error, "write the file", f"{node.folder}/{META}", node.key) from error
+        raise files.named_os_error(error, "write the file", path, node.key) from error
 
 
-def _leaf_jobs(leaf: _Leaf, options: SaveOptions, created: _Created) -> list[Callable[[], None]]:
-    """The pieces of work that write one leaf, which may run in any order."""
-    nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
-    like = options.like and not leaf.always
-    if options.num_threads <= 1 or nbytes <= _SPLIT or like or not files.is_direct(leaf.tensor):
-        return [partial(_write_leaf, leaf, like, created)]
-    _create(leaf, created, lambda fd: None)
-    pieces = math.ceil(nbytes / _SPLIT)
-    step = -(-nbytes // pieces // 4096) * 4096
-    return [partial(_write_piece, leaf, start, min(start + step, nbytes)) for start in range(0, nbytes, step)]
-
-
-def _write_leaf(leaf: _Leaf, like: bool, created: _Created) -> None:
-    if like:
-        nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
-        _create(leaf, created, lambda fd: files.allocate(fd, nbytes))
-    else:
-        _create(leaf, created, lambda fd: _write_content(fd, leaf.tensor))
-
-
-def _create(leaf: _Leaf, created: _Created, fill: Callable[[int], None]) -> None:
+def _write_node_meta(node: _Node, site: Site) -> None:
+    """Write the meta.json of a nested folder, which is new."""
+    path = f"{node.folder}/{META}"
     try:
-        fd = files.create(leaf.target)
-        created.files.append(leaf.target)
-        try:
-            fill(fd)
-        finally:
-            os.close(fd)
+        site.created.files.append(site.at(path))
+        files.write_new(site.at(path), as_json(meta_of(node)), site.durable)
     except OSError as error:
-        raise files.named_os_error(error, "write the file", leaf.path, leaf.key) from error
-
-
-def _write_piece(leaf: _Leaf, start: int, stop: int) -> None:
-    try:
-        fd = os.open(leaf.target, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            files.write_range(fd, leaf.tensor, start, stop, start)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise files.named_os_error(error, "write the file", leaf.path, leaf.key) from error
-
-
-def _write_content(fd: int, tensor: Tensor) -> None:
-    if isinstance(tensor, MemoryMappedTensor) and isinstance(tensor._source, FileSource):
-        source = tensor._source
-        if source.shared and is_whole_file(tensor) and tensor.numel() and _copy_from(source, fd, tensor.nbytes):
-            return
-    files.write_tensor(fd, tensor)
-
-
-def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:
-    """Copy file to file; `False` when the path of the source no longer is the file that is mapped."""
-    try:
-        opened = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        if not source.is_file(os.fstat(opened)):
-            return False
-        files.copy_file(opened, fd, nbytes)
-    finally:
-        os.close(opened)
-    return True
+        raise files.named_os_error(error, "write the file", path, node.key) from error
 
 
 # --- the container afterwards -----------------------------------------------------------------------------------------
@@ -456,41 +499,53 @@ def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:
 
 def _finish(root: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
     """The memory-mapped, locked container: the planned one itself when saving in place, else a new one."""
-    container = _in_place(root, prefix) if options.inplace else _rebuilt(root, prefix)
+    container = (_in_place if options.inplace else _rebuilt)(root, prefix, options)
     if not container._locked:
         container._lock_tree()
     return container
 
 
-def _rebuilt(node: _Node, prefix: pathlib.Path | None) -> Any:
+def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
         if isinstance(entry, _Leaf):
             entries[name] = entry.entry()
         else:
-            entries[name] = _rebuilt(entry, _inner(prefix, entry))
-    old = node.container
-    if old._bare() is not old:
+            entries[name] = _rebuilt(entry, _inner(prefix, entry), options)
+    old, form = node.container, node.form
+    if form.is_face:
         return old._faced(entries[BEHIND_FACE])
-    names = None if old._names is None else list(old._names)
-    container = old._build(entries, old._batch_size, _CPU, names)
-    container._is_memmap = True
-    container._memmap_prefix = prefix
-    return container
+    if form.kind == DICT:
+        names = None if old._names is None else list(old._names)
+        container = old._build(entries, old._batch_size, _CPU, names)
+    else:
+        container = put_together(replace(form, device=_CPU), entries, node.key)
+    return _memmapped(container, node, prefix, options)
 
 
-def _in_place(node: _Node, prefix: pathlib.Path | None) -> Any:
+def _in_place(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
     container = node.container
+    if node.form.kind == UNBATCHED:
+        # A tensor cannot change its memory: the entry is replaced.
+        return _rebuilt(node, prefix, options)
     for name, entry in node.entries.items():
         if isinstance(entry, _Leaf):
             container._entries[name] = entry.entry()
-        else:
-            _in_place(entry, _inner(prefix, entry))
-    if container._bare() is not container:
+            continue
+        inner = _in_place(entry, _inner(prefix, entry), options)
+        if inner is not entry.container:
+            container._entries[name] = inner
+    if node.form.is_face:
         return container
     container._device = _CPU
+    return _memmapped(container, node, prefix, options)
+
+
+def _memmapped(container: Any, node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
     container._is_memmap = True
     container._memmap_prefix = prefix
+    if node.held is not None and (prefix is not None or options.share_values):
+        container._put_at(None if prefix is None else Place.of(node.folder), options.share_values)
     return container
 
 

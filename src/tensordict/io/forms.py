@@ -6,7 +6,7 @@ Every kind of container (a dict of tensors, a lazy stack, a tensorclass, a holde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Form:
         the one entry of a tensorclass is the container behind it.
     stack_dim: of lazy stacks and stacks of values.
     value: what a holder holds; a stack of values has nested lists along its batch dims.
+    missing: the fields of a tensorclass that are `None`.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Form:
     entries: Mapping[str, Any] = field(default_factory=dict)
     stack_dim: int | None = None
     value: Any = None
+    missing: Sequence[str] = ()
 
     @property
     def is_value(self) -> bool:
@@ -58,18 +60,28 @@ class Form:
         return self.kind not in KINDS
 
 
-def taken_apart(container: Any, key: Path = ()) -> Form:
+# Makes a container of its form and its entries: `put_together`, or what makes something else of them.
+Build = Callable[[Form, Mapping[str, Any], Path], Any]
+
+
+def taken_apart(container: Any, key: Path = (), unread: bool = False) -> Form:
     """The form of one container; those nested in it are left as they are.
+
+    Args:
+        key: what errors name.
+        unread: of a container over a file, give tensors that are read when they are used (`io/datasets.py`).
 
     Raises:
         UnsupportedEntryError: there is no form for it, or it cannot be stored as it is (a lazy stack with hooks); the
             key is named.
     """
     inner = container._bare()
-    if inner is not container:
+    if is_typed(container):
         cls = type(container)
         name = f"{cls.__module__}.{cls.__qualname__}"
-        return Form(name, container._batch_size, container._device, container._names, {BEHIND_FACE: inner})
+        missing = [field for field in cls.__expected_keys__ if field not in inner._outline()]
+        size, device, names = container._batch_size, container._device, container._names
+        return Form(name, size, device, names, {BEHIND_FACE: inner}, missing=missing)
     kind = getattr(container, "_stored_as", type(container).__name__)
     if kind not in KINDS:
         entry = f"entry {joined(key)!r}: " if key else ""
@@ -78,7 +90,7 @@ def taken_apart(container: Any, key: Path = ()) -> Form:
     if kind == UNBATCHED:
         form.entries = {OWN: container.as_subclass(Tensor)}
     elif kind == DICT:
-        form.entries = container._entries
+        form.entries = container._targets() if unread else container._entries
     elif kind in VALUES:
         form.value = container._value
     else:
@@ -88,6 +100,11 @@ def taken_apart(container: Any, key: Path = ()) -> Form:
         else:
             form.entries = _members(container, key)
     return form
+
+
+def is_typed(container: Any) -> bool:
+    """Whether it is a tensorclass, which is stored as such; other faces are stored as the container behind them."""
+    return container._bare() is not container and getattr(type(container), "_stored_as", None) is None
 
 
 def _members(stack: Any, key: Path) -> dict[str, Any]:
@@ -120,6 +137,8 @@ def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
     if form.is_face:
         cls = face_class(form.kind)
         container = entries[BEHIND_FACE]
+        if container._bare() is not container or container._is_non_tensor:
+            raise ValueError(f"a {type(container).__name__} holds no fields")
         if unknown := sorted(container._outline().keys() - cls.__expected_keys__):
             raise ValueError(f"it has entries {unknown}, which are no fields of it")
         return cls._over(container)

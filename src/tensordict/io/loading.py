@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
+from tensordict import ragged
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
-from tensordict.io.meta import BEHIND_FACE, Leaf, Node, read_node
+from tensordict.io.commit import steadily
+from tensordict.io.forms import BEHIND_FACE, LAZY, VALUE_STACK, Build, Form, put_together
+from tensordict.io.held import Place, Unpickle, refuse_pickle, regular_size
+from tensordict.io.meta import Leaf, Node, read_node
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
+from tensordict.io.progress import Progress
+from tensordict.io.source import FOLDERS, Source
 from tensordict.keys import Path, joined, path_of
-from tensordict.memmap import MemoryMappedTensor, PathLike, map_file, nested
+from tensordict.memmap import MemoryMappedTensor, PathLike, nested
 
 
 @dataclass(slots=True)
@@ -30,25 +36,64 @@ class LoadOptions:
     robust: bool = True
     # Ragged leaves of the same lengths get the same offsets, so that they can be computed with each other.
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
+    # Every file of the save is read through this.
+    source: Source = FOLDERS
+    # Makes each container of its form and its entries; `describe.described` makes an outline of the save instead.
+    build: Build = put_together
+    # Gives the value in a pickle file; see `held.unpickle`.
+    unpickle: Unpickle = refuse_pickle
+    # Is told of the bytes of every tensor.
+    progress: Progress | None = None
+    # Is given what is wrong with an entry, which is left out then; `None` raises it.
+    complain: Callable[[OSError], None] | None = None
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the tensors stay in their files."""
+        return self.device is None or self.device.type == "cpu"
 
 
-def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None) -> Any:
-    """The container saved in the folder `prefix`, or the nested one at `subpath` in it.
+# What is to be loaded of a container: the names of its entries, and what is to be loaded of these; `None` for all.
+Wanted = dict[str, Any]
+
+
+_SCALAR = torch.Size(())
+
+
+@dataclass(slots=True, frozen=True)
+class _Around:
+    """What a value takes over from the container that it is in."""
+
+    batch_size: torch.Size = _SCALAR
+    device: torch.device | None = None
+
+
+def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None, keys: Any = None) -> Any:
+    """The container saved in the folder `prefix`, or the nested one at `subpath` in it; of its entries only `keys`.
 
     Raises:
         FileNotFoundError: when a file is missing.
+        KeyError: when there is no entry at one of the keys.
         SaveError: when the files do not add up.
         UnsupportedEntryError: when an entry is of a kind that this version cannot load.
     """
     shown = pathlib.Path(os.fspath(prefix))
+    if options.source is not FOLDERS:
+        return _load(shown, options, subpath, keys)
+    return steadily(os.path.abspath(shown), lambda: _load(shown, options, subpath, keys))
+
+
+def _load(shown: pathlib.Path, options: LoadOptions, subpath: Any, keys: Any) -> Any:
     folder = os.path.abspath(shown)
     path = _subpath(subpath)
+    wanted = _wanted(keys)
+    around = _Around()
     for count in range(len(path)):
-        inner = _nested_folder(folder, path[:count], path[count], options.robust, os.fspath(shown))
+        inner, around = _nested_folder(folder, path[:count], path[count], options, os.fspath(shown))
         folder = f"{folder}/{inner}"
         shown = shown / inner
     try:
-        container = _load_node(folder, shown, path, options)
+        container = _load_node(folder, shown, path, options, wanted, around)
     except RecursionError as error:
         raise SaveError(f"the save in {folder!r} is nested too deeply") from error
     device = options.device
@@ -65,10 +110,35 @@ def _subpath(subpath: Any) -> Path:
     return path_of(subpath)
 
 
-def _nested_folder(folder: str, key: Path, name: str, robust: bool, prefix: str) -> str:
-    node = read_node(folder, key)
-    if node.class_name not in LOADERS and os.path.isdir(f"{folder}/{BEHIND_FACE}"):
-        return f"{BEHIND_FACE}/{_nested_folder(f'{folder}/{BEHIND_FACE}', key, name, robust, prefix)}"
+def _wanted(keys: Any) -> Wanted | None:
+    """The tree of the entries at these nested keys."""
+    if keys is None:
+        return None
+    tree: Wanted = {}
+    for key in [keys] if isinstance(keys, (str, tuple)) else keys:
+        *above, last = path_of(key)
+        node: Wanted | None = tree
+        for name in above:
+            # Below an entry that is wanted as a whole, nothing is to be added.
+            node = None if node is None else node.setdefault(name, {})
+        if node is not None:
+            node[last] = None
+    return tree
+
+
+def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, prefix: str) -> tuple[str, _Around]:
+    node = read_node(folder, key, options.source)
+    if node.is_face:
+        inner, around = _nested_folder(f"{folder}/{BEHIND_FACE}", key, name, options, prefix)
+        return f"{BEHIND_FACE}/{inner}", around
+    if node.kind == LAZY:
+        known = re.fullmatch("0|[1-9][0-9]*", name) and (node.count is None or int(name) < node.count)
+        if known and options.source.is_folder(f"{folder}/{name}"):
+            return name, _Around()
+        raise SaveError(
+            f"no container at subpath {joined((*key, name))!r} in {prefix!r}: that is a lazy stack, with members "
+            "called 0, 1, ..."
+        )
     if _entry_of(node, name) is not None:
         raise SaveError(f"subpath {joined((*key, name))!r} is a tensor in {prefix!r}; subpath loads nested containers")
     if name not in node.entries:
@@ -76,90 +146,146 @@ def _nested_folder(folder: str, key: Path, name: str, robust: bool, prefix: str)
             f"no container at subpath {joined((*key, name))!r} in {prefix!r}; "
             f"there are {[name for name, entry in node.entries.items() if entry is None]}"
         )
-    return _folder_of(folder, name, _leaf_files(node, robust), robust)
+    inner = _folder_of(folder, name, _leaf_files(node, options.robust), options)
+    return inner, _Around(torch.Size(node.batch_size or ()), options.device or node.device)
 
 
 def _entry_of(node: Node, name: str) -> Leaf | None:
     return node.entries.get(name)
 
 
-def _load_node(folder: str, shown: pathlib.Path, key: Path, options: LoadOptions) -> Any:
-    node = read_node(folder, key)
-    loader = LOADERS.get(node.class_name)
-    if loader is None and os.path.isdir(f"{folder}/{BEHIND_FACE}"):
-        loader = _load_face
-    if loader is None:
-        entry = f"entry {joined(key)!r}: " if key else ""
-        raise UnsupportedEntryError(
-            f"{entry}{folder}/{META} is of a {node.class_name}, which this version cannot load yet; "
-            f"it loads {sorted(LOADERS)}"
-        )
-    return loader(node, folder, shown, key, options)
+def _load_node(
+    folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None, around: _Around
+) -> Any:
+    node = read_node(folder, key, options.source)
+    device = options.device or node.device
+    form = Form(node.kind, torch.Size(node.batch_size or ()), device, node.names, stack_dim=node.stack_dim)
+    if form.is_value:
+        entries = {}
+        _fill_value(form, node, folder, key, options, around)
+        _refuse_missing(wanted or (), node, key, folder)
+    elif node.kind == LAZY:
+        entries = _load_members(node, folder, shown, key, options, wanted)
+        _fill_stack(form, node, entries)
+    elif node.is_face:
+        if not options.source.is_folder(f"{folder}/{BEHIND_FACE}"):
+            entry = f"entry {joined(key)!r}: " if key else ""
+            raise UnsupportedEntryError(
+                f"{entry}{folder}/{META} is of a {node.kind}, which is neither a container that this version can load "
+                f"nor, without a folder {BEHIND_FACE!r}, a tensorclass"
+            )
+        inner = _load_node(f"{folder}/{BEHIND_FACE}", shown / BEHIND_FACE, key, options, wanted, around)
+        entries = {BEHIND_FACE: inner}
+    else:
+        entries = _load_entries(node, folder, shown, key, options, wanted)
+    container = options.build(form, entries, key)
+    if options.mapped and options.source is FOLDERS and not node.is_face and isinstance(container, Contract):
+        container._memmap_prefix = shown
+        if form.is_value:
+            container._put_at(Place.of(folder), node.shared)  # type: ignore[attr-defined]
+    return container
 
 
-def _load_tensordict(node: Node, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions) -> Any:
+def _load_entries(
+    node: Node, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None
+) -> dict[str, Any]:
+    """The entries of a dict of tensors."""
     device = options.device
     # In FakeTensorMode a new tensor is a fake one.
     unread = (device is not None and device.type == "meta") or type(torch.empty((), device="cpu")) is not Tensor
     leaf_files: frozenset[str] | None = None
+    around = _Around(torch.Size(node.batch_size or ()), device or node.device)
+    if wanted is not None:
+        _refuse_missing(wanted, node, key, folder)
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
-        if entry is None:
-            if leaf_files is None:
-                leaf_files = _leaf_files(node, options.robust)
-            inner = _folder_of(folder, name, leaf_files, options.robust)
-            child = _load_node(f"{folder}/{inner}", shown / inner, (*key, name), options)
-            if child._batch_size[: len(node.batch_size)] != node.batch_size:
-                raise SaveError(
-                    f"entry {joined((*key, name))!r}: the batch size {list(child._batch_size)} in {folder}/{inner} "
-                    f"does not begin with that of its parent, {list(node.batch_size)}"
+        if wanted is not None and name not in wanted:
+            continue
+        try:
+            if entry is None:
+                if leaf_files is None:
+                    leaf_files = _leaf_files(node, options.robust)
+                inner = _folder_of(folder, name, leaf_files, options)
+                some = None if wanted is None else wanted[name]
+                entries[name] = _load_node(f"{folder}/{inner}", shown / inner, (*key, name), options, some, around)
+            elif not unread:
+                entries[name] = _load_tensor(folder, name, entry, key, options)
+            elif not entry.ragged:
+                entries[name] = torch.empty(entry.shape, dtype=entry.dtype, device=device or "cpu")
+            else:
+                raise UnsupportedEntryError(
+                    f"entry {joined((*key, name))!r} is ragged: it has no form without content, as on the meta device"
                 )
-            entries[name] = child
-        elif unread and entry.ragged:
-            raise UnsupportedEntryError(
-                f"entry {joined((*key, name))!r} is ragged: it has no form without content, as on the meta device"
-            )
-        elif unread:
-            entries[name] = torch.empty(entry.shape, dtype=entry.dtype, device=device or "cpu")
-        else:
-            load = _load_ragged if entry.ragged else _load_leaf
-            leaf = load(folder, name, entry, key, options)
-            if device is not None and device.type != "cpu":
-                leaf = leaf.to(device, non_blocking=True)
-            entries[name] = leaf
-    empty: Contract = registry.lookup(node.class_name)()
-    container = empty._build(entries, torch.Size(node.batch_size), device or node.device, node.names)
-    if device is None or device.type == "cpu":
-        container._memmap_prefix = shown
-    return container
+        except OSError as error:
+            if options.complain is None:
+                raise
+            options.complain(error)
+    return entries
 
 
-def _load_face(node: Node, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions) -> Any:
-    cls = registry.declared(node.class_name)
-    if cls is None:
-        entry = f"entry {joined(key)!r}: " if key else ""
-        raise UnsupportedEntryError(
-            f"{entry}{folder}/{META} is of the tensorclass {node.class_name!r}, which this program does not have: "
-            "import the module that defines it before loading. Loading imports nothing by itself"
-        )
-    container = _load_node(f"{folder}/{BEHIND_FACE}", shown / BEHIND_FACE, key, options)
-    if unknown := sorted(container._entries.keys() - cls.__expected_keys__):
-        raise SaveError(f"{folder}/{BEHIND_FACE} has entries {unknown}, which are no fields of {node.class_name}")
-    return cls._over(container)
+def _refuse_missing(wanted: Iterable[str], node: Node, key: Path, folder: str) -> None:
+    """Raise unless a folder has these entries, and something below those of which only a part is wanted."""
+    for name in wanted:
+        path = joined((*key, name))
+        if name not in node.entries:
+            raise KeyError(f"there is no entry {path!r} in {folder!r}; there are {list(node.entries)}")
+        if isinstance(wanted, dict) and wanted[name] is not None and node.entries[name] is not None:
+            below = next(iter(wanted[name]))
+            raise KeyError(f"the entry {path!r} in {folder!r} is a tensor, which has no entry {below!r}")
 
 
-# Where the classes that have their own layout (lazy stacks, tensorclasses, non-tensor data) come in.
-LOADERS: dict[str, Callable[[Node, str, pathlib.Path, Path, LoadOptions], Any]] = {
-    "TensorDict": _load_tensordict,
-}
+def _load_members(
+    node: Node, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None
+) -> dict[str, Any]:
+    """The members of a lazy stack; where their number is not written down, those whose folders are there."""
+    members: dict[str, Any] = {}
+    position = 0
+    while position < node.count if node.count is not None else options.source.is_folder(f"{folder}/{position}"):
+        name = str(position)
+        members[name] = _load_node(f"{folder}/{name}", shown / name, (*key, name), options, wanted, _Around())
+        position += 1
+    return members
 
 
-def _load_leaf(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> MemoryMappedTensor:
-    return _mapped(folder, name, LEAF_SUFFIX, leaf.dtype, leaf.shape, key, options.robust)
+def _fill_stack(form: Form, node: Node, members: dict[str, Any]) -> None:
+    """Give the form of a lazy stack the batch size and names that follow from its members."""
+    dim = node.stack_dim or 0
+    sizes = [tuple(member.batch_size) for member in members.values()]
+    if sizes:
+        common = [column[0] if len(set(column)) == 1 else -1 for column in zip(*sizes, strict=False)]
+        form.batch_size = torch.Size([*common[:dim], len(sizes), *common[dim:]])
+    if node.dim_name is not None and dim < len(form.batch_size):
+        names: list[str | None] = [None] * len(form.batch_size)
+        names[dim] = node.dim_name
+        form.names = names
+
+
+def _fill_value(form: Form, node: Node, folder: str, key: Path, options: LoadOptions, around: _Around) -> None:
+    """Give the form of a value what its folder leaves open."""
+    form.value = node.value
+    form.device = options.device or around.device
+    stack = node.kind == VALUE_STACK
+    if node.pickled:
+        form.value = options.unpickle(options.source, f"{folder}/{node.pickled}", key, stack)
+    if node.batch_size is None:
+        lead = around.batch_size
+        form.batch_size = regular_size(form.value, max(len(lead), (node.stack_dim or 0) + 1)) if stack else lead
+
+
+def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions) -> Tensor:
+    if entry.ragged:
+        leaf = _load_ragged(folder, name, entry, key, options)
+    else:
+        leaf = _mapped(folder, name, LEAF_SUFFIX, entry.dtype, entry.shape, key, options)
+    if not options.mapped:
+        leaf = leaf.to(options.device, non_blocking=True)
+    if options.progress is not None:
+        options.progress.add(ragged.elements(leaf).nbytes if entry.ragged else leaf.nbytes)
+    return leaf
 
 
 def _load_ragged(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> Tensor:
-    table = _mapped(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options.robust)
+    table = _mapped(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options)
     sizes = table.clone().as_subclass(Tensor)
     # As floating point numbers first: sizes that are made up may have products that no int64 holds.
     count = float(sizes.double().prod(-1).sum())
@@ -168,27 +294,28 @@ def _load_ragged(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOpt
         fits = fits and all(bool((sizes[:, dim] == size).all()) for dim, size in enumerate(leaf.row) if size != -1)
     if not fits:
         raise SaveError(f"entry {joined((*key, name))!r}: the sizes of its rows, in {folder}, are broken")
-    flat = _mapped(folder, name, LEAF_SUFFIX, leaf.dtype, (int(count),), key, options.robust)
+    flat = _mapped(folder, name, LEAF_SUFFIX, leaf.dtype, (int(count),), key, options)
     if leaf.row is None:
-        return nested(flat, sizes)
+        # Those of an archive are plain tensors.
+        return nested(flat, sizes) if isinstance(flat, MemoryMappedTensor) else ragged.from_buffer(flat, sizes)
     plain = flat.detach().as_subclass(Tensor)
     return ragged.from_row_order(plain, sizes, leaf.row.index(-1) + 1, leaf.row, options.share)
 
 
 def _mapped(
-    folder: str, name: str, suffix: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path, robust: bool
-) -> MemoryMappedTensor:
+    folder: str, name: str, suffix: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path, options: LoadOptions
+) -> Tensor:
     """One file of the entry `name`, mapped."""
-    file = file_name(name, robust)
+    file = file_name(name, options.robust)
     path = f"{folder}/{file}{suffix}"
     try:
-        return map_file(path, dtype, shape, (*key, name))
+        return options.source.map(path, dtype, shape, (*key, name))
     except FileNotFoundError as error:
         if file != name and "/" not in name and "\0" not in name:
             # Saved with robust_key=False, or before names were encoded.
             plain = f"{folder}/{name}{suffix}"
-            if os.path.exists(plain):
-                return map_file(plain, dtype, shape, (*key, name))
+            if options.source.exists(plain):
+                return options.source.map(plain, dtype, shape, (*key, name))
         if 0 in shape:
             # The reference writes no file for a tensor without elements.
             return MemoryMappedTensor.empty(shape, dtype=dtype)
@@ -208,15 +335,15 @@ def _leaf_files(node: Node, robust: bool) -> frozenset[str]:
     return frozenset(found)
 
 
-def _folder_of(folder: str, name: str, leaf_files: frozenset[str], robust: bool) -> str:
-    inner = folder_name(name, robust, leaf_files)
+def _folder_of(folder: str, name: str, leaf_files: frozenset[str], options: LoadOptions) -> str:
+    inner = folder_name(name, options.robust, leaf_files)
     if (
         inner != name
         and name not in ("", ".", "..", META)
         and "/" not in name
         and "\0" not in name
-        and not os.path.isdir(f"{folder}/{inner}")
-        and os.path.isdir(f"{folder}/{name}")
+        and not options.source.is_folder(f"{folder}/{inner}")
+        and options.source.is_folder(f"{folder}/{name}")
     ):
         # Saved with robust_key=False, or before names were encoded.
         return name

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
-import stat
-from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +12,10 @@ import torch
 
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
+from tensordict.io.forms import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Form
 from tensordict.io.names import META
+from tensordict.io.source import FOLDERS, Source
+from tensordict.io.values import exact, plain, restored
 from tensordict.keys import Path, joined
 
 # The dtypes that the reference reads.
@@ -27,6 +27,8 @@ _PLAIN = (
 _AS_BYTES = (
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     "float4_e2m1fn_x2",
+    *(f"{kind}int{bits}" for kind in ("", "u") for bits in range(1, 8)),
+    *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
 )
 _STORED_AS = {getattr(torch, name): f"torch.{name}" for name in _PLAIN}
 DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name in (*_PLAIN, *_AS_BYTES)}
@@ -34,15 +36,29 @@ DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name
 # Keys of meta.json that describe the node. An entry of one of these names is listed in "_entries" instead, which the
 # reference passes over (and whose own saves silently lose such entries).
 _ROW = "_row"
+# In the spec of a leaf: the checksum of its file, and, of a ragged one, that of the table of its sizes.
+CHECKSUM, TABLE_CHECKSUM = "_checksum", "_table_checksum"
 _SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES = "shape", "device", "_type", "_names", "_entries"
 _RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES, "_format_version", "_class"}
 
-# What the reference calls the class of a node, by class name.
-TYPES = {"TensorDict": "<class 'tensordict._td.TensorDict'>"}
-# Where the container behind a tensorclass is saved, in the folder of the tensorclass.
-BEHIND_FACE = "_tensordict"
+# What the reference calls the class of a node, by its kind; it has no folders of the last one, and passes over those.
+_TYPES = {
+    DICT: "<class 'tensordict._td.TensorDict'>",
+    LAZY: "<class 'tensordict._lazy.LazyStackedTensorDict'>",
+    "NonTensorData": "<class 'tensordict.tensorclass.NonTensorData'>",
+    "MetaData": "<class 'tensordict.tensorclass.MetaData'>",
+    VALUE_STACK: "<class 'tensordict.tensorclass.NonTensorStack'>",
+    UNBATCHED: "<class 'tensordict.UnbatchedTensor'>",
+}
+# What only we keep of a value. Of a holder this stands in its "_metadata": the reference refuses other keys there.
+_OWN_SIZE, _EXACT, _SHARED, _METADATA, _DATA = "_shape", "_exact", "_shared", "_metadata", "data"
+# Of a lazy stack: how many members it has, so that leftovers are none of them, and the name that older writers keep.
+_COUNT, _DIM, _DIM_NAME = "_count", "stack_dim", "stack_dim_name"
 _TYPE_FORM = re.compile(r"<class '([\w.<>]+)'>")
 _MAX_DIMS = 64
+# The file beside meta.json when JSON cannot hold a value: of a holder, a pickled dict with the value at "data"; of a
+# stack, the pickled nested list of the values.
+HOLDER_PICKLE, STACK_PICKLE = "other.pickle", "pickle.pkl"
 
 
 @dataclass(slots=True)
@@ -59,13 +75,32 @@ class Leaf:
 
 @dataclass(slots=True)
 class Node:
-    """A folder as its meta.json describes it; an entry that is `None` is a nested folder."""
+    """A folder as its meta.json describes it.
 
-    class_name: str
-    batch_size: tuple[int, ...]
-    device: torch.device | None
-    names: list[str | None] | None
+    kind: as in `Form`.
+    batch_size: `None` where it is that of the container around (values), or follows from the members (lazy stacks).
+    entries: `None` for a nested folder. The members of a lazy stack, folders too, are not among them.
+    count: how many members a lazy stack has, where that is written down; `dim_name` is the name of its dim.
+    value: of a holder or a stack of them, unless `pickled` names the file beside meta.json that it is in.
+    shared: whether the value is followed by all who load it.
+    """
+
+    kind: str
+    batch_size: tuple[int, ...] | None = None
+    device: torch.device | None = None
+    names: list[str | None] | None = None
     entries: dict[str, Leaf | None] = field(default_factory=dict)
+    stack_dim: int | None = None
+    count: int | None = None
+    dim_name: str | None = None
+    value: Any = None
+    pickled: str = ""
+    shared: bool = False
+
+    @property
+    def is_face(self) -> bool:
+        """Whether this is of a tensorclass, or of a class that nobody knows."""
+        return self.kind not in KINDS
 
 
 def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -82,7 +117,7 @@ def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
     return {
         "device": "cpu",
         "shape": list(shape),
-        "dtype": "torch.uint8",
+        "dtype": f"torch.uint{8 * dtype.itemsize}",
         "is_nested": False,
         "_dtype": str(dtype),
     }
@@ -105,30 +140,75 @@ def node_spec(class_name: str) -> dict[str, str]:
     return {"type": class_name}
 
 
-def node_meta(
-    class_name: str, batch_size: tuple[int, ...], names: list[str | None] | None, entries: dict[str, Any]
-) -> dict[str, Any]:
-    """The content of meta.json, `entries` being the specs of the entries."""
-    meta = {name: spec for name, spec in entries.items() if name not in _RESERVED}
-    meta[_SHAPE] = list(batch_size)
+def node_meta(form: Form, entries: dict[str, Any]) -> dict[str, Any]:
+    """The content of meta.json of a container that is no value, `entries` being the specs of the entries."""
+    if form.is_face:
+        return {_TYPE: f"<class '{form.kind}'>", **dict.fromkeys(form.missing)}
+    if form.kind == LAZY:
+        meta: dict[str, Any] = {_TYPE: _TYPES[LAZY], _DIM: form.stack_dim, _COUNT: len(entries)}
+        if not entries:
+            meta[_OWN_SIZE] = list(form.batch_size)
+        _with_names(meta, form)
+        if _NAMES in meta and (name := meta[_NAMES][form.stack_dim]) is not None:
+            meta[_DIM_NAME] = name
+        return meta
+    meta = {name: spec for name, spec in entries.items() if not _is_odd(name, spec)}
+    meta[_SHAPE] = list(form.batch_size)
     meta[_DEVICE] = "cpu"
-    meta[_TYPE] = TYPES[class_name]
-    if names is not None and any(name is not None for name in names):
-        meta[_NAMES] = names
-    odd = [[name, spec] for name, spec in entries.items() if name in _RESERVED]
+    meta[_TYPE] = _TYPES[form.kind]
+    odd = [[name, spec] for name, spec in entries.items() if _is_odd(name, spec)]
     if odd:
         meta[_ENTRIES] = odd
+    return _with_names(meta, form)
+
+
+def value_meta(form: Form, outer: tuple[int, ...], shared: bool = False, pickled: str = "") -> dict[str, Any]:
+    """The content of meta.json of a value.
+
+    Args:
+        form: of a holder, or of a stack of them.
+        outer: the batch size that a reader takes for that of a holder unless it is written down.
+        shared: whether those who load it follow it.
+        pickled: the file beside meta.json that holds the value, when JSON does not.
+
+    Raises:
+        NotJson: JSON cannot hold the value.
+    """
+    meta: dict[str, Any] = {_TYPE: _TYPES[form.kind]}
+    stack = form.kind == VALUE_STACK
+    own: dict[str, Any] = {}
+    if pickled:
+        simple: Any = pickled
+    else:
+        simple, precise = plain(form.value), exact(form.value)
+        if precise != simple:
+            own[_EXACT] = precise
+    if stack or form.names is not None or form.batch_size != outer:
+        own[_OWN_SIZE] = list(form.batch_size)
+    if shared:
+        own[_SHARED] = True
+    own = _with_names(own, form)
+    if stack:
+        return {**meta, _DIM: form.stack_dim, _DEVICE: None, _DATA: simple, **own}
+    if not pickled:
+        meta[_DATA] = simple
+    return {**meta, "_is_non_tensor": True, _METADATA: own or None}
+
+
+def _with_names(meta: dict[str, Any], form: Form) -> dict[str, Any]:
+    if form.names is not None and any(name is not None for name in form.names):
+        meta[_NAMES] = list(form.names)
     return meta
 
 
-def face_meta(cls: Any, entries: Container[str]) -> dict[str, Any]:
-    """The content of meta.json for a tensorclass: the class, and the fields that are `None`."""
-    return {_TYPE: str(cls), **{name: None for name in cls.__expected_keys__ if name not in entries}}
+def _is_odd(name: str, spec: dict[str, Any]) -> bool:
+    """Whether an entry is listed apart: the reference has another meaning for its name, or does not know its kind."""
+    return name in _RESERVED or spec.get("type") == UNBATCHED
 
 
 def add_entry(folder: str, name: str, spec: dict[str, Any], key: Path) -> None:
-    """Add one entry to the meta.json that is on disk."""
-    meta = _read_json(folder, key)
+    """Add one entry to the meta.json that is on disk, whose folder is locked."""
+    meta = _read_json(folder, key, FOLDERS)
     if name in _RESERVED:
         meta.setdefault(_ENTRIES, []).append([name, spec])
     else:
@@ -136,41 +216,103 @@ def add_entry(folder: str, name: str, spec: dict[str, Any], key: Path) -> None:
     write_meta(folder, meta)
 
 
-def write_meta(folder: str, meta: dict[str, Any]) -> None:
-    """Put meta.json in its folder in one step."""
-    files.write_file(f"{folder}/{META}", json.dumps(meta, separators=(",", ":")).encode())
+def refuse_entry(folder: str, name: str, key: Path) -> None:
+    """Raise when the meta.json that is on disk has an entry of this name.
+
+    Raises:
+        SaveError: it has: another container over the same folder made it.
+    """
+    meta = _read_json(folder, key, FOLDERS)
+    listed = meta.get(_ENTRIES)
+    names = [pair[0] for pair in listed if isinstance(pair, list) and pair] if isinstance(listed, list) else []
+    if name in names or (name in meta and name not in _RESERVED):
+        raise SaveError(
+            f"entry {joined(key)!r} is in {folder!r} already, where another process or container has made it: "
+            "memmap_refresh_() takes it over"
+        )
 
 
-def read_node(folder: str, key: Path) -> Node:
+def write_meta(folder: str, meta: dict[str, Any], modified: int | None = None) -> None:
+    """Put meta.json in its folder in one step; `modified` is its time of modification in ns, now when `None`."""
+    files.write_file(f"{folder}/{META}", as_json(meta), modified)
+
+
+def as_json(meta: dict[str, Any]) -> bytes:
+    """The content of a meta.json as bytes."""
+    return json.dumps(meta, separators=(",", ":")).encode()
+
+
+def read_node(folder: str, key: Path, source: Source = FOLDERS) -> Node:
     """What the meta.json in `folder` says; `key` is the nested key of the folder, for errors.
 
     Raises:
         FileNotFoundError: when there is no meta.json.
         SaveError: when it is not one of this format.
-        UnsupportedEntryError: when it is of a kind that this version cannot load.
     """
-    meta = _read_json(folder, key)
+    meta = _read_json(folder, key, source)
     bad = _Complaint(folder, key)
-    class_name = _class_name(meta, bad)
-    if class_name not in TYPES:
-        # Other classes lay out their folder in their own way; the caller refuses them.
-        return Node(class_name, (), None, None)
+    kind = _kind(meta, bad)
+    if kind in VALUES or kind == VALUE_STACK:
+        return _value_node(kind, meta, bad)
+    if kind == LAZY:
+        return _lazy_node(meta, bad)
+    if kind not in KINDS:
+        return Node(kind)
     batch_size = _shape(meta.get(_SHAPE), "the batch size", bad)
-    names = meta.get(_NAMES)
-    node = Node(class_name, batch_size, _device(meta.get(_DEVICE), bad), None)
-    if isinstance(names, list):
-        node.names = _dim_names(names, len(batch_size), bad)
+    node = Node(kind, batch_size, _device(meta.get(_DEVICE), bad))
+    _read_names(node, meta, bad)
     listed = meta.get(_ENTRIES)
-    count = len(batch_size)
+    lead = () if kind == UNBATCHED else batch_size
     for name, spec in meta.items():
         if name in _RESERVED and not (name in (_NAMES, _ENTRIES) and isinstance(spec, dict)):
             continue
-        _read_entry(node, name, spec, batch_size, count, bad)
+        _read_entry(node, name, spec, lead, len(lead), bad)
     if isinstance(listed, list):
         for pair in listed:
             if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
                 raise bad(f"{_ENTRIES!r} is not a list of names and descriptions")
-            _read_entry(node, pair[0], pair[1], batch_size, count, bad)
+            _read_entry(node, pair[0], pair[1], lead, len(lead), bad)
+    return node
+
+
+def _lazy_node(meta: dict[str, Any], bad: _Complaint) -> Node:
+    node = Node(LAZY, stack_dim=_stack_dim(meta, bad))
+    if _COUNT in meta:
+        (node.count,) = _shape([meta[_COUNT]], "the number of members", bad)
+    if _OWN_SIZE in meta:
+        node.batch_size = _shape(meta[_OWN_SIZE], "the batch size", bad)
+    names = meta.get(_NAMES)
+    if isinstance(names, list):
+        node.names = _dim_names(names, len(names), bad)
+    elif isinstance(meta.get(_DIM_NAME), str):
+        node.dim_name = meta[_DIM_NAME]
+    return node
+
+
+def _value_node(kind: str, meta: dict[str, Any], bad: _Complaint) -> Node:
+    stack = kind == VALUE_STACK
+    own = meta if stack else meta.get(_METADATA)
+    if not isinstance(own, dict):
+        own = {}
+    node = Node(kind, stack_dim=_stack_dim(meta, bad) if stack else None, shared=own.get(_SHARED) is True)
+    if _OWN_SIZE in own:
+        node.batch_size = _shape(own[_OWN_SIZE], "the batch size", bad)
+        _read_names(node, own, bad)
+    if stack and meta.get(_DATA) == STACK_PICKLE:
+        node.pickled = STACK_PICKLE
+    elif _EXACT in own:
+        try:
+            node.value = restored(own[_EXACT])
+        except (ValueError, RecursionError) as error:
+            raise bad(f"its value is broken: {error}") from error
+    elif _DATA in meta:
+        node.value = meta[_DATA]
+    elif stack:
+        raise bad("it has no values")
+    else:
+        node.pickled = HOLDER_PICKLE
+    if stack and not node.pickled and type(node.value) is not list:
+        raise bad(f"its values are {node.value!r:.80} and not a list")
     return node
 
 
@@ -187,21 +329,17 @@ class _Complaint:
         return SaveError(f"{entry}{self.folder}/{META} is broken or of another format: {what}")
 
 
-def _read_json(folder: str, key: Path) -> dict[str, Any]:
+def _read_json(folder: str, key: Path, source: Source) -> dict[str, Any]:
     path = f"{folder}/{META}"
     try:
-        # Not blocking, so that a pipe of that name cannot hang the loader.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            regular = stat.S_ISREG(os.fstat(fd).st_mode)
-            content = file.read() if regular else b""
+        content = source.read(path)
+    except SaveError as error:
+        raise SaveError(f"entry {joined(key)!r}: {error}" if key else str(error)) from None
     except OSError as error:
         if error.errno == errno.ENOENT and not key:
             raise FileNotFoundError(error.errno, "no saved container here: there is no meta.json", path) from None
         raise files.named_os_error(error, "read the file", path, key) from error
     bad = _Complaint(folder, key)
-    if not regular:
-        raise bad("it is not a regular file")
     try:
         meta = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -211,8 +349,8 @@ def _read_json(folder: str, key: Path) -> dict[str, Any]:
     return meta
 
 
-def _class_name(meta: dict[str, Any], bad: _Complaint) -> str:
-    """The bare class name for a class of this package, the full one for any other."""
+def _kind(meta: dict[str, Any], bad: _Complaint) -> str:
+    """The kind of a class of this package, the full name of any other."""
     written = meta.get(_TYPE)
     if isinstance(written, str):
         match = _TYPE_FORM.fullmatch(written)
@@ -223,7 +361,7 @@ def _class_name(meta: dict[str, Any], bad: _Complaint) -> str:
         module, _, name = meta["_class"].rpartition(":")
     else:
         raise bad(f"it names no class ({_TYPE!r})")
-    return name if module.partition(".")[0] == "tensordict" else f"{module}.{name}"
+    return name if module.partition(".")[0] == "tensordict" and name in KINDS else f"{module}.{name}"
 
 
 def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...], count: int, bad: _Complaint) -> None:
@@ -282,6 +420,19 @@ def _device(value: Any, bad: _Complaint) -> torch.device | None:
     except RuntimeError as error:
         raise bad(f"its device {value!r} is unknown") from error
     return torch.device("cpu")
+
+
+def _stack_dim(meta: dict[str, Any], bad: _Complaint) -> int:
+    dim = meta.get(_DIM)
+    if type(dim) is not int or not 0 <= dim < _MAX_DIMS:
+        raise bad(f"its {_DIM!r} is {dim!r:.80} and not the number of a dim")
+    return dim
+
+
+def _read_names(node: Node, meta: dict[str, Any], bad: _Complaint) -> None:
+    names = meta.get(_NAMES)
+    if isinstance(names, list):
+        node.names = _dim_names(names, len(node.batch_size or ()), bad)
 
 
 def _dim_names(names: list[Any], count: int, bad: _Complaint) -> list[str | None]:

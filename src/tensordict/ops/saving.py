@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,12 +12,17 @@ import torch
 from torch import Tensor
 
 from tensordict import ragged, registry
-from tensordict.contract import Contract
+from tensordict.contract import Contract, is_node
 from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import meta
-from tensordict.io.directory import SaveOptions, check_container, plan_save
+from tensordict.io import checksums, commit, formats, meta
+from tensordict.io.archive import load_archive, plan_archive, wants_archive
+from tensordict.io.detect import detect_format
+from tensordict.io.directory import SaveOptions, plan_save
+from tensordict.io.forms import DICT, LAZY, Form, taken_apart
+from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.names import LEAF_SUFFIX, file_name, folder_name
+from tensordict.io.progress import Progress, bytes_on_disk
 from tensordict.keys import Key, Path, joined, path_of
 from tensordict.memmap import FileSource, MemoryMappedTensor, PathLike
 
@@ -24,6 +30,10 @@ if TYPE_CHECKING:
     import pathlib
 
     from typing_extensions import Self
+
+
+# How long an entry that is being added waits for another process that adds one, in seconds.
+_PATIENCE = 10.0
 
 
 class Saving(Contract):
@@ -43,25 +53,43 @@ class Saving(Contract):
         robust_key: bool | None = True,
         archive: bool | None = None,
         compression: Any = None,
+        allow_pickle: bool | None = None,
+        durable: bool = False,
+        checksum: bool | str = False,
+        progress: bool = False,
     ) -> Any:
-        """Save to a folder and return a memory-mapped copy.
+        """Save to a folder, or an archive, and return a memory-mapped copy.
 
         Every tensor becomes the file `NAME.memmap`, every nested container a sub-folder, and `meta.json` is written
-        last. A file that exists is replaced: tensors that map the old one keep it. When saving fails, what it
-        created is removed.
+        last. A save that is there already is replaced as a whole: a process killed at any moment, or a disk that
+        fills up, leaves the old one or the new one. It is built in a folder beside it, whose name begins with a dot,
+        and then the two change places. Tensors that map the old files keep them, and files that are no part of a
+        save stay where they are. When saving fails, what it created is removed.
 
         Args:
             prefix: the folder, created when needed; `None` copies to anonymous memory that other processes can
-                share.
+                share. A name that ends with `.tdz` is that of an archive, see `archive`.
             copy_existing: allow entries that are memory-mapped from other files, and copy these.
             num_threads: the number of threads that write; 0 for none but the calling one.
             return_early: save in the background and return a `concurrent.futures.Future` of the container. The
                 tensors must not change until it is done.
-            share_non_tensor: accepted for compatibility; has no effect on tensors.
+            share_non_tensor: have all processes that get this container, or load the folder, see new values of entries
+                that are no tensors (`update_`, `set_`), as they see those of tensors; reading one then looks at its
+                file. Otherwise a new value is written to the folder too, and others see it when they load it.
             existsok: allow `prefix` to hold a save already.
             robust_key: percent-encode the names that the file system or the layout cannot hold (`None`: as `True`).
-            archive: `True` would write a single-file archive; not available yet.
-            compression: of an archive.
+            archive: write one zip file with the same files in it, which any zip tool opens; `None` does so when
+                `prefix` ends with `.tdz`. It is written beside the old one, which it replaces in one step. The result
+                is what `load_memmap` gives: tensors over one private map of the file, not locked.
+            compression: of the tensors in an archive: `"stored"` (the default, which can be mapped), `"deflate"`
+                (in `num_threads` threads), `"bzip2"`, `"lzma"`, or the constant of `zipfile`. They are then loaded
+                into memory.
+            allow_pickle: pickle values that are no tensors and that JSON cannot hold; without it, they are refused.
+                Such a save is loaded with `allow_pickle=True` only.
+            durable: have everything reach the disk, so that the save survives a loss of power too.
+            checksum: record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32, or
+                `"sha256"` or `"blake2b"`. Writing into the saved tensors later makes it wrong.
+            progress: show a progress bar (needs tqdm).
 
         Returns:
             A new container, locked and on the CPU, of `MemoryMappedTensor`s; unlocking it ends `is_memmap()`.
@@ -69,6 +97,8 @@ class Saving(Contract):
         Raises:
             RuntimeError: an entry is memory-mapped from elsewhere, cannot be saved, or (with `existsok=False`)
                 exists; nothing has been written then.
+            RuntimeError: another process or thread is saving to `prefix`, or what is there cannot be replaced in one
+                step (it is where a file system is mounted).
             OSError: the folder cannot be written, or the disk is full; names the path and the key.
 
         Example:
@@ -83,9 +113,16 @@ class Saving(Contract):
             >>> again["a"], saved.is_locked, saved.is_memmap()
             (MemoryMappedTensor([3., 3.]), True, True)
         """
-        _refuse_archive(prefix, archive, compression)
-        options = SaveOptions(copy_existing, existsok, num_threads, robust_key is not False)
-        return _save(self, prefix, options, return_early)
+        options = SaveOptions(
+            copy_existing,
+            existsok,
+            num_threads,
+            robust_key is not False,
+            allow_pickle=bool(allow_pickle),
+            share_values=share_non_tensor,
+        )
+        _extend(options, durable, checksum, progress)
+        return _save(self, prefix, options, return_early, archive, compression)
 
     def memmap_(
         self,
@@ -97,6 +134,10 @@ class Saving(Contract):
         share_non_tensor: bool = False,
         existsok: bool = True,
         robust_key: bool | None = True,
+        allow_pickle: bool | None = None,
+        durable: bool = False,
+        checksum: bool | str = False,
+        progress: bool = False,
     ) -> Any:
         """Save to a folder and make this container the memory-mapped one; arguments as in :meth:`memmap`.
 
@@ -111,9 +152,17 @@ class Saving(Contract):
             >>> td.memmap_() is td, td["a"]
             (True, MemoryMappedTensor([0., 0.]))
         """
-        _refuse_archive(prefix, None, None)
-        options = SaveOptions(copy_existing, existsok, num_threads, robust_key is not False, inplace=True)
-        return _save(self, prefix, options, return_early)
+        options = SaveOptions(
+            copy_existing,
+            existsok,
+            num_threads,
+            robust_key is not False,
+            inplace=True,
+            allow_pickle=bool(allow_pickle),
+            share_values=share_non_tensor,
+        )
+        _extend(options, durable, checksum, progress)
+        return _save(self, prefix, options, return_early, archive=False)
 
     def memmap_like(
         self,
@@ -126,11 +175,13 @@ class Saving(Contract):
         share_non_tensor: bool = False,
         robust_key: bool | None = True,
         archive: bool | None = None,
+        allow_pickle: bool | None = None,
+        durable: bool = False,
     ) -> Any:
         """A memory-mapped container of the same structure whose tensors are zero; arguments as in :meth:`memmap`.
 
         Disk space is reserved but nothing is written, so that an expanded container (which takes no memory) can be
-        preallocated and then filled piece by piece.
+        preallocated and then filled piece by piece. An archive is loaded with `mode="r+"`, and is not locked.
 
         Raises:
             OSError: the disk has no room for all of it.
@@ -146,9 +197,17 @@ class Saving(Contract):
             >>> data["label"].sum()
             tensor(1)
         """
-        _refuse_archive(prefix, archive, None)
-        options = SaveOptions(copy_existing, existsok, num_threads, robust_key is not False, like=True)
-        return _save(self, prefix, options, return_early)
+        options = SaveOptions(
+            copy_existing,
+            existsok,
+            num_threads,
+            robust_key is not False,
+            like=True,
+            allow_pickle=bool(allow_pickle),
+            share_values=share_non_tensor,
+        )
+        options.durable = durable
+        return _save(self, prefix, options, return_early, archive)
 
     def save(
         self,
@@ -161,6 +220,10 @@ class Saving(Contract):
         robust_key: bool | None = True,
         archive: bool | None = None,
         compression: Any = None,
+        allow_pickle: bool | None = None,
+        durable: bool = False,
+        checksum: bool | str = False,
+        progress: bool = False,
     ) -> Any:
         """Save to a folder; the same as :meth:`memmap`."""
         return self.memmap(
@@ -172,6 +235,10 @@ class Saving(Contract):
             robust_key=robust_key,
             archive=archive,
             compression=compression,
+            durable=durable,
+            checksum=checksum,
+            progress=progress,
+            allow_pickle=allow_pickle,
         )
 
     def dumps(
@@ -185,6 +252,10 @@ class Saving(Contract):
         robust_key: bool | None = True,
         archive: bool | None = None,
         compression: Any = None,
+        allow_pickle: bool | None = None,
+        durable: bool = False,
+        checksum: bool | str = False,
+        progress: bool = False,
     ) -> Any:
         """Save to a folder; the same as :meth:`memmap`."""
         return self.memmap(
@@ -196,6 +267,10 @@ class Saving(Contract):
             robust_key=robust_key,
             archive=archive,
             compression=compression,
+            durable=durable,
+            checksum=checksum,
+            progress=progress,
+            allow_pickle=allow_pickle,
         )
 
     def is_memmap(self) -> bool:
@@ -228,14 +303,17 @@ class Saving(Contract):
         mode: str = "r",
         num_threads: int = 0,
         allow_pickle: bool | None = None,
+        keys: Any = None,
+        progress: bool = False,
     ) -> Any:
-        """Load a container that was saved to a folder.
+        """Load a container that was saved to a folder or an archive.
 
         The tensors map their files: nothing is read until it is used, and writing to them writes the files. A file
-        that we may not write is mapped privately. Every length is checked against the file before it is mapped.
+        that we may not write is mapped privately. Every length is checked against the file before it is mapped. Those
+        of an archive are plain tensors over one map of it; where it is compressed, they are read into memory.
 
         Args:
-            prefix: the folder.
+            prefix: the folder, or the archive.
             device: send the tensors there. `"meta"` gives their shapes and dtypes, and no file of theirs is
                 opened; the same holds in `FakeTensorMode`.
             non_blocking: do not wait for the transfer to `device`.
@@ -244,15 +322,20 @@ class Saving(Contract):
             robust_key: whether the names of the files are percent-encoded (`None`: as `True`, which finds plain
                 names too).
             subpath: load only this nested container: a nested key, or names joined with `/`.
-            mode: `"r"` or `"r+"`; concerns archives only.
-            num_threads: concerns archives only.
-            allow_pickle: concerns pickled non-tensor data only, which cannot be loaded yet.
+            mode: of an archive: what is written to the tensors stays in memory (`"r"`), or goes to the file (`"r+"`;
+                see :func:`refresh_archive_checksums`), which must then not be compressed.
+            num_threads: the number of threads that inflate a compressed archive.
+            allow_pickle: load values that were pickled, which may run any code: only for saves that you trust. Without
+                it, nothing is unpickled, and such a value is an error that names its entry.
+            keys: load only the entries at these nested keys (of the container at `subpath`); no other file is opened.
+            progress: show a progress bar (needs tqdm). Mapping a file takes no time; sending it to a device does.
 
         Returns:
             A new container (of the class that was saved), or `out`. It is not locked.
 
         Raises:
             FileNotFoundError: when the folder or a file in it is missing.
+            KeyError: when there is no entry at one of `keys`.
             RuntimeError: when the files do not add up; the path and the key are named.
 
         Example:
@@ -262,12 +345,12 @@ class Saving(Contract):
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     _ = TensorDict(a=torch.zeros(2), b={"c": torch.ones(2)}).memmap(folder)
             ...     inner = TensorDict.load_memmap(folder, subpath="b")
-            >>> inner["c"]
-            MemoryMappedTensor([1., 1.])
+            ...     part = TensorDict.load_memmap(folder, keys=["a"])
+            >>> inner["c"], list(part.keys())
+            (MemoryMappedTensor([1., 1.]), ['a'])
         """
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', got {mode!r}")
-        _refuse_archive(prefix, None, None)
         target = None if device is None else torch.device(device)
         if out is not None and out._device is not None:
             if target is not None and target != out._device:
@@ -275,7 +358,18 @@ class Saving(Contract):
             target = out._device
         if out is not None:
             out._refuse_if_locked("load into it")
-        loaded = load_directory(prefix, LoadOptions(target, non_blocking, robust_key is not False), subpath)
+        if out is not None and keys is not None:
+            raise ValueError("out loses the entries that are not loaded: pass out or keys, not both")
+        options = LoadOptions(target, non_blocking, robust_key is not False)
+        if allow_pickle:
+            options.unpickle = unpickle
+        with contextlib.ExitStack() as shown:
+            if progress:
+                options.progress = shown.enter_context(Progress("loading", bytes_on_disk(prefix)))
+            if os.path.isfile(prefix):
+                loaded = load_archive(prefix, options, subpath, keys, mode=mode, num_threads=num_threads)
+            else:
+                loaded = load_directory(prefix, options, subpath, keys)
         if out is None:
             return loaded
         _check_fit(out, loaded, ())
@@ -284,8 +378,40 @@ class Saving(Contract):
 
     @classmethod
     def load(cls, prefix: PathLike, *args: Any, **kwargs: Any) -> Any:
-        """Load a container that was saved to a folder; the same as :meth:`load_memmap`."""
-        return cls.load_memmap(prefix, *args, **kwargs)
+        """Load a container that was saved, in any format.
+
+        A folder and an archive are loaded as :meth:`load_memmap` does. Of a file that :meth:`consolidate`,
+        :meth:`to_safetensors` (or another program) or :meth:`to_h5` has written, the tensors are mapped privately, or
+        read from the HDF5 file when they are used; close that when it is no longer needed. The content of a file says
+        what it is, and not its name.
+
+        Args:
+            prefix: the folder or the file.
+            *args, **kwargs: as in :meth:`load_memmap`; of the other formats, `device` and `non_blocking` can be had,
+                and `mode` of HDF5.
+
+        Returns:
+            A new container, of the class that was saved; for HDF5 a :class:`~tensordict.PersistentTensorDict`.
+
+        Raises:
+            FileNotFoundError: there is nothing.
+            ValueError: the file is of no format that is known, or broken; or an argument cannot be had of its format.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.ones(2))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = td.save(folder + "/1"), td.save(folder + "/2.tdz"), td.consolidate(folder + "/3")
+            ...     td.to_safetensors(folder + "/4")
+            ...     [bool((TensorDict.load(f"{folder}/{name}") == td).all()) for name in ("1", "2.tdz", "3", "4")]
+            [True, True, True, True]
+        """
+        format = detect_format(prefix) if os.path.isfile(prefix) else formats.DIRECTORY
+        if format in (formats.DIRECTORY, formats.ARCHIVE):
+            return cls.load_memmap(prefix, *args, **kwargs)
+        return formats.open_file(prefix, format, *args, **kwargs)
 
     def load_memmap_(
         self, prefix: PathLike, robust_key: bool | None = True, *, allow_pickle: bool | None = None
@@ -326,9 +452,14 @@ class Saving(Contract):
         """
         if self._memmap_prefix is None:
             raise SaveError("only a container that was saved to or loaded from a folder can be refreshed; see memmap()")
-        loaded = load_directory(self._memmap_prefix, LoadOptions())
-        _check_fit(self, loaded, ())
-        _take_over(self, loaded)
+        options = LoadOptions()
+        if allow_pickle:
+            options.unpickle = unpickle
+        loaded = load_directory(self._memmap_prefix, options)
+        # The folder is that of the container behind a tensorclass.
+        target = self._bare()
+        _check_fit(target, loaded, ())
+        _take_over(target, loaded)
         return self
 
     # --- new entries in a saved folder ----------------------------------------------------------------------------
@@ -348,7 +479,8 @@ class Saving(Contract):
             The new entry; what is written to it is written to its file.
 
         Raises:
-            RuntimeError: the container is not memory-mapped, the entry exists, or the shape does not fit.
+            RuntimeError: the container is not memory-mapped, the entry exists (also when another process has made it
+                in the folder), the shape does not fit, or another process is saving to the folder.
 
         Example:
             >>> import tempfile
@@ -420,22 +552,28 @@ class Saving(Contract):
         return _add(self, key, content, True, robust_key is not False)
 
 
-def _save(container: Any, prefix: PathLike | None, options: SaveOptions, return_early: bool) -> Any:
-    run = plan_save(container, prefix, options)
+def _extend(options: SaveOptions, durable: bool, checksum: bool | str, progress: bool) -> None:
+    options.durable, options.checksum, options.progress = durable, checksums.algorithm(checksum), progress
+
+
+def _save(
+    container: Any,
+    prefix: PathLike | None,
+    options: SaveOptions,
+    return_early: bool,
+    archive: bool | None = None,
+    compression: str | int | None = None,
+) -> Any:
+    if wants_archive(prefix, archive, compression):
+        run = plan_archive(container, prefix or "", options, compression)
+    else:
+        run = plan_save(container, prefix, options)
     if not return_early:
         return run()
     pool = ThreadPoolExecutor(1, thread_name_prefix="tensordict-save")
     future: Future[Any] = pool.submit(run)
     pool.shutdown(wait=False)
     return future
-
-
-def _refuse_archive(prefix: PathLike | None, archive: bool | None, compression: Any) -> None:
-    named = prefix is not None and os.fspath(prefix).endswith(".tdz") and not os.path.isdir(prefix)
-    if archive or compression is not None or (named and archive is None):
-        raise UnsupportedEntryError(
-            "single-file archives (.tdz, archive=True, compression=) are not available yet; use a folder"
-        )
 
 
 def _refuse_nested_shape(shape: Any, key: Key) -> None:
@@ -449,30 +587,58 @@ def _refuse_nested_shape(shape: Any, key: Key) -> None:
 
 
 def _check_fit(target: Contract, loaded: Contract, path: Path) -> None:
-    """Refuse to load entries that do not begin with the batch size of the container they go into."""
+    """Refuse to load what does not fit the container that it goes into: another kind, or another batch size."""
+    if not path and not _merge(target, loaded):
+        raise SaveError(
+            f"a {type(loaded).__name__} of batch size {list(loaded._batch_size)} was saved, and cannot be loaded into "
+            f"a {type(target).__name__} of batch size {list(target._batch_size)}"
+        )
     size = target._batch_size
-    mapping = target._entries
-    for name, value in loaded._entries.items():
-        old = mapping.get(name)
-        if isinstance(value, Contract) and isinstance(old, Contract):
+    held = taken_apart(target, path)
+    lead = size if held.kind == DICT else torch.Size(())
+    for name, value in taken_apart(loaded, path).entries.items():
+        old = held.entries.get(name)
+        if isinstance(old, Contract) and is_node(value) and _merge(old, value):
             _check_fit(old, value, (*path, name))
             continue
         shape = value._batch_size if isinstance(value, Contract) else ragged.shape_of(value)
-        if shape[: len(size)] != size:
+        if shape[: len(lead)] != lead:
             raise SaveError(
                 f"entry {joined((*path, name))!r}: its saved shape {list(shape)} does not begin with the batch size "
                 f"{list(size)} of the container it is loaded into"
             )
 
 
-def _take_over(target: Contract, loaded: Contract) -> None:
+def _merge(target: Contract, loaded: Contract) -> bool:
+    """Whether a container stays, and takes over what is in the loaded one, rather than being replaced by that."""
+    mine, new = taken_apart(target), taken_apart(loaded)
+    if mine.kind != new.kind:
+        return False
+    if mine.kind == DICT:
+        return True
+    if mine.kind == LAZY and (mine.stack_dim, len(mine.entries)) != (new.stack_dim, len(new.entries)):
+        return False
+    if mine.is_face or mine.kind == LAZY:
+        return all(_merge(mine.entries[name], new.entries[name]) for name in mine.entries)
+    return mine.batch_size == new.batch_size
+
+
+def _take_over(target: Any, loaded: Any) -> None:
     """Give `target` the entries of `loaded`, keeping its nested containers and the tensors that have not changed."""
+    held, new = taken_apart(target), taken_apart(loaded)
+    if new.is_value:
+        target._take_value(loaded)
+        return
+    if new.kind != DICT:
+        for name, value in new.entries.items():
+            _take_over(held.entries[name], value)
+        return
     for name in [name for name in target._entries if name not in loaded._entries]:
         del target._entries[name]
     for name, value in loaded._entries.items():
         old = target._entries.get(name)
         if isinstance(value, Contract):
-            if isinstance(old, Contract):
+            if is_node(value) and is_node(old) and _merge(old, value):
                 _take_over(old, value)
             else:
                 _adopt(target, name, value)
@@ -502,17 +668,10 @@ def _adopt(parent: Any, name: str, child: Any) -> None:
     """Put a new nested container in a parent that may be locked and memory-mapped, which it then is too."""
     parent._entries[name] = child
     if parent._is_memmap:
-        _mark_memmap(child)
-    if parent._locked:
+        child._mark_memmap()
+    if parent._locked and is_node(child):
         child._lock_owners = [weakref.ref(parent)]
         child._lock_tree()
-
-
-def _mark_memmap(node: Contract) -> None:
-    node._is_memmap = True
-    for _, value in node._entries.items():
-        if isinstance(value, Contract):
-            _mark_memmap(value)
 
 
 # --- adding an entry --------------------------------------------------------------------------------------------------
@@ -526,6 +685,11 @@ def _add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: boo
     if not container._is_memmap:
         raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
     parent, missing = _parent_of(container, path)
+    parent = parent._bare()
+    if (kind := taken_apart(parent, path[:-1]).kind) != DICT:
+        raise UnsupportedEntryError(
+            f"entry {joined(path)!r} would be in a {kind}, which has no files of its own: make it in each member"
+        )
     if tuple(content.shape[: len(parent._batch_size)]) != tuple(parent._batch_size):
         raise SaveError(
             f"entry {joined(path)!r}: its shape {list(content.shape)} does not begin with the batch size "
@@ -542,20 +706,24 @@ def _add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: boo
         leaf = MemoryMappedTensor.from_tensor(content, copy_data=copy_data)
     else:
         folder = os.path.abspath(parent._memmap_prefix)
-        target = f"{folder}/{file}"
-        if isinstance(content, MemoryMappedTensor) and isinstance(content._source, FileSource) and copy_data:
-            if content._source.path != target:
-                raise SaveError(
-                    f"entry {joined(path)!r}: its storage maps {content._source.path!r} and not the file of the entry, "
-                    f"{target!r}; pass a tensor (make_memmap_from_tensor(..., tensor.clone())) to copy it"
-                )
-            leaf = content
-        else:
-            plain = content.detach()
-            leaf = MemoryMappedTensor.from_tensor(plain, filename=target, existsok=True, copy_data=copy_data)
-        meta.add_entry(folder, path[-1], spec, path)
+        with commit.locked(folder, patience=_PATIENCE):
+            meta.refuse_entry(folder, path[-1], path)
+            leaf = _leaf_in(f"{folder}/{file}", content, copy_data, path)
+            meta.add_entry(folder, path[-1], spec, path)
     parent._entries[path[-1]] = leaf
     return leaf
+
+
+def _leaf_in(target: str, content: Tensor, copy_data: bool, path: Path) -> MemoryMappedTensor:
+    """A new tensor in the file `target`, or the one that is over it already."""
+    if isinstance(content, MemoryMappedTensor) and isinstance(content._source, FileSource) and copy_data:
+        if content._source.path != target:
+            raise SaveError(
+                f"entry {joined(path)!r}: its storage maps {content._source.path!r} and not the file of the entry, "
+                f"{target!r}; pass a tensor (make_memmap_from_tensor(..., tensor.clone())) to copy it"
+            )
+        return content
+    return MemoryMappedTensor.from_tensor(content.detach(), filename=target, existsok=True, copy_data=copy_data)
 
 
 def _parent_of(container: Any, path: Path) -> tuple[Any, Path]:
@@ -575,8 +743,7 @@ def _parent_of(container: Any, path: Path) -> tuple[Any, Path]:
 
 def _new_node(parent: Any, name: str, path: Path, robust: bool) -> Any:
     """A new, empty, memory-mapped container in `parent` and in its folder."""
-    class_name = check_container(parent, path[:-1])
-    child = registry.lookup(class_name)()._build({}, parent._batch_size, parent._device, parent._names)
+    child = registry.lookup(DICT)._make({}, parent._batch_size, parent._device, parent._names)
     if parent._memmap_prefix is not None:
         leaf_files = {
             file_name(leaf, robust) + LEAF_SUFFIX
@@ -586,8 +753,11 @@ def _new_node(parent: Any, name: str, path: Path, robust: bool) -> Any:
         inner = folder_name(name, robust, leaf_files)
         child._memmap_prefix = parent._memmap_prefix / inner
         folder = os.path.abspath(child._memmap_prefix)
-        os.makedirs(folder, exist_ok=True)
-        meta.write_meta(folder, meta.node_meta(class_name, tuple(child._batch_size), child._names, {}))
-        meta.add_entry(os.path.dirname(folder), name, meta.node_spec(class_name), path)
+        above = os.path.dirname(folder)
+        with commit.locked(above, patience=_PATIENCE):
+            meta.refuse_entry(above, name, path)
+            os.makedirs(folder, exist_ok=True)
+            meta.write_meta(folder, meta.node_meta(Form(DICT, child._batch_size, names=child._names), {}))
+            meta.add_entry(above, name, meta.node_spec(DICT), path)
     _adopt(parent, name, child)
     return child

@@ -1,0 +1,450 @@
+"""Archives: a save in one zip file, whose entries are the files of the directory format."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tensordict.contract import Contract
+from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.io import files, zipping
+from tensordict.io.archive_reader import Archive
+from tensordict.io.archive_writer import Part, part, write_compressed, write_stored
+from tensordict.io.commit import JOURNAL, Created, Site
+from tensordict.io.directory import Plan, SaveOptions, meta_of, plan_files
+from tensordict.io.held import unpickle
+from tensordict.io.loading import LoadOptions, load_directory
+from tensordict.io.meta import as_json
+from tensordict.io.names import LEAF_SUFFIX, META
+from tensordict.io.progress import Progress
+from tensordict.io.target import Target, check_target
+from tensordict.io.zipping import STORED, Entry
+from tensordict.memmap import PathLike
+
+SUFFIX = ".tdz"
+
+_METHODS = {name: method for method, name in zipping.METHODS.items()} | {"deflated": zipping.DEFLATE}
+_LEVELS = {zipping.DEFLATE: (-1, 9), zipping.BZIP2: (1, 9), zipping.LZMA: (0, 9)}
+
+
+@dataclass(slots=True)
+class Compression:
+    """How the tensors of an archive are compressed."""
+
+    method: int = STORED
+    level: int | None = None
+
+    @staticmethod
+    def of(compression: str | int | None, level: int | None = None) -> Compression:
+        """What the argument `compression=` asks for: a name, or one of the constants of `zipfile`.
+
+        Raises:
+            UnsupportedEntryError: there is no such method; a `ValueError`.
+            ValueError: the method has no such level.
+        """
+        if compression is None:
+            method: int | None = STORED
+        elif isinstance(compression, str):
+            method = _METHODS.get(compression.lower())
+        else:
+            method = compression if type(compression) is int and compression in zipping.METHODS else None
+        if method is None:
+            raise UnsupportedEntryError(
+                f"unknown compression {compression!r}; known are {sorted(_METHODS)} and {sorted(zipping.METHODS)}, "
+                "the constants of zipfile"
+            )
+        if level is not None and method != STORED:
+            low, high = _LEVELS[method]
+            if not low <= level <= high:
+                raise ValueError(f"compresslevel of {zipping.METHODS[method]} is {low} to {high}, got {level!r}")
+        return Compression(method, level)
+
+
+def wants_archive(prefix: PathLike | None, archive: bool | None, compression: str | int | None = None) -> bool:
+    """Whether a save goes into an archive: as `archive` says, or else by the suffix.
+
+    Raises:
+        ValueError: an archive without a path, or compression without an archive.
+    """
+    wanted = archive if archive is not None else prefix is not None and os.fspath(prefix).endswith(SUFFIX)
+    if wanted and prefix is None:
+        raise ValueError("an archive needs a path: pass prefix='name.tdz'")
+    if compression is not None and not wanted:
+        raise ValueError("only archives are compressed: pass archive=True, or a prefix that ends with '.tdz'")
+    return bool(wanted)
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+def plan_archive(
+    container: Contract, prefix: PathLike, options: SaveOptions, compression: str | int | None = None
+) -> Callable[[], Any]:
+    """Check everything that can be checked before a byte is written; what is returned does the rest.
+
+    Raises:
+        SaveError: an entry cannot be saved, or the archive cannot be written there.
+    """
+    how = Compression.of(compression)
+    if options.checksum not in ("", "crc32"):
+        raise UnsupportedEntryError(f"an archive always has CRC-32 checksums, and no {options.checksum!r}")
+    path = os.path.abspath(os.fspath(prefix))
+    check_target(path, options.existsok)
+    plan = plan_files(container, path, replace(options, archive=True, share_values=False))
+    parts = list(_parts(plan, len(path) + 1, options.like))
+    return partial(_save, parts, path, options, how)
+
+
+def _parts(plan: Plan, start: int, like: bool) -> Iterator[Part]:
+    """All files of a plan, those without tensors first; `start` is where the names begin in their paths."""
+    for node in plan.nodes:
+        meta = as_json(meta_of(node))
+        yield part(f"{node.folder}/{META}"[start:], node.key, len(meta), meta, align=False)
+        if node.held is not None and node.held.pickle_file:
+            content = node.held.pickled
+            yield part(f"{node.folder}/{node.held.pickle_file}"[start:], node.key, len(content), content, align=False)
+    for leaf in plan.leaves:
+        nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
+        yield part(leaf.path[start:], leaf.key, nbytes, leaf.tensor, like and not leaf.always)
+
+
+def _save(parts: list[Part], path: str, options: SaveOptions, how: Compression) -> Any:
+    """Write the archive, load it, and only then put it in its place."""
+    created = Created()
+    try:
+        created.folder(os.path.dirname(path))
+        with Target(path, options.existsok, options.durable) as target:
+            _write(target.fd, parts, how, options.num_threads, options.progress)
+            mode = "r+" if options.like else "r"
+            with Archive(path, mode, options.num_threads, target.fd, _index(parts)) as source:
+                loading = LoadOptions(robust=options.robust, source=source, unpickle=unpickle)
+                saved = load_directory(path, loading)
+            target.commit()
+    except BaseException:
+        created.remove()
+        raise
+    return saved
+
+
+def _index(parts: Iterable[Part]) -> dict[str, Entry]:
+    """What reading the archive would give; `record`, which only writing checksums asks for, is left out."""
+    found: dict[str, Entry] = {}
+    for item in parts:
+        name = item.name.decode()
+        found[name] = Entry(name, item.method, item.crc, item.stored, item.size, item.start, item.header, 0)
+    return found
+
+
+def _write(fd: int, parts: list[Part], how: Compression, num_threads: int, shown: bool) -> None:
+    with ExitStack() as stack:
+        progress = None
+        if shown:
+            progress = stack.enter_context(Progress("saving", sum(item.size for item in parts if not item.like)))
+        if how.method == STORED:
+            write_stored(fd, parts, num_threads, progress)
+        else:
+            write_compressed(fd, parts, how.method, how.level, num_threads, progress)
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_archive(
+    prefix: PathLike,
+    options: LoadOptions,
+    subpath: Any = None,
+    keys: Any = None,
+    *,
+    mode: str = "r",
+    num_threads: int = 0,
+) -> Any:
+    """The container saved in an archive, or a part of it; see `load_directory`.
+
+    Args:
+        prefix: the archive.
+        options: how to load; its source does not count.
+        subpath, keys: as in `load_directory`.
+        mode: "r" keeps in memory what is written to the tensors, "r+" writes it to the archive.
+        num_threads: so many threads inflate what is compressed.
+
+    Raises:
+        SaveError: the archive does not add up, or (with "r+") what is compressed or not aligned cannot be written.
+    """
+    path = os.path.abspath(os.fspath(prefix))
+    with Archive(path, mode, num_threads) as source:
+        if META not in source.entries:
+            raise SaveError(f"{path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
+        return load_directory(prefix, replace(options, source=source), subpath, keys)
+
+
+# --- archives as files ------------------------------------------------------------------------------------------------
+
+
+def is_memmap_archive(path: PathLike) -> bool:
+    """Whether a file is an archive that :func:`load_memmap` can load: a sound zip file with `meta.json` at its top.
+
+    Args:
+        path: the file; `False` when it is a folder or missing.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, is_memmap_archive
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict(a=torch.ones(2)).memmap(folder + "/x.tdz")
+        ...     is_memmap_archive(folder + "/x.tdz"), is_memmap_archive(folder)
+        (True, False)
+    """
+    absolute = os.path.abspath(os.fspath(path))
+    if not os.path.isfile(absolute):
+        return False
+    try:
+        return META in Archive(absolute).entries
+    except OSError:
+        return False
+
+
+def pack_memmap(
+    prefix: PathLike,
+    archive_path: PathLike,
+    *,
+    compression: str | int | None = None,
+    compresslevel: int | None = None,
+    num_threads: int = 0,
+    durable: bool = False,
+    progress: bool = False,
+) -> pathlib.Path:
+    """Pack a saved folder into one archive.
+
+    Args:
+        prefix: the folder.
+        archive_path: the archive, outside of the folder. A file there is replaced in one step; a link is followed.
+        compression: `"stored"` (the default, which loading can map), `"deflate"`, `"bzip2"`, `"lzma"`, or the
+            constant of `zipfile`.
+        compresslevel: of the method; its default when `None`.
+        num_threads: the number of threads that write or deflate.
+        durable: return only when the archive has reached the disk.
+        progress: show a bar (needs tqdm).
+
+    Returns:
+        `archive_path`.
+
+    Raises:
+        ValueError: `prefix` is no saved folder, holds a link, or holds `archive_path`; or there is no such compression.
+        OSError: a file cannot be read or written.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, load_memmap, pack_memmap
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict(a=torch.ones(2)).memmap(folder + "/x")
+        ...     packed = pack_memmap(folder + "/x", folder + "/x.tdz")
+        ...     td = load_memmap(packed)
+        >>> td["a"]
+        tensor([1., 1.])
+    """
+    how = Compression.of(compression, compresslevel)
+    folder, path = os.path.realpath(prefix), os.path.abspath(os.fspath(archive_path))
+    if not os.path.isfile(f"{folder}/{META}"):
+        raise SaveError(f"{os.fspath(prefix)!r} is no saved folder: it has no {META!r}")
+    if f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
+        raise SaveError(f"the archive {path!r} would lie in the folder {folder!r} that goes into it")
+    parts = list(_parts_of(folder, ""))
+    with Target(path, True, durable) as target:
+        _write(target.fd, parts, how, num_threads, progress)
+        target.commit()
+    return pathlib.Path(archive_path)
+
+
+def _parts_of(folder: str, inner: str) -> Iterator[Part]:
+    """The files of a folder: `meta.json` first, files before folders."""
+    with os.scandir(folder + inner) as scan:
+        entries = sorted(scan, key=lambda entry: (entry.is_dir(), entry.name != META, entry.name))
+    for entry in entries:
+        path = f"{inner}/{entry.name}"
+        if entry.name == JOURNAL or (entry.name.startswith("%tmp-") and not entry.name.endswith(LEAF_SUFFIX)):
+            continue  # What a save that was killed has left.
+        if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
+            raise SaveError(f"{folder + path!r} is a link or a device, which an archive cannot hold")
+        if entry.is_dir():
+            yield from _parts_of(folder, path)
+        else:
+            align = entry.name.endswith(LEAF_SUFFIX)
+            yield part(path[1:], tuple(path[1:].split("/")), entry.stat().st_size, folder + path, align=align)
+
+
+def unpack_memmap(
+    archive_path: PathLike,
+    prefix: PathLike,
+    *,
+    num_threads: int = 0,
+    durable: bool = False,
+    progress: bool = False,
+) -> pathlib.Path:
+    """Unpack an archive to a folder, as `memmap` would have saved it there.
+
+    Every checksum is verified. A save that `prefix` holds is replaced in one step, other files in it stay.
+
+    Args:
+        archive_path: the archive.
+        prefix: the folder, created when needed.
+        num_threads: the number of threads that unpack.
+        durable: return only when the files have reached the disk.
+        progress: show a bar (needs tqdm).
+
+    Returns:
+        `prefix`.
+
+    Raises:
+        SaveError: the archive is broken, or (after writing with `mode="r+"`) its checksums are old; see
+            :func:`refresh_archive_checksums`.
+        OSError: a file cannot be written, or the disk is too small.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, load_memmap, unpack_memmap
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict(a=torch.ones(2)).memmap(folder + "/x.tdz")
+        ...     td = load_memmap(unpack_memmap(folder + "/x.tdz", folder + "/x"))
+        >>> td["a"]
+        MemoryMappedTensor([1., 1.])
+    """
+    archive = Archive(os.path.abspath(os.fspath(archive_path)))
+    if META not in archive.entries:
+        raise SaveError(f"{archive.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
+    root = os.path.abspath(os.fspath(prefix))
+    _check_space(archive, root)
+    names = frozenset(name.partition("/")[0] for name in archive.entries)
+    with ExitStack() as stack:
+        site = stack.enter_context(Site(root, names, durable))
+        total = sum(entry.size for entry in archive.entries.values())
+        shown = stack.enter_context(Progress("unpacking", total)) if progress else None
+        for folder in sorted(archive.folders()):
+            site.created.folder(site.at(f"{root}/{folder}"))
+        content = [entry for entry in archive.entries.values() if entry.name != META and not entry.name.endswith("/")]
+        jobs = [
+            partial(_unpack_entry, archive, entry, site.at(f"{root}/{entry.name}"), site, shown) for entry in content
+        ]
+        files.run_all(jobs, num_threads)
+        site.commit(archive.read(f"{archive.path}/{META}"))
+    return pathlib.Path(prefix)
+
+
+def _unpack_entry(archive: Archive, entry: Entry, target: str, site: Site, shown: Progress | None) -> None:
+    try:
+        fd = files.create(target)
+        site.created.files.append(target)
+        try:
+            done = 0
+            for piece in archive.pieces(entry):
+                files.write_bytes(fd, piece, done)
+                done += len(piece)
+                if shown is not None:
+                    shown.add(len(piece))
+            if site.durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise files.named_os_error(error, "write the file", target) from error
+
+
+def _check_space(archive: Archive, root: str) -> None:
+    """Refuse to unpack what the disk has no room for."""
+    folder = root
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    disk = os.statvfs(folder)
+    free, total = disk.f_bavail * disk.f_frsize, sum(entry.size for entry in archive.entries.values())
+    if total > free:
+        raise OSError(errno.ENOSPC, f"{archive.path!r} unpacks to {total} bytes, and the disk has {free} left", root)
+
+
+def refresh_archive_checksums(archive_path: PathLike, *, num_threads: int = 0) -> pathlib.Path:
+    """Give an archive the checksums of its present content.
+
+    To be called after writing to tensors loaded with `mode="r+"`, which leaves the old checksums: loading does not ask
+    for those of tensors, but zip tools and :func:`unpack_memmap` do.
+
+    Args:
+        archive_path: the archive.
+        num_threads: the number of threads that read.
+
+    Returns:
+        `archive_path`.
+
+    Raises:
+        SaveError: the archive is broken in another way.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, load_memmap, refresh_archive_checksums
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = TensorDict(a=torch.zeros(2)).memmap_like(folder + "/x.tdz")
+        ...     _ = data["a"].fill_(7)
+        ...     _ = refresh_archive_checksums(folder + "/x.tdz")
+        ...     td = load_memmap(folder + "/x.tdz")
+        >>> td["a"]
+        tensor([7., 7.])
+    """
+    archive = Archive(os.path.abspath(os.fspath(archive_path)), "r+")
+    stored = [entry for entry in archive.entries.values() if entry.method == STORED]
+    files.run_all([partial(_refresh, archive, entry) for entry in stored], num_threads)
+    return pathlib.Path(archive_path)
+
+
+def _refresh(archive: Archive, entry: Entry) -> None:
+    crc = 0
+    for piece in archive.stored_pieces(entry):
+        crc = zlib.crc32(piece, crc)
+    if crc != entry.crc:
+        zipping.set_crc(archive.data, entry, crc)
+
+
+# --- verifying --------------------------------------------------------------------------------------------------------
+
+
+def archive_problems(path: PathLike, build: Any, progress: Progress | None = None) -> Iterable[tuple[str, str]]:
+    """Check an archive without loading it: what is wrong, each with the name of the entry ("" for the archive itself).
+
+    Its structure, the checksums of all entries, and what every `meta.json` says against the entries are checked.
+
+    Args:
+        path: the archive.
+        build: makes the containers, as in `LoadOptions`: an outline is enough.
+        progress: is told of every byte.
+
+    Raises:
+        FileNotFoundError: there is no file.
+    """
+    absolute = os.path.abspath(os.fspath(path))
+    try:
+        archive = Archive(absolute, unread=True)
+    except SaveError as error:
+        yield "", str(error)
+        return
+    for entry in archive.entries.values():
+        try:
+            for piece in archive.pieces(entry):
+                if progress is not None:
+                    progress.add(len(piece))
+        except SaveError as error:
+            yield entry.name, str(error)
+    try:
+        load_directory(path, LoadOptions(source=archive, build=build, unpickle=_not_unpickled))
+    except OSError as error:
+        yield "", str(error)
+
+
+def _not_unpickled(source: Any, path: str, key: Any, stack: bool) -> None:
+    return None

@@ -1,0 +1,312 @@
+"""Reading an archive: one map of the file, over which the tensors lie; what is compressed is read into memory."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import lzma
+import math
+import mmap
+import os
+import stat
+import threading
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import rows
+from tensordict.errors import SaveError
+from tensordict.io import zipping
+from tensordict.io.names import TABLE_SUFFIX
+from tensordict.io.zipping import BZIP2, DEFLATE, LZMA, METHODS, STORED, Entry
+from tensordict.keys import Path, joined
+
+# What is inflated at once.
+_STEP = 1 << 20
+# Deflate makes nothing smaller than by this factor (and zip tools need no bound for the others: see `_allot`).
+_DEFLATE_RATIO = 1032
+# The most memory that unpacking LZMA may take for itself; its strongest preset needs 65 MiB.
+_LZMA_MEMORY = 256 << 20
+# Reserves no memory for a private map: only what is written to takes any.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+class Archive:
+    """An archive that is open: a `Source` of loaders, under the absolute path of the archive.
+
+    The map lives as long as a tensor over it.
+
+    Args:
+        path: the absolute path.
+        mode: "r" maps it so that what is written to the tensors stays in memory, "r+" so that it goes to the file.
+        num_threads: so many threads inflate ahead when it is more than one.
+        fd: a descriptor to read it from, which stays open.
+        entries: what the file has in it, when that is known already.
+        unread: give tensors without content in the place of compressed ones.
+
+    Raises:
+        FileNotFoundError: there is none.
+        SaveError: it is no archive, or one that does not add up.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        mode: str = "r",
+        num_threads: int = 0,
+        fd: int | None = None,
+        entries: dict[str, Entry] | None = None,
+        unread: bool = False,
+    ) -> None:
+        self.path = path
+        self.writable = mode == "r+"
+        self.data = _mapped(path, self.writable, fd)
+        self.entries = zipping.read_index(self.data, path) if entries is None else entries
+        self._lock = threading.Lock()
+        # What has been read into memory, against which a file that unpacks to more than fits is refused.
+        self._allotted = 0
+        self._folders: set[str] | None = None
+        self._ahead: dict[str, Future[bytearray]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._num_threads = num_threads
+        self._unread = unread
+
+    # --- as a source ----------------------------------------------------------------------------------------------
+
+    def read(self, path: str) -> bytes:
+        """The content of a file; its checksum must be right."""
+        entry = self._find(path)
+        if entry.method != STORED:
+            return bytes(self.inflated(entry))
+        content = self.data[entry.start : entry.start + entry.size]
+        if zlib.crc32(content) != entry.crc:
+            raise self._bad("its checksum is not that of its content", entry)
+        return content
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """The tensor over a file: a view of the map where it is stored and aligned."""
+        numel = math.prod(shape)
+        nbytes = numel * dtype.itemsize
+        if not nbytes and path[len(self.path) + 1 :] not in self.entries:
+            # The reference writes no file for a tensor without elements.
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        entry = self._find(path)
+        if entry.size < nbytes:
+            raise SaveError(
+                f"entry {joined(key)!r}: {path!r} has {entry.size} bytes, but shape {list(shape)} of {dtype} needs "
+                f"{nbytes}; it was cut off or belongs to another save"
+            )
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        if entry.method == STORED and entry.start % dtype.itemsize == 0:
+            flat = torch.frombuffer(self.data, dtype=dtype, count=numel, offset=entry.start)
+        elif self.writable:
+            how = METHODS.get(entry.method, "unknown") if entry.method != STORED else "not aligned"
+            raise SaveError(
+                f"entry {joined(key)!r}: {path!r} is {how}, so that what is written to it could not reach the file: "
+                "load it with mode='r', or save it again without compression"
+            )
+        elif entry.method == STORED:
+            # Copied, because other tools do not align.
+            flat = torch.frombuffer(bytearray(self.data[entry.start : entry.start + nbytes]), dtype=dtype)
+        elif self._unread and not path.endswith(TABLE_SUFFIX):
+            self._check_ratio(entry)
+            flat = torch.empty(numel, dtype=dtype, device="cpu")
+        else:
+            flat = torch.frombuffer(self.inflated(entry), dtype=dtype, count=numel)
+        return flat if len(shape) == 1 else flat.view(shape)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a folder."""
+        return path[len(self.path) + 1 :] in self.entries or self.is_folder(path)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder."""
+        return path[len(self.path) + 1 :] in self.folders()
+
+    def folders(self) -> set[str]:
+        """The names of all folders, those within folders too."""
+        if self._folders is None:
+            self._folders = _folders_of(self.entries)
+        return self._folders
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Archive:
+        names = [entry for entry in self.entries.values() if entry.method != STORED]
+        if self._num_threads > 1 and names:
+            # Started in the order of the file, which is that of loading.
+            pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="tensordict-inflate")
+            self._pool = pool
+            self._ahead = {entry.name: pool.submit(self._inflate, entry) for entry in names}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ahead = {}
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def inflated(self, entry: Entry) -> bytearray:
+        """The content of a compressed entry, in memory of its own."""
+        ahead = self._ahead.pop(entry.name, None)
+        return ahead.result() if ahead is not None else self._inflate(entry)
+
+    def _inflate(self, entry: Entry) -> bytearray:
+        self._allot(entry)
+        content = bytearray(entry.size)
+        done = 0
+        for piece in self.pieces(entry):
+            content[done : done + len(piece)] = piece
+            done += len(piece)
+        return content
+
+    def pieces(self, entry: Entry) -> Iterable[Any]:
+        """The content in pieces; after the last one, the length and the checksum are known to be right.
+
+        Raises:
+            SaveError: they are not.
+        """
+        crc, done = 0, 0
+        if entry.method != STORED:
+            self._check_ratio(entry)
+        for piece in self.stored_pieces(entry) if entry.method == STORED else self._unpacked(entry):
+            done += len(piece)
+            if done > entry.size:
+                break
+            crc = zlib.crc32(piece, crc)
+            yield piece
+        if done != entry.size:
+            raise self._bad(
+                f"it should unpack to {entry.size} bytes, and {'more' if done > entry.size else done} come", entry
+            )
+        if crc != entry.crc:
+            raise self._bad("its checksum is not that of its content", entry)
+
+    def stored_pieces(self, entry: Entry) -> Iterable[memoryview]:
+        """What stands in the file, in pieces; nothing is checked."""
+        end = entry.start + entry.stored
+        view = memoryview(self.data)
+        for start in range(entry.start, end, _STEP):
+            yield view[start : min(start + _STEP, end)]
+
+    def _unpacked(self, entry: Entry) -> Iterable[bytes]:
+        packed = memoryview(self.data)[entry.start : entry.start + entry.stored]
+        start = 0
+        content: Any = b""
+        try:
+            unpacker = self._unpacker(entry, packed)
+            while not unpacker.eof:
+                if not content and getattr(unpacker, "needs_input", True):
+                    content = packed[start : start + _STEP]
+                    start += len(content)
+                    if not content:
+                        raise self._bad("its compressed content is cut off", entry)
+                piece = unpacker.decompress(content, _STEP)
+                # zlib hands back what it has not looked at; the others keep it.
+                content = getattr(unpacker, "unconsumed_tail", b"")
+                if piece:
+                    yield piece
+        except (zlib.error, OSError, EOFError, lzma.LZMAError, ValueError) as error:
+            if isinstance(error, SaveError):
+                raise
+            raise self._bad(f"its compressed content is broken ({error})", entry) from error
+        if unpacker.unused_data or start < len(packed) or content:
+            raise self._bad("there is more behind its compressed content", entry)
+
+    def _unpacker(self, entry: Entry, packed: memoryview) -> Any:
+        if entry.method == DEFLATE:
+            return zlib.decompressobj(-zlib.MAX_WBITS)
+        if entry.method == BZIP2:
+            return bz2.BZ2Decompressor()
+        if entry.method == LZMA:
+            # As an .lzma file, whose memory can be limited: its head has the properties and an unknown length.
+            if len(packed) < 9 or bytes(packed[2:4]) != b"\x05\x00":
+                raise self._bad("its LZMA properties are broken", entry)
+            return _Lzma(packed)
+        raise self._bad(f"it is compressed by the unknown method {entry.method}", entry)
+
+    def _check_ratio(self, entry: Entry) -> None:
+        if entry.method == DEFLATE and entry.size > entry.stored * _DEFLATE_RATIO + 1024:
+            raise self._bad(f"{entry.stored} bytes do not unpack to {entry.size}, as it says", entry)
+
+    def _allot(self, entry: Entry) -> None:
+        self._check_ratio(entry)
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        with self._lock:
+            self._allotted += entry.size
+            if self._allotted > total:
+                raise self._bad(
+                    f"it and those before unpack to {self._allotted} bytes, and the machine has {total}; "
+                    "unpack_memmap() unpacks to disk",
+                    entry,
+                )
+
+    def _find(self, path: str) -> Entry:
+        entry = self.entries.get(path[len(self.path) + 1 :])
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return entry
+
+    def _bad(self, what: str, entry: Entry) -> SaveError:
+        return SaveError(f"entry {entry.name!r}: the archive {self.path!r} is broken: {what}")
+
+
+class _Lzma:
+    """The decompressor of one LZMA entry."""
+
+    def __init__(self, packed: memoryview) -> None:
+        self._inner = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY)
+        self._skip = 4 + 5
+        self._inner.decompress(bytes(packed[4:9]) + b"\xff" * 8)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return self._inner.needs_input
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, content: Any, max_length: int) -> bytes:
+        skip = min(self._skip, len(content))
+        self._skip -= skip
+        return self._inner.decompress(content[skip:], max_length)
+
+
+def _folders_of(names: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for name in names:
+        folder = name.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
+
+
+def _mapped(path: str, writable: bool, fd: int | None) -> mmap.mmap:
+    """All of the file, mapped."""
+    opened = fd
+    if opened is None:
+        # Not blocking, so that a pipe cannot hang the loader.
+        opened = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise SaveError(f"{path!r} is not a regular file")
+        if not status.st_size:
+            raise SaveError(f"{path!r} is a file but no archive: it is empty")
+        flags = mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE | _NO_RESERVE
+        content = mmap.mmap(opened, status.st_size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        rows.remember(content)
+        return content
+    finally:
+        if fd is None:
+            os.close(opened)

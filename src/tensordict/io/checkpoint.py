@@ -1,0 +1,392 @@
+"""Loading state dicts: everything is checked before anything is written, and an error lists all that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import foreach, ragged, registry
+from tensordict.contract import Contract
+from tensordict.errors import LockedError, StateError
+from tensordict.holders import same_value
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, Form, put_together
+from tensordict.io.states import (
+    CLASS,
+    LISTS,
+    NAMES,
+    SIZE,
+    STACK_DIM,
+    UNBATCHED_NAMES,
+    UNFIT,
+    VALUES,
+    Level,
+    levels_of,
+    member_levels,
+)
+from tensordict.keys import Path, joined
+from tensordict.memmap import MemoryMappedTensor
+
+# The tensors that one call on lists may copy.
+_PLAIN = (Tensor, torch.nn.Parameter, MemoryMappedTensor)
+
+
+def load_state(container: Any, state: Mapping[str, Any], strict: bool, assign: bool, from_flatten: bool | None) -> None:
+    """Load a state dict into a container; see `TensorDict.load_state_dict`."""
+    plan = _Plan(strict, assign)
+    plan.match(container, levels_of(state, container, from_flatten), ())
+    plan.check(type(container).__name__)
+    plan.run()
+
+
+class _Plan:
+    """What is to be written, and what stands in the way."""
+
+    def __init__(self, strict: bool, assign: bool) -> None:
+        self.strict = strict
+        self.assign = assign
+        self.missing: dict[Path, None] = {}
+        self.unexpected: dict[Path, None] = {}
+        self.misfits: list[str] = []
+        self.locked: Path | None = None
+        self.targets: list[Tensor] = []
+        self.sources: list[Tensor] = []
+        self.actions: list[Callable[[], object]] = []
+
+    # --- matching ---------------------------------------------------------------------------------------------------
+
+    def match(self, container: Any, level: Level, key: Path) -> torch.Size:
+        """Plan what a level says about a container.
+
+        Returns:
+            the batch size that the container will have.
+        """
+        node = container._bare()
+        if node._is_non_tensor:
+            self._match_value(node, level, key)
+            return node._batch_size  # type: ignore[no-any-return]
+        if level.is_value:
+            self._misfit(key, "it is a container, and a value that is no tensor in the state dict")
+            return node._batch_size  # type: ignore[no-any-return]
+        if hasattr(node, "stack_dim"):
+            self._match_stack(node, level, key)
+            return node._batch_size  # type: ignore[no-any-return]
+        size = torch.Size(level.meta[SIZE]) if level.meta.get(SIZE) is not None else node._batch_size
+        fresh = not key and not node._entries
+        if fresh and level.kind == LAZY and level.entries:
+            self._misfit(
+                key,
+                "it is a lazy stack of unequal members, which an empty container cannot become: load it "
+                "into a lazy stack",
+            )
+            return size
+        self._match_values(container, level, key, fresh)
+        for name, item in level.entries.items():
+            path = (*key, name)
+            current = node._targets().get(name)
+            if item is UNFIT:
+                continue
+            if current is None:
+                self._add(container, level, name, item, size, path, fresh)
+            elif isinstance(current, Contract) and not isinstance(current, Tensor):
+                self._match_node(node, name, current, item, size, path)
+            else:
+                self._match_leaf(container, name, current, item, size, path)
+        for name, current in node._entries.items():
+            if name not in level.entries:
+                self._absent(level, current, size, (*key, name))
+        self._resize(node, level, size, fresh)
+        return size
+
+    def _match_node(self, parent: Any, name: str, current: Any, item: Any, size: torch.Size, key: Path) -> None:
+        if isinstance(item, Level):
+            inner = self.match(current, item, key) if not current._is_non_tensor else current._batch_size
+            if not current._is_non_tensor:
+                self._check_shape(inner, size, key)
+                return
+            if not item.is_value:
+                self._misfit(key, "it is a value that is no tensor, and a container in the state dict")
+                return
+        elif not current._is_non_tensor:
+            self._misfit(key, f"it is a container, and a {type(item).__name__} in the state dict")
+            return
+        self._replace(parent, name, current, item, key)
+
+    def _replace(self, parent: Any, name: str, current: Any, item: Any, key: Path) -> None:
+        """Plan the new value of a holder."""
+        holder = self._holder(item, current._batch_size, current._device, key)
+        if holder is None or (holder._batch_size == current._batch_size and _same(holder, current)):
+            return
+        try:
+            self.actions.append(current._replacing(parent, name, holder, (), current._batch_size, key))
+        except (RuntimeError, TypeError) as error:
+            self.misfits.append(str(error))
+
+    def _holder(self, item: Any, size: torch.Size, device: torch.device | None, key: Path) -> Any:
+        """A holder of this batch size for a value of a state dict."""
+        if isinstance(item, Level) and LISTS in item.meta:
+            return self._built(item, size, device, key)
+        if isinstance(item, Contract):
+            return item
+        value = item.value if isinstance(item, Level) else item
+        return registry.lookup("NonTensorData")._of(value, size, device)
+
+    def _match_value(self, node: Any, level: Level, key: Path) -> None:
+        """The state of a holder that is loaded by itself."""
+        if not level.is_value:
+            self._misfit(key, "it is a value that is no tensor, and a container in the state dict")
+            return
+        holder = self._holder(level, node._batch_size, node._device, key)
+        if holder is not None:
+            self.actions.append(lambda: node.update_(holder))
+
+    def _match_values(self, container: Any, level: Level, key: Path, fresh: bool) -> None:
+        """The values of a tensorclass, which the metadata of the tensorclass itself has."""
+        fields = level.meta.get(VALUES)
+        if not isinstance(fields, Mapping):
+            return
+        node = container._bare()
+        for name, value in fields.items():
+            path = (*key, name)
+            current = node._targets().get(name)
+            if value is None or name in level.entries:
+                continue
+            if isinstance(current, Contract) and current._is_non_tensor:
+                self._replace(node, name, current, value, path)
+            elif current is None and (fresh or not self.strict):
+                self._put(container, name, value, path)
+            else:
+                self.unexpected[path] = None
+
+    def _match_leaf(self, container: Any, name: str, current: Tensor, item: Any, size: torch.Size, key: Path) -> None:
+        if isinstance(item, (bool, int, float, complex)) or hasattr(item, "__array__"):
+            item = torch.as_tensor(item)
+        if not isinstance(item, Tensor):
+            kind = "container" if isinstance(item, Level) else type(item).__name__
+            self._misfit(key, f"it is a tensor, and a {kind} in the state dict")
+            return
+        bound = torch.Size(()) if isinstance(current, Contract) else size
+        if self.assign:
+            self._check_shape(ragged.shape_of(item), bound, key)
+            value = type(current)(item, current._batch_size) if isinstance(current, Contract) else item
+            self._put(container, name, value, key)
+            return
+        if self._fits(current, item, key):
+            self._check_shape(ragged.shape_of(current), bound, key)
+
+    def _fits(self, current: Any, item: Any, key: Path) -> bool:
+        """Plan the copy of a tensor into a leaf, when it can be done."""
+        if current.is_nested or item.is_nested:
+            return self._fits_rows(current, item, key)
+        if current.shape != item.shape:
+            self._misfit(key, f"its shape is {list(current.shape)}, and {list(item.shape)} in the state dict")
+        elif item.is_meta and not current.is_meta:
+            self._misfit(key, "it has no content in the state dict, where it is on the meta device")
+        elif item.is_complex() and not current.is_complex():
+            self._misfit(key, f"it is of {current.dtype}, which cannot hold {item.dtype}")
+        elif current.layout is torch.strided and any(
+            step == 0 and count > 1 for step, count in zip(current.stride(), current.shape, strict=True)
+        ):
+            self._misfit(key, "it is expanded and cannot be written in place: pass assign=True")
+        else:
+            self._copy(current, item)
+            return True
+        return False
+
+    def _fits_rows(self, current: Any, item: Any, key: Path) -> bool:
+        try:
+            if not current.is_nested:
+                raise ValueError("it is a dense tensor, and a ragged one in the state dict")
+            targets, sources = ragged.copies(current, item)
+        except (RuntimeError, ValueError) as error:
+            self._misfit(key, str(error))
+            return False
+        for target, source in zip(targets, sources, strict=True):
+            self._copy(target, source)
+        return True
+
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        """Plan a copy; what has been loaded in place already, as checkpoints are, has nothing to be copied."""
+        if type(target) in _PLAIN and type(source) in _PLAIN and target.layout is source.layout is torch.strided:
+            same = target.dtype is source.dtype and target.stride() == source.stride()
+            if not (same and target.data_ptr() == source.data_ptr() and target.device == source.device):
+                self.targets.append(target)
+                self.sources.append(source)
+        else:
+            self.actions.append(lambda: target.copy_(source))
+
+    def _match_stack(self, stack: Any, level: Level, key: Path) -> None:
+        """Write into the members, each its own part."""
+        members = stack._entries.containers
+        if not members:
+            return
+        levels = member_levels(level, len(members), stack.stack_dim, key, self.misfits)
+        for member, part in zip(members, levels, strict=False):
+            size = self.match(member, part, key)
+            if size != member._batch_size:
+                self._misfit(
+                    key,
+                    f"a member of a lazy stack has batch size {list(member._batch_size)}, and {list(size)} "
+                    "in the state dict",
+                )
+
+    # --- what is not on both sides ----------------------------------------------------------------------------------
+
+    def _add(
+        self, container: Any, level: Level, name: str, item: Any, size: torch.Size, key: Path, fresh: bool
+    ) -> None:
+        if (self.strict and not fresh) or not self._takes(container, name):
+            self.unexpected[key] = None
+            return
+        if isinstance(item, Level):
+            made = self._built(item, size, container._device, key)
+            if made is None:
+                return
+            self._check_shape(made._batch_size, size, key)
+        elif name in level.meta.get(UNBATCHED_NAMES, ()) and isinstance(item, Tensor):
+            made = registry.lookup("UnbatchedTensor")(item, size)
+        else:
+            made = item
+            if isinstance(item, Tensor):
+                self._check_shape(ragged.shape_of(item), size, key)
+        self._put(container, name, made, key)
+
+    def _takes(self, container: Any, name: str) -> bool:
+        known = getattr(type(container), "__expected_keys__", None)
+        return not known or name in known
+
+    def _absent(self, level: Level, current: Any, size: torch.Size, key: Path) -> None:
+        """An entry of the container that the state dict does not have."""
+        shape = current._batch_size if isinstance(current, Contract) else ragged.shape_of(current)
+        self._check_shape(
+            shape, torch.Size(()) if isinstance(current, Tensor) and isinstance(current, Contract) else size, key
+        )
+        if not self.strict:
+            return
+        if isinstance(current, Contract) and not isinstance(current, Tensor):
+            in_fields = key[-1] in (level.meta.get(VALUES) or ())
+            # Values and empty containers are in the metadata only, which some ways of saving do not keep.
+            if in_fields or (SIZE not in level.meta and not current._leaves()):  # type: ignore[attr-defined]
+                return
+        self.missing[key] = None
+
+    def _put(self, container: Any, name: str, value: Any, key: Path) -> None:
+        """Plan a new entry, or a new tensor for one."""
+        if container._locked and self.locked is None:
+            self.locked = key
+        self.actions.append(lambda: container._write_name(name, value))
+
+    def _resize(self, node: Any, level: Level, size: torch.Size, fresh: bool) -> None:
+        names = level.meta.get(NAMES)
+        keeps = node._names is not None and len(node._names) == len(size) and not fresh
+        if not keeps and not (isinstance(names, list) and len(names) == len(size)):
+            names = None
+        if size != node._batch_size or fresh:
+            self.actions.insert(0, lambda: _resized(node, size, node._names if keeps else names))
+
+    # --- new containers ---------------------------------------------------------------------------------------------
+
+    def _built(self, level: Level, size: torch.Size, device: torch.device | None, key: Path) -> Any:
+        """The container that a level describes; `None` after a misfit."""
+        meta = level.meta
+        own = torch.Size(meta[SIZE]) if meta.get(SIZE) is not None else size
+        names = meta.get(NAMES) if isinstance(meta.get(NAMES), list) else None
+        try:
+            made = self._built_bare(level, own, device, names, key)
+            if made is None or CLASS not in meta:
+                return made
+            return put_together(Form(str(meta[CLASS]), own, device, names), {BEHIND_FACE: made}, key)
+        except (RuntimeError, ValueError) as error:
+            self.misfits.append(str(error))
+            return None
+
+    def _built_bare(
+        self, level: Level, size: torch.Size, device: torch.device | None, names: list[str | None] | None, key: Path
+    ) -> Any:
+        meta = level.meta
+        dim = meta.get(STACK_DIM)
+        if LISTS in meta:
+            return put_together(Form(VALUE_STACK, size, device, names, stack_dim=dim, value=level.value), {}, key)
+        if level.is_value:
+            return put_together(Form(str(level.kind), size, device, names, value=level.value), {}, key)
+        if type(dim) is int and 0 <= dim < len(size) and size[dim]:
+            before = len(self.misfits)
+            levels = member_levels(level, size[dim], dim, key, self.misfits)
+            rest = size[:dim] + size[dim + 1 :]
+            members = {str(i): self._built(_without_class(part), rest, device, key) for i, part in enumerate(levels)}
+            if len(self.misfits) > before:
+                return None
+            return put_together(Form(LAZY, size, device, names, stack_dim=dim), members, key)
+        entries: dict[str, Any] = {}
+        for name, item in level.entries.items():
+            path = (*key, name)
+            if isinstance(item, Level):
+                item = self._built(item, size, device, path)
+            elif not isinstance(item, Tensor):
+                item = registry.lookup("NonTensorData")._of(item, size, device)
+            elif name in meta.get(UNBATCHED_NAMES, ()):
+                item = registry.lookup("UnbatchedTensor")(item, size)
+            if item is not None:
+                entries[name] = item
+        if CLASS in meta:
+            for name, value in dict(meta.get(VALUES) or {}).items():
+                if value is not None and name not in entries:
+                    entries[name] = registry.lookup("NonTensorData")._of(value, size, device)
+        return put_together(Form(DICT, size, device, names), entries, key)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _misfit(self, key: Path, what: str) -> None:
+        self.misfits.append(f"entry {joined(key)!r}: {what}" if key else what)
+
+    def _check_shape(self, shape: torch.Size, size: torch.Size, key: Path) -> None:
+        if shape[: len(size)] != size:
+            self._misfit(key, f"its shape {list(shape)} does not begin with the batch size {list(size)}")
+
+    def check(self, name: str) -> None:
+        """Raise an error that lists all that stands in the way, if anything does."""
+        problems = []
+        if self.missing:
+            problems.append(f"missing in the state dict: {_listed(self.missing)}")
+        if self.unexpected:
+            problems.append(f"not in the container: {_listed(self.unexpected)}")
+        problems += dict.fromkeys(self.misfits)
+        if problems:
+            hint = "; strict=False loads what both have" if self.missing or self.unexpected else ""
+            raise StateError(f"cannot load the state dict into the {name}: " + "; ".join(problems) + hint)
+        if self.locked is not None:
+            raise LockedError(
+                f"cannot set the entry {joined(self.locked)!r} of a locked container: unlock_() it first, or load in "
+                "place (assign=False) what it has"
+            )
+
+    def run(self) -> None:
+        """Write."""
+        with torch.no_grad():
+            foreach.copy_(self.targets, self.sources)
+            for action in self.actions:
+                action()
+
+
+def _resized(node: Any, size: torch.Size, names: list[str | None] | None) -> None:
+    node._batch_size = size
+    node._names = names
+
+
+def _same(holder: Any, current: Any) -> bool:
+    mine, theirs = holder._flat_values(), current._flat_values()
+    return len(mine) == len(theirs) and all(map(same_value, mine, theirs))
+
+
+def _without_class(level: Level) -> Level:
+    """The level of a member of a stack whose face is over the stack."""
+    bare = Level({name: value for name, value in level.meta.items() if name != CLASS})
+    bare.entries = level.entries
+    return bare
+
+
+def _listed(keys: Mapping[Path, Any]) -> str:
+    shown = [repr(joined(key)) for key in keys]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

@@ -1,0 +1,584 @@
+"""Where a save is written, and how it takes its place: a process killed at any moment leaves the old save or the new.
+
+Into a folder that holds nothing of the same names, a save is written directly, `meta.json` last, without which there
+is no save. Where something is in the way, the whole of it is built in a folder beside the old one (leaves that stay
+are hard links to their files), and then the two folders change places in one step of the file system. What lies in
+the old folder and belongs to no save of ours is moved over, and the rest is removed: a reader that has mapped it
+keeps it.
+
+Whoever saves holds a lock on the folder. It names what it is about to create in a *journal*, a file in the folder
+that is written to, so that the next save can take away what a killed one has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, TypeVar
+
+from tensordict.errors import SaveError
+from tensordict.io import files
+from tensordict.io.forms import BEHIND_FACE
+from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE
+from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
+from tensordict.io.source import FOLDERS
+
+# No encoded entry name equals these, as `%t` and `%s` are no percent-encodings.
+JOURNAL = "%save"
+_TEMPORARY = re.compile(r"%tmp-[0-9a-f]{16}")
+# What a folder may hold besides the files that its meta.json names.
+_FIXED_FILES = {META, JOURNAL, HOLDER_PICKLE, STACK_PICKLE}
+_FIXED_FOLDERS = {BEHIND_FACE}
+
+_NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_LONGEST_NAME = 200
+# How long a reader waits for a folder that is being replaced, in seconds.
+_PATIENCE = 2.0
+# How often it reads again what has been replaced while it read.
+_TRIES = 20
+
+T = TypeVar("T")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Created:
+    """The files and folders that a save has made, so that a failing one can take them away again."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.folders: list[str] = []
+
+    def folder(self, path: str) -> None:
+        """Make a folder, and those that it lies in, unless it is there."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        if parent != path:
+            self.folder(parent)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise NotADirectoryError(20, "there is a file where the folder should be", path) from None
+        else:
+            self.folders.append(path)
+
+    def remove(self) -> None:
+        """Take away everything, as far as it still can be."""
+        for path in self.files:
+            _unless_it_fails(os.unlink, path)
+        for path in reversed(self.folders):
+            _unless_it_fails(os.rmdir, path)
+
+
+class Site:
+    """The folder that a save to `root` is written to, as a context: what is not committed in it is taken away.
+
+    Args:
+        root: the absolute path of the save.
+        names: the files and folders that the save has at its top.
+        durable: sync everything before the commit, and the commit itself.
+
+    Raises:
+        SaveError: another process or thread is saving there, or the old save cannot be replaced in one step.
+        OSError: a folder cannot be made.
+    """
+
+    def __init__(self, root: str, names: frozenset[str], durable: bool) -> None:
+        self.root = root
+        self.durable = durable
+        # Where to write; `root` itself when nothing is in the way.
+        self.folder = root
+        self.created = Created()
+        self._names = names
+        self._real = os.path.realpath(root)
+        self._locks = contextlib.ExitStack()
+        self._committed = False
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the save is built beside what is to be replaced."""
+        return self.folder != self.root
+
+    def at(self, path: str) -> str:
+        """Where `path`, which lies in the root, is until the commit."""
+        return self.folder + path[len(self.root) :]
+
+    def __enter__(self) -> Site:
+        try:
+            self._open()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._close()
+
+    def _open(self) -> None:
+        _put_back(self._real)
+        self.created.folder(self._real)
+        try:
+            sure = self._locks.enter_context(locked(self._real))
+        except BaseException:
+            # Whoever holds the lock may be about to write into what we have made.
+            self.created.folders.clear()
+            raise
+        _clean(self._real, sure)
+        in_the_way = sorted(self._names & frozenset(os.listdir(self._real)))
+        if in_the_way:
+            self._open_beside(in_the_way[0])
+        content = json.dumps(sorted(self._names)).encode()
+        journal = f"{self.folder}/{JOURNAL}"
+        self.created.files.append(journal)
+        files.write_new(journal, content)
+
+    def _open_beside(self, in_the_way: str) -> None:
+        parent, status = os.path.dirname(self._real), os.stat(self._real)
+        if status.st_dev != os.stat(parent).st_dev or parent == self._real:
+            raise SaveError(
+                f"{self.root!r} holds {in_the_way!r} already and is where a file system is mounted, so that it cannot "
+                "be replaced in one step: save to a folder in it, or remove what it holds before"
+            )
+        if not os.access(self._real, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "the folder holds a save and may not be written to", self.root)
+        beside = path_beside(self._real)
+        try:
+            os.mkdir(beside)
+        except OSError as error:
+            raise files.named_os_error(error, f"build what replaces {self.root!r} beside it, as", beside) from error
+        self.folder = beside
+        self._locks.enter_context(locked(beside))
+        if (new := os.stat(beside)).st_gid != status.st_gid or new.st_uid != status.st_uid:
+            # As with any file that is replaced by a rename: only the superuser can keep a foreign owner.
+            _unless_it_fails(os.chown, beside, status.st_uid, status.st_gid)
+        os.chmod(beside, stat.S_IMODE(status.st_mode))
+
+    def commit(self, meta: bytes) -> None:
+        """Put the save in its place; `meta` is the content of the `meta.json` at its top.
+
+        Raises:
+            SaveError: something that is no part of a save stands where the save has a file or a folder; nothing has
+                changed then.
+            OSError: the file system refuses; likewise.
+        """
+        if self.durable:
+            for folder in reversed(self.created.folders):
+                files.sync_folder(folder)
+            files.sync_folder(self.folder)
+        path = f"{self.folder}/{META}"
+        if self.replaces:
+            files.write_new(path, meta, self.durable)
+            self._exchange()
+        else:
+            files.write_file(path, meta, durable=self.durable)
+            self._committed = True
+            os.unlink(f"{self.folder}/{JOURNAL}")
+        if self.durable:
+            for folder in dict.fromkeys(os.path.dirname(made) for made in (*self.created.folders, self._real)):
+                if os.path.isdir(folder):
+                    files.sync_folder(folder)
+
+    def _exchange(self) -> None:
+        beside, real = self.folder, self._real
+        if self.durable:
+            files.sync_folder(beside)
+        _moves(real, beside)
+        current = _current_folder_in(real, beside)
+        try:
+            _swap(beside, real)
+        except OSError as error:
+            raise files.named_os_error(error, "replace the folder", self.root) from error
+        try:
+            _carry(beside, real)
+        except BaseException:
+            _swap(beside, real)
+            raise
+        self._committed = True
+        os.unlink(f"{real}/{JOURNAL}")
+        if current:
+            os.chdir(current)
+        # What cannot be removed now (a file that a reader has open, on NFS) is left to the next save.
+        _unless_it_fails(_discard, beside)
+
+    def _close(self) -> None:
+        try:
+            if not self._committed:
+                if self.replaces:
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                self.created.remove()
+        finally:
+            self._locks.close()
+
+
+# --- locks ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def locked(path: str, shown: str = "", flags: int = os.O_DIRECTORY, patience: float = 0) -> Iterator[bool]:
+    """Hold the lock on a folder or a file; gives `False` on a file system that has no locks (as some of networks).
+
+    Args:
+        path: what is locked.
+        shown: what errors name; `path` when empty.
+        flags: what else it is opened with.
+        patience: so many seconds to wait for whoever holds it.
+
+    Raises:
+        SaveError: another process or thread holds it.
+        OSError: it cannot be opened.
+    """
+    fd, sure = _acquired(path, shown or path, flags, time.monotonic() + patience)
+    try:
+        yield sure
+    finally:
+        # Explicitly, because a forked child may have the descriptor too.
+        _unless_it_fails(fcntl.flock, fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def _acquired(path: str, shown: str, flags: int, limit: float) -> tuple[int, bool]:
+    """The descriptor of what is locked then, and whether it is; waits until the time `limit`."""
+    while True:
+        fd = _opened(path, shown, flags)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # It may have been replaced since it was opened.
+            if _is_still(path, fd):
+                return fd, True
+        except BlockingIOError:
+            if time.monotonic() >= limit:
+                os.close(fd)
+                raise _busy(shown) from None
+            time.sleep(0.001)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return fd, False
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _opened(path: str, shown: str, flags: int) -> int:
+    try:
+        return os.open(path, os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o666)
+    except FileNotFoundError:
+        if flags & os.O_CREAT:
+            # Its folder is missing.
+            raise
+        raise _busy(shown) from None
+
+
+def _busy(path: str) -> SaveError:
+    return SaveError(f"another process or thread is saving to {path!r}: wait until it is done, or save elsewhere")
+
+
+def _is_still(path: str, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+# --- changing places --------------------------------------------------------------------------------------------------
+
+
+def path_beside(real: str, what: str = "new") -> str:
+    """The path beside a save under which its replacement is built ("new"), it waits itself ("old"), or its lock is."""
+    parent, _, name = real.rpartition("/")
+    if len(name.encode()) > _LONGEST_NAME:
+        name = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
+    return f"{parent}/.{name}.tensordict-{what}"
+
+
+def _swap(first: str, second: str) -> None:
+    """Have two folders change places, in one step where the file system can."""
+    try:
+        _rename_exchange(first, second)
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise
+    else:
+        return
+    # A reader may find nothing at `second` for a moment, and so may everyone when we are killed: see `_await`.
+    aside = path_beside(second, "old")
+    os.rename(second, aside)
+    try:
+        os.rename(first, second)
+    except BaseException:
+        os.rename(aside, second)
+        raise
+    os.rename(aside, first)
+
+
+def _rename_exchange(first: str, second: str) -> None:
+    call = getattr(_libc, "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), second)
+
+
+def _put_back(real: str) -> bool:
+    """Undo a `_swap` in several steps that was cut off; whether there was one.
+
+    Raises:
+        SaveError: it is still going on, or something else stands in the place.
+    """
+    aside = path_beside(real, "old")
+    if not os.path.lexists(aside):
+        return False
+    with locked(aside):
+        try:
+            # A folder that has something in it is not replaced by this.
+            os.rename(aside, path_beside(real) if os.path.lexists(f"{real}/{META}") else real)
+        except OSError as error:
+            raise SaveError(
+                f"a save to {real!r} was cut off, and its old content waits in {aside!r}, which cannot be moved back "
+                f"({error.strerror}): move or remove one of the two"
+            ) from error
+    return True
+
+
+def steadily(root: str, read: Callable[[], T]) -> T:
+    """What `read` gives of a save, all of it from one: where another has taken its place meanwhile, it reads again.
+
+    Raises:
+        SaveError: that happens each time.
+        OSError: as `read`.
+    """
+    for _ in range(_TRIES):
+        before = _state(root)
+        try:
+            result = read()
+        except OSError:
+            if _state(root) == before and (before is not None or not _await(root)):
+                raise
+        else:
+            after = _state(root)
+            if after == before:
+                return result
+    if after is not None and before is not None and after[:2] == before[:2]:
+        # Still the same folder, to which entries are being added.
+        return result
+    raise SaveError(f"{root!r} is replaced faster than it can be read")
+
+
+def _state(root: str) -> tuple[int, int, int] | None:
+    """What changes when another folder is put in the place of this one; `None` when there is none."""
+    try:
+        status = os.stat(root)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _await(root: str) -> bool:
+    """Whether a folder that is missing is there now: it is missing for a moment where folders cannot be exchanged.
+
+    Where the process that was replacing it has been killed, its old content is put back.
+    """
+    real = os.path.realpath(root)
+    limit = time.monotonic() + _PATIENCE
+    while not os.path.isdir(real) and os.path.lexists(path_beside(real, "old")):
+        try:
+            _put_back(real)
+        except SaveError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.001)
+    return os.path.isdir(real)
+
+
+def _current_folder_in(real: str, beside: str) -> str:
+    """The current folder when it lies in what is replaced; `os.chdir` takes us to the folder in its place then."""
+    try:
+        current = os.getcwd()
+    except FileNotFoundError:
+        return ""
+    if current != real and not current.startswith(real + "/"):
+        return ""
+    if not os.path.isdir(beside + current[len(real) :]) and os.path.lexists(f"{current}/{META}"):
+        raise SaveError(f"the current folder, {current!r}, is no part of the new save: os.chdir() to another one first")
+    return current
+
+
+# --- what is the caller's ---------------------------------------------------------------------------------------------
+
+
+def _carry(old: str, new: str) -> None:
+    """Move what belongs to no save of ours from one folder to another, or nothing when that fails."""
+    done: list[str] = []
+    made: list[str] = []
+    folders, moves = _moves(old, new)
+    try:
+        for inner in folders:
+            os.mkdir(new + inner)
+            made.append(inner)
+        for path in moves:
+            os.rename(old + path, new + path)
+            done.append(path)
+    except OSError as error:
+        for path in reversed(done):
+            os.rename(new + path, old + path)
+        for inner in reversed(made):
+            os.rmdir(new + inner)
+        raise files.named_os_error(error, "keep what is no part of the save, and so replace the folder", new) from error
+
+
+def _moves(old: str, new: str, inner: str = "") -> tuple[list[str], list[str]]:
+    """The folders to make in `new`, and what to move there from `old`, each as "/path/within".
+
+    Raises:
+        SaveError: a file stands where the new save has a folder, or the other way round.
+    """
+    folders: list[str] = []
+    moves: list[str] = []
+    own_files, own_folders = _owned(old + inner)
+    with os.scandir(old + inner) as found:
+        entries = list(found)
+    for entry in entries:
+        path = f"{inner}/{entry.name}"
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if not is_folder and (entry.name in own_files or _TEMPORARY.fullmatch(entry.name)):
+            continue
+        if entry.is_symlink() and entry.name in own_folders:
+            # Replaced as any link is: what it leads to stays.
+            continue
+        target = new + path
+        taken = os.path.lexists(target)
+        if taken and os.path.isdir(target) != is_folder:
+            raise SaveError(
+                f"there is a {'folder' if is_folder else 'file'} where the save has a "
+                f"{'file' if is_folder else 'folder'}: {path[1:]!r} in {new!r}"
+            )
+        if not is_folder:
+            if not taken:
+                moves.append(path)
+        elif taken or (entry.name in own_folders and os.path.lexists(f"{old}{path}/{META}")):
+            below, kept = _moves(old, new, path)
+            if kept and not taken:
+                folders.append(path)
+            folders += below
+            moves += kept
+        else:
+            moves.append(path)
+    return folders, moves
+
+
+def _owned(folder: str) -> tuple[Collection[str], Collection[str]]:
+    """The names of the files and of the folders in a folder that belong to the save in it."""
+    try:
+        meta: Any = json.loads(FOLDERS.read(f"{folder}/{META}"))
+    except (OSError, ValueError, RecursionError):
+        meta = None
+    if not isinstance(meta, dict):
+        return (), ()
+    listed = meta.get("_entries")
+    names = {name for name in meta if "/" not in name}
+    encoded = {_encoded(name) for name in meta}
+    for pair in listed if isinstance(listed, list) else ():
+        if isinstance(pair, list) and pair and isinstance(pair[0], str):
+            names.add(pair[0])
+            encoded.add(_encoded(pair[0]))
+    names |= encoded
+    own_folders = names | _FIXED_FOLDERS | {"%2E".join(name.rsplit(".", 1)) for name in names}
+    if "stack_dim" in meta:
+        with os.scandir(folder) as found:
+            own_folders |= {entry.name for entry in found if entry.name.isdecimal()}
+    own_files = {name + suffix for name in names for suffix in (LEAF_SUFFIX, TABLE_SUFFIX)}
+    return own_files | _FIXED_FILES, own_folders
+
+
+def _encoded(name: str) -> str:
+    try:
+        return file_name(name, robust=True)
+    except SaveError:
+        # Has no form as a file name, and so no file.
+        return ""
+
+
+# --- what killed saves leave ------------------------------------------------------------------------------------------
+
+
+def _clean(real: str, sure: bool) -> None:
+    """Take away what saves to this folder that were killed have left in it and beside it; the folder is locked.
+
+    Raises:
+        SaveError: without `sure` locks: it may belong to a save that is going on.
+    """
+    beside = path_beside(real)
+    names = os.listdir(real)
+    if os.path.lexists(beside):
+        _refuse_unless(sure, real, beside)
+        with locked(beside):
+            if not os.path.lexists(f"{beside}/{JOURNAL}"):
+                # The two have changed places already: this is the old one.
+                _carry(beside, real)
+            _discard(beside)
+    if JOURNAL in names:
+        _refuse_unless(sure, real, f"{real}/{JOURNAL}")
+        if META not in names:
+            _remove(f"{real}/{name}" for name in _journal(f"{real}/{JOURNAL}"))
+        os.unlink(f"{real}/{JOURNAL}")
+    for name in names:
+        if _TEMPORARY.fullmatch(name):
+            os.unlink(f"{real}/{name}")
+
+
+def _refuse_unless(sure: bool, real: str, found: str) -> None:
+    if not sure:
+        raise SaveError(
+            f"there is {found!r}: another process is saving to {real!r}, or was killed while it did. The file system "
+            "has no locks, which would tell: remove that file or folder if no save is going on"
+        )
+
+
+def _journal(path: str) -> list[str]:
+    """The names in a journal; none when it was cut off, because nothing else has been written then."""
+    try:
+        names = json.loads(FOLDERS.read(path))
+    except (ValueError, RecursionError):
+        return []
+    plain = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return [name for name in names if name not in ("", ".", "..") and "/" not in name] if plain else []
+
+
+def _discard(folder: str) -> None:
+    """Remove a folder of which nothing is needed, and say so in it first, in case that we are killed meanwhile."""
+    if not os.path.lexists(f"{folder}/{JOURNAL}"):
+        files.write_new(f"{folder}/{JOURNAL}", b"")
+    shutil.rmtree(folder)
+
+
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+
+
+# --- small things -----------------------------------------------------------------------------------------------------
+
+
+def _unless_it_fails(call: Any, *args: Any) -> None:
+    """For tidying up, which must not hide the error that it follows, nor spoil what has succeeded."""
+    try:
+        call(*args)
+    except OSError:
+        return

@@ -1,0 +1,195 @@
+"""Comparing two outlines: where the structure differs, and then the elements, piece by piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict import ragged
+from tensordict.holders import same_value
+from tensordict.io.datasets import in_memory
+from tensordict.io.describe import Compressed, LeafSpec, entries_of
+from tensordict.io.forms import Form
+from tensordict.keys import Path
+
+# The pieces in which elements are read; a comparison takes a few times as much memory.
+_PIECE = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """When two elements are the same: `abs(a - b) <= atol + rtol * abs(b)`."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+    equal_nan: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether only equal elements are the same."""
+        return not (self.rtol or self.atol)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference between two saves.
+
+    what: "missing" (in the second), "additional", "kind", "batch size", "names", "stack dim", "dtype", "shape",
+        "value" or "elements".
+    one, other: what the two have there.
+    differing, count, max_abs: of elements: how many differ, of how many, and by how much at most (`nan` where that is
+        no number).
+    """
+
+    key: Path
+    what: str
+    one: Any = None
+    other: Any = None
+    differing: int = 0
+    count: int = 0
+    max_abs: float = math.nan
+
+
+def differences(
+    one: Form | LeafSpec, other: Form | LeafSpec, tolerance: Tolerance, key: Path = ()
+) -> Iterator[Difference]:
+    """The differences between two outlines, in the order of the first."""
+    if isinstance(one, LeafSpec) and isinstance(other, LeafSpec):
+        yield from _leaf_differences(one, other, tolerance, key)
+    elif isinstance(one, Form) and isinstance(other, Form):
+        yield from _form_differences(one, other, tolerance, key)
+    else:
+        yield Difference(key, "kind", kind_of(one), kind_of(other))
+
+
+def kind_of(node: Form | LeafSpec) -> str:
+    """The class of a node in one word."""
+    return node.kind if isinstance(node, Form) else "Tensor"
+
+
+def _form_differences(one: Form, other: Form, tolerance: Tolerance, key: Path) -> Iterator[Difference]:
+    for what, mine, theirs in (
+        ("kind", one.kind, other.kind),
+        ("batch size", list(one.batch_size), list(other.batch_size)),
+        ("names", one.names and list(one.names), other.names and list(other.names)),
+        ("stack dim", one.stack_dim, other.stack_dim),
+    ):
+        if mine != theirs:
+            yield Difference(key, what, mine, theirs)
+    if one.is_value and other.is_value and not same_value(one.value, other.value):
+        yield Difference(key, "value", one.value, other.value)
+    entries, others = entries_of(one), entries_of(other)
+    for name, entry in entries.items():
+        if name in others:
+            yield from differences(entry, others[name], tolerance, (*key, name))
+        else:
+            yield Difference((*key, name), "missing", kind_of(entry))
+    for name, entry in others.items():
+        if name not in entries:
+            yield Difference((*key, name), "additional", None, kind_of(entry))
+
+
+def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance, key: Path) -> Iterator[Difference]:
+    alike = True
+    for what, mine, theirs in (
+        ("dtype", str(one.dtype), str(other.dtype)),
+        ("shape", list(one.shape), list(other.shape)),
+    ):
+        if mine != theirs:
+            alike = False
+            yield Difference(key, what, mine, theirs)
+    if not alike:
+        return
+    if one.ragged or other.ragged:
+        rows, others = ragged.row_sizes(one.source), ragged.row_sizes(other.source)
+        if not torch.equal(rows, others):
+            yield Difference(key, "shape", rows.tolist(), others.tolist())
+            return
+        a, b = ragged.elements(one.source), ragged.elements(other.source)
+        shape = tuple(a.shape)
+    else:
+        a, b, shape = _unpacked(one.source), _unpacked(other.source), one.shape
+    found = _Elements()
+    for index in pieces(shape, one.dtype.itemsize):
+        found.compare(_read(a, index), _read(b, index), tolerance)
+    if found.differing:
+        yield Difference(key, "elements", None, None, found.differing, math.prod(shape), found.max_abs)
+
+
+def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices that cut a tensor of this shape in pieces of at most 8 MiB (or one element), in order."""
+    if math.prod(shape) * itemsize <= _PIECE:
+        yield ()
+        return
+    row = math.prod(shape[1:]) * itemsize
+    if row > _PIECE:
+        for position in range(shape[0]):
+            for index in pieces(shape[1:], itemsize):
+                yield (position, *index)
+        return
+    step = _PIECE // row
+    for start in range(0, shape[0], step):
+        yield (slice(start, start + step),)
+
+
+def _unpacked(source: Tensor | Compressed) -> Tensor:
+    return source.read() if isinstance(source, Compressed) else source
+
+
+def _read(source: Tensor, index: tuple[int | slice, ...]) -> Tensor:
+    piece: Tensor = in_memory(source[index] if index else source)
+    return piece.detach().as_subclass(Tensor)
+
+
+class _Elements:
+    """What the pieces of a tensor that were compared so far have given."""
+
+    def __init__(self) -> None:
+        self.differing = 0
+        self.max_abs = math.nan
+
+    def compare(self, one: Tensor, other: Tensor, tolerance: Tolerance) -> None:
+        """Compare two pieces of one dtype and one shape."""
+        if one.dtype is torch.complex32:
+            one, other = one.to(torch.complex64), other.to(torch.complex64)
+        elif one.dtype is torch.float4_e2m1fn_x2:
+            # torch has no numbers of this dtype: a pair of them is the same when its byte is.
+            one, other = one.view(torch.uint8), other.view(torch.uint8)
+        if torch.equal(one, other):
+            return
+        differ = ~_same(one, other, tolerance)
+        count = int(differ.sum())
+        if count:
+            self.differing += count
+            gaps = [gap for gap in (self.max_abs, _largest_gap(one[differ], other[differ])) if not math.isnan(gap)]
+            self.max_abs = max(gaps, default=math.nan)
+
+
+def _same(one: Tensor, other: Tensor, tolerance: Tolerance) -> Tensor:
+    equal = one == other
+    has_nan = one.is_floating_point() or one.is_complex()
+    if tolerance.is_exact:
+        return equal | (one.isnan() & other.isnan()) if tolerance.equal_nan and has_nan else equal
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    return equal | torch.isclose(
+        one.to(wide), other.to(wide), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=tolerance.equal_nan
+    )
+
+
+def _largest_gap(one: Tensor, other: Tensor) -> float:
+    """The largest absolute difference between elements; an exact int for ints, and `nan` where there is no number."""
+    if one.is_floating_point() or one.is_complex():
+        wide = torch.complex128 if one.is_complex() else torch.float64
+        gaps = (one.to(wide) - other.to(wide)).abs()
+        numbers = gaps[~gaps.isnan()]
+        return float(numbers.max()) if numbers.numel() else math.nan
+    a, b = one.numpy(), other.numpy()
+    # Modulo 2**64, where the larger minus the smaller is right for signed and unsigned ones.
+    unsigned_a, unsigned_b = a.astype(np.uint64), b.astype(np.uint64)
+    return int(np.where(a > b, unsigned_a - unsigned_b, unsigned_b - unsigned_a).max())

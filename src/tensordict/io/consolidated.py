@@ -1,0 +1,490 @@
+"""The consolidated format: the tensors of a container one behind the other in one file, and their description.
+
+The layout of the file:
+
+- the tensors, each aligned to the size of its elements and to 8 bytes at least;
+- JSON of our own: the structure as `io/structure.py` describes it, and where each tensor is;
+- its length as a little-endian int64, and `MAGIC`;
+- JSON as the reference writes and reads it, which lacks what it has no form for;
+- its length as a little-endian int64.
+
+The reference looks at the end of the file and at the tensors, and so passes over what is between them. A file without
+our part was written by the reference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import ragged, rows
+from tensordict.blocks import ALIGN, Block, Layout, fresh
+from tensordict.contract import Contract
+from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.io import files
+from tensordict.io.checksums import Recorded
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, put_together, taken_apart
+from tensordict.io.meta import DTYPES, leaf_spec
+from tensordict.io.structure import SIZES, Described, restore
+from tensordict.io.target import Target
+from tensordict.io.translated import Jagged, Translation
+from tensordict.io.values import plain
+from tensordict.io.writing import Row
+from tensordict.keys import Path, joined
+from tensordict.memmap import PathLike
+
+MAGIC = b"tensdict"
+_LENGTH = struct.Struct("<q")
+# In our JSON: the checksums of the tensors by name, where they were asked for.
+CHECKSUMS = "checksums"
+# Between the names of a nested key: no name that is typed has it.
+SEPARATOR = "\x1f"
+# More JSON than this is taken for a sign that the length is made up. A million tensors need about 200 MiB.
+_MOST_JSON = 1 << 30
+_MAX_DIMS = 64
+# What the reference is told of a dtype that it does not know.
+_AS_BYTES = "torch.uint8"
+# The names that the description of a node has for itself in the JSON of the reference.
+_RESERVED = {"cls", "non_tensors", "leaves", "cls_metadata"}
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SaveOptions:
+    """How to save; see `TensorDict.consolidate`."""
+
+    num_threads: int = 0
+    durable: bool = False
+    buffer: bool = False
+    checksum: str = ""
+    progress: bool = False
+
+
+class Plan:
+    """What a file will hold.
+
+    Args:
+        container: what is to be saved.
+
+    Raises:
+        SaveError: an entry has no content, or its name is no text.
+        UnsupportedEntryError: an entry cannot be stored.
+    """
+
+    def __init__(self, container: Any) -> None:
+        described = Described(container, SEPARATOR)
+        self.spec, self.tensors = described.spec, described.tensors
+        self.layout = Layout()
+        # The dtypes, and what the reference is told that they are.
+        self.dtypes: dict[torch.dtype, str] = {}
+        for name, tensor in self.tensors.items():
+            if tensor.is_meta:
+                raise SaveError(f"entry {joined(described.keys[name])!r} is on the meta device and has no content")
+            if tensor.dtype not in self.dtypes:
+                try:
+                    self.dtypes[tensor.dtype] = leaf_spec(tensor.dtype, ())["dtype"]
+                except UnsupportedEntryError as error:
+                    raise UnsupportedEntryError(f"entry {joined(described.keys[name])!r}: {error}") from None
+            self.layout.add(tensor)
+        foreign = _Foreign(self)
+        root = foreign.node(container, ())
+        # The offsets of ragged tensors, which only the reference needs, have been added by now.
+        self.payload = _padded(self.layout.nbytes)
+        self._own = {
+            "structure": self.spec,
+            "separator": SEPARATOR,
+            "locked": container._locked,
+            "tensors": {name: self._span(tensor) for name, tensor in self.tensors.items() if name not in foreign.said},
+        }
+        self._foreign = _tail(root)
+
+    def _span(self, tensor: Tensor) -> list[Any]:
+        start = self.layout.add(tensor)
+        return [str(tensor.dtype), list(tensor.shape), start, start + tensor.numel() * tensor.itemsize]
+
+    def write(self, filename: PathLike, options: SaveOptions) -> Tensor:
+        """Write the file in one step: a reader sees the old one or the new one.
+
+        Returns:
+            the storage of the tensors: the file, mapped; with `options.buffer`, memory from which it was written.
+
+        Raises:
+            SaveError: another process or thread is saving there.
+            OSError: the file cannot be written; what was there before stays.
+        """
+        storage = fresh(self.layout.nbytes) if options.buffer else None
+        if storage is not None:
+            self.layout.fill(Block(storage), options.num_threads)
+        tensors, places = self._row(storage)
+        row = Row(tensors, options.checksum)
+        with Target(filename, durable=options.durable) as target:
+            try:
+                row.write(target.fd, 0, options.num_threads, options.progress)
+                checksums = row.checksums()
+                files.write_bytes(target.fd, self._end([checksums[at] for at in places if checksums]), self.payload)
+                found = _mapped(target.fd, self.layout.nbytes, mmap.MAP_SHARED) if storage is None else storage
+            except OSError as error:
+                raise files.named_os_error(error, "write the file", target.path) from error
+            target.commit()
+        return found
+
+    def _end(self, checksums: list[str]) -> bytes:
+        """What follows the tensors, given their checksums, if any were asked for."""
+        own = self._own
+        if checksums:
+            by_tensor = dict(zip(map(id, self.layout.tensors), checksums, strict=True))
+            own = {**own, CHECKSUMS: {name: by_tensor[id(tensor)] for name, tensor in self.tensors.items()}}
+        return _tail(own) + MAGIC + self._foreign
+
+    def _row(self, storage: Tensor | None) -> tuple[list[Tensor], list[int]]:
+        """The tensors (those in `storage`, when they have been collected) with zeros for what is between them; and
+        which of these are the tensors."""
+        zeros = torch.zeros(16, dtype=torch.uint8, device="cpu")
+        gaps = [zeros[:size] for size in range(16)]
+        row: list[Tensor] = []
+        places: list[int] = []
+        end = 0
+        for tensor, start in zip(self.layout.tensors, self.layout.starts, strict=True):
+            if start != end:
+                row.append(gaps[start - end])
+            places.append(len(row))
+            end = start + tensor.numel() * tensor.itemsize
+            row.append(tensor if storage is None else storage[start:end])
+        return row, places
+
+    def leaves(self, storage: Tensor) -> list[Any]:
+        """The leaves over a storage that `write` gave, in the order of those of the container."""
+        block = Block(storage)
+        add = self.layout.add
+        if not any(name.endswith(SIZES) for name in self.tensors):
+            return [block.tensor(tensor.dtype, tensor.shape, add(tensor)) for tensor in self.tensors.values()]
+        spans = {name: self._span(tensor) for name, tensor in self.tensors.items()}
+        found: list[Any] = []
+        restore(self.spec, _Tensors(block, spans), SEPARATOR)._gather(found)
+        return found
+
+
+def _tail(value: Any) -> bytes:
+    content = json.dumps(value, separators=(",", ":")).encode()
+    return content + _LENGTH.pack(len(content))
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+class _Foreign:
+    """The description of a container as the reference reads it, without what it has no form for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.share = ragged.SharedOffsets()
+        # The names of the tensors of which it says all there is to say.
+        self.said: set[str] = set()
+
+    def node(self, container: Any, key: Path) -> dict[str, Any]:
+        form = taken_apart(container, key, unread=True)
+        if form.is_face:
+            return self.node(form.entries[BEHIND_FACE], key)
+        if form.kind == VALUE_STACK:
+            return _stack_of(form.value, len(form.batch_size), container._locked)
+        node: dict[str, Any] = {"cls": LAZY if form.kind == LAZY else DICT, "non_tensors": {}, "leaves": {}}
+        if form.kind == LAZY:
+            node["cls_metadata"] = _stack_metadata(form.stack_dim, container.stack_dim_name, container._locked)
+        else:
+            node["cls_metadata"] = {
+                "device": None if form.device is None else "cpu",
+                "names": form.names or [None] * len(form.batch_size),
+                "batch_size": list(form.batch_size),
+                "is_locked": container._locked,
+            }
+        for name, value in form.entries.items():
+            self.entry(node, name, value, (*key, name))
+        return node
+
+    def entry(self, node: dict[str, Any], name: str, value: Any, key: Path) -> None:
+        if not isinstance(value, Contract):
+            self.leaf(node["leaves"], name, value, key)
+            return
+        form = taken_apart(value, key)
+        if form.kind == UNBATCHED:
+            self.leaf(node["leaves"], name, value, key)
+        elif form.is_value and form.kind != VALUE_STACK:
+            node["non_tensors"][name] = [plain(form.value), list(form.batch_size), None]
+        elif name not in _RESERVED:
+            node[name] = self.node(value, key)
+
+    def leaf(self, leaves: dict[str, Any], name: str, value: Any, key: Path) -> None:
+        full = SEPARATOR.join(key)
+        tensor = self.plan.tensors[full]
+        if name.startswith("<NJT_"):
+            # What it takes for a part of a ragged tensor.
+            return
+        if not value.is_nested:
+            leaves[name] = self.span(tensor, tensor.shape)
+            if self.plan.dtypes[tensor.dtype] != _AS_BYTES or tensor.dtype is torch.uint8:
+                self.said.add(full)
+            return
+        row = ragged.row_form(value)
+        if row is None or row[0] != -1:
+            # It has none for the strided layout, and of other jagged tensors the rows are not in C order.
+            return
+        offsets = self.share(self.plan.tensors[full + SIZES][:, 0].contiguous())
+        leaves[f"<NJT_VALUES>{name}"] = self.span(tensor, (int(offsets[-1]), *row[1:]))
+        leaves[f"<NJT_OFFSETS>{name}"] = [*self.span(offsets, offsets.shape), 1]
+
+    def span(self, tensor: Tensor, shape: Iterable[int]) -> list[Any]:
+        start = self.plan.layout.add(tensor)
+        nbytes = tensor.numel() * tensor.itemsize
+        padded = -(-nbytes // ALIGN) * ALIGN
+        dtype = self.plan.dtypes.get(tensor.dtype) or str(tensor.dtype)
+        return [dtype, list(shape), start, start + padded, padded - nbytes]
+
+
+def _stack_metadata(dim: int | None, name: str | None, locked: bool) -> dict[str, Any]:
+    return {"stack_dim": dim, "stack_dim_name": name, "is_locked": locked}
+
+
+def _stack_of(values: Any, ndim: int, locked: bool) -> dict[str, Any]:
+    """Nested lists of values, `ndim` deep, as stacks along the first dim of each other."""
+    node: dict[str, Any] = {
+        "cls": VALUE_STACK, "non_tensors": {}, "leaves": {}, "cls_metadata": _stack_metadata(0, None, locked)
+    }  # fmt: skip
+    for position, value in enumerate(values):
+        if ndim == 1:
+            node["non_tensors"][str(position)] = [plain(value), [], None]
+        else:
+            node[str(position)] = _stack_of(value, ndim - 1, locked)
+    return node
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load(filename: PathLike, build: Build = put_together) -> Any:
+    """The container in a file, of this package or of the reference.
+
+    Args:
+        filename: the file.
+        build: makes each container of its form and its entries.
+
+    Raises:
+        OSError: the file cannot be read.
+        SaveError: it is of another format, or its content does not add up.
+        UnsupportedEntryError: it is of a class that this program does not know.
+    """
+    target = os.path.abspath(os.fspath(filename))
+    fd = files.open_file(target)
+    try:
+        content = _read(fd)
+        storage = _mapped(fd, content.nbytes, mmap.MAP_PRIVATE)
+        container = restore(
+            content.spec, _Tensors(Block(storage), content.spans, content.jagged), content.separator, build
+        )
+    except RecursionError as error:
+        raise SaveError(f"the container in {target!r} is nested too deeply") from error
+    except SaveError as error:
+        raise type(error)(f"{error} (in {target!r})") from error
+    except OSError as error:
+        raise files.named_os_error(error, "read the file", target) from error
+    finally:
+        os.close(fd)
+    if isinstance(container, Contract):
+        leaves: list[Any] = []
+        container._gather(leaves)
+        container._consolidated = (storage, len(leaves))
+        if content.locked:
+            container.lock_()  # type: ignore[attr-defined]
+    return container
+
+
+def recorded(filename: PathLike) -> list[Recorded]:
+    """The checksums that a file keeps of its tensors; none when none were asked for.
+
+    Raises:
+        OSError: the file cannot be read.
+        SaveError: it is of another format, or its content does not add up.
+    """
+    target = os.path.abspath(os.fspath(filename))
+    fd = files.open_file(target)
+    try:
+        content = _read(fd)
+    finally:
+        os.close(fd)
+    found = {} if content.checksums is None else content.checksums
+    if type(found) is not dict or not found.keys() <= content.spans.keys():
+        raise SaveError(f"{target!r} is broken: its checksums are not those of its tensors")
+    spans = ((name, content.spans[name], checksum) for name, checksum in found.items())
+    return [
+        Recorded(name.replace(content.separator, "."), start, stop - start, checksum)
+        for name, (_, _, start, stop), checksum in spans
+    ]
+
+
+@dataclass(slots=True)
+class _Content:
+    """What the end of a file says: `spec` as in `Described`, and where each of its tensors is."""
+
+    spec: Any
+    spans: dict[str, list[Any]]
+    separator: str = SEPARATOR
+    locked: bool = False
+    jagged: dict[str, Jagged] = field(default_factory=dict)
+    # How much of the file the tensors reach into.
+    nbytes: int = 0
+    checksums: Any = None
+
+
+class _Tensors:
+    """The tensors over a block by name."""
+
+    def __init__(self, block: Block, spans: dict[str, list[Any]], jagged: dict[str, Jagged] | None = None) -> None:
+        self.block = block
+        self.spans = spans
+        self.jagged = jagged or {}
+
+    def take(self, name: str, key: Path) -> Tensor:
+        span = self.spans.get(name)
+        if span is not None:
+            dtype, shape, start, _ = span
+            return self.block.tensor(DTYPES[dtype], shape, start)
+        if name in self.jagged:
+            return ragged.in_row_order(self.ragged(self.jagged[name], key))
+        if name.removesuffix(SIZES) in self.jagged:
+            return ragged.row_sizes(self.ragged(self.jagged[name.removesuffix(SIZES)], key))
+        raise SaveError(f"entry {joined(key)!r}: the file has no tensor for it")
+
+    def ragged(self, parts: Jagged, key: Path) -> Tensor:
+        """A ragged tensor of a file of the reference, which has its parts."""
+        values, offsets = self.take(parts.values, key), self.take(parts.offsets, key)
+        lengths = self.take(parts.lengths, key) if parts.lengths in self.spans else None
+        most = values.shape[parts.dim - 1]
+        fits = offsets.dtype is torch.int64 and offsets.dim() == 1 and len(offsets) > 0 and _is_within(offsets, most)
+        fits = fits and bool((offsets.diff() >= 0).all())
+        if fits and lengths is not None:
+            fits = lengths.dtype is torch.int64 and lengths.shape == (len(offsets) - 1,) and _is_within(lengths, most)
+            fits = fits and _is_within(offsets[:-1] + lengths, most)
+        if not fits:
+            raise SaveError(f"entry {joined(key)!r}: the offsets of its rows do not fit its elements")
+        return ragged.from_jagged(values, offsets, parts.dim, lengths)
+
+
+def _is_within(positions: Tensor, most: int) -> bool:
+    return bool(((positions >= 0) & (positions <= most)).all())
+
+
+def _mapped(fd: int, nbytes: int, flags: int) -> Tensor:
+    """The first bytes of a file, mapped; with `MAP_PRIVATE`, what is written stays in this process."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    content = mmap.mmap(fd, nbytes, flags)
+    rows.remember(content)
+    return torch.frombuffer(content, dtype=torch.uint8)
+
+
+def _read(fd: int) -> _Content:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise SaveError("it is not a regular file")
+    foreign, start = _json_before(fd, status.st_size, "at the end of the file")
+    has_own = start >= len(MAGIC) and os.pread(fd, len(MAGIC), start - len(MAGIC)) == MAGIC
+    own: dict[str, Any] = {}
+    if has_own:
+        own, start = _json_before(fd, start - len(MAGIC), "of the description by tensordict")
+        separator = own.get("separator")
+        if type(separator) is not str or type(own.get("tensors")) is not dict:
+            raise SaveError("it is broken: it says nothing of its tensors")
+        said = Translation(foreign, separator)
+        content = _Content(own.get("structure"), {**said.spans, **own["tensors"]}, separator, own.get("locked") is True)
+        content.checksums = own.get(CHECKSUMS)
+    else:
+        said = Translation(foreign, SEPARATOR)
+        content = _Content(said.spec, said.spans, SEPARATOR, said.locked, said.jagged)
+    for name, span in content.spans.items():
+        content.nbytes = max(content.nbytes, _checked(span, name, content.separator, start))
+    _refuse_overlaps(content)
+    return content
+
+
+def _json_before(fd: int, end: int, what: str) -> tuple[dict[str, Any], int]:
+    """The JSON object whose length ends at byte `end`, and where it begins."""
+    size = _LENGTH.size
+    length = _LENGTH.unpack(os.pread(fd, size, end - size))[0] if end >= size else -1
+    if not 2 <= length <= min(end - size, _MOST_JSON):
+        raise SaveError(
+            f"it is no consolidated container, or was cut off: the length {what} is {length}, where there are "
+            f"{max(end - size, 0)} bytes before it"
+        )
+    start = end - size - length
+    try:
+        found = json.loads(os.pread(fd, length, start).decode(), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise SaveError(f"it is no consolidated container: what is {what} is not JSON ({error})") from error
+    if type(found) is not dict:
+        raise SaveError(f"it is no consolidated container: what is {what} is no object")
+    return found, start
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
+
+
+def _entry(name: str, separator: str) -> str:
+    return f"entry {name.replace(separator, '.')!r}: "
+
+
+def _checked(span: Any, name: str, separator: str, end: int) -> int:
+    """Where a tensor ends in the file, whose description is checked for all that a loader relies on."""
+    if type(span) is not list or len(span) != 4:
+        raise SaveError(f"{_entry(name, separator)}it is described by {span!r:.80}")
+    dtype, shape, start, stop = span
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise SaveError(f"{_entry(name, separator)}its dtype {dtype!r:.80} is unknown")
+    if type(shape) is not list or len(shape) > _MAX_DIMS or not all(type(n) is int and 0 <= n < 2**63 for n in shape):
+        raise SaveError(f"{_entry(name, separator)}its shape is {shape!r:.80} and no list of ints")
+    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= end:
+        raise SaveError(f"{_entry(name, separator)}it is said to be at {start!r:.30} to {stop!r:.30} of {end} bytes")
+    itemsize = DTYPES[dtype].itemsize
+    nbytes = itemsize
+    for size in shape:
+        nbytes *= size
+    if nbytes != stop - start:
+        raise SaveError(
+            f"{_entry(name, separator)}shape {shape!r:.80} of {dtype} needs {nbytes} bytes, not {stop - start}"
+        )
+    if start % itemsize:
+        raise SaveError(f"{_entry(name, separator)}it begins at byte {start}, which is no multiple of {itemsize}")
+    return stop
+
+
+def _refuse_overlaps(content: _Content) -> None:
+    """Refuse tensors that lie in each other; those that are the same may."""
+    end = 0
+    for _, _, start, stop in content.spans.values():
+        if start < end:
+            break
+        end = stop
+    else:
+        return
+    spans = sorted((start, stop, name) for name, (_, _, start, stop) in content.spans.items() if start < stop)
+    for (start, stop, name), (next_start, next_stop, other) in itertools.pairwise(spans):
+        if next_start < stop and (start, stop) != (next_start, next_stop):
+            raise SaveError(
+                f"entries {name.replace(content.separator, '.')!r} and {other.replace(content.separator, '.')!r} lie "
+                "in each other"
+            )

@@ -1,0 +1,203 @@
+"""Outlines: what a save holds, as a tree of forms and of the specs of tensors, without reading a tensor.
+
+A loader that is given `described` in the place of `forms.put_together` makes all of its checks and returns an outline.
+So a save can be looked at by a program that does not know its tensorclasses, and without unpickling anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import ragged
+from tensordict.contract import Contract
+from tensordict.errors import SaveError
+from tensordict.io import hdf5
+from tensordict.io.archive_reader import Archive
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUES, Form, taken_apart
+from tensordict.io.names import LEAF_SUFFIX, TABLE_SUFFIX
+from tensordict.io.source import Source
+from tensordict.io.zipping import STORED
+from tensordict.keys import Path, joined
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """A tensor of a save.
+
+    shape: with -1 for the dims along which the rows of a ragged tensor differ.
+    nbytes: of its elements; what they take in the file may be less (compression).
+    source: a (mapped) tensor, or what reads one.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+    ragged: bool
+    source: Tensor | Compressed
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A tensor that has to be unpacked."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """A value that only unpickling, which runs code, would give."""
+
+    content: bytes
+
+    def __repr__(self) -> str:
+        return f"pickled, {len(self.content)} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What stands in a file of another program in the place of an entry."""
+
+    why: str
+
+    def __repr__(self) -> str:
+        return f"<{self.why}>"
+
+
+def left_pickled(source: Source, path: str, key: Path, stack: bool) -> Pickled:
+    """The content of a pickle file as it is: takes the place of `held.unpickle`."""
+    return Pickled(source.read(path))
+
+
+class Packed:
+    """An archive as a source whose compressed tensors are not unpacked, except the ragged ones."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self.read, self.exists, self.is_folder = archive.read, archive.exists, archive.is_folder
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
+        """The tensor, or what reads it."""
+        entry = self._archive.entries.get(path[len(self._archive.path) + 1 :])
+        is_ragged = path.endswith(TABLE_SUFFIX) or self.exists(path.removesuffix(LEAF_SUFFIX) + TABLE_SUFFIX)
+        if entry is None or entry.method == STORED or entry.size < math.prod(shape) * dtype.itemsize or is_ragged:
+            return self._archive.map(path, dtype, shape, key)
+        return Compressed(dtype, shape, partial(self._archive.map, path, dtype, shape, key))
+
+
+def described(form: Form, entries: Mapping[str, Any], key: Path = ()) -> Form:
+    """The form with its entries, which are outlines already: takes the place of `put_together`.
+
+    Raises:
+        SaveError: entries, batch sizes or names do not fit; the key is named.
+    """
+    outlines = {name: value if isinstance(value, Form) else leaf_spec(value) for name, value in entries.items()}
+    inner = outlines.get(BEHIND_FACE) if form.is_face else None
+    if isinstance(inner, Form):
+        form = replace(form, batch_size=inner.batch_size, device=inner.device, names=inner.names)
+    if problem := _problem(form, outlines):
+        where = f"entry {joined(key)!r}: " if key else ""
+        raise SaveError(f"{where}the {form.kind} that was stored does not add up: {problem}")
+    return replace(form, entries=outlines)
+
+
+def outline(container: Any, key: Path = ()) -> Form:
+    """The outline of a container."""
+    form = taken_apart(container, key, unread=True)
+    entries = {
+        name: outline(value, (*key, name)) if isinstance(value, Contract) else leaf_spec(value)
+        for name, value in form.entries.items()
+    }
+    return replace(form, entries=entries)
+
+
+def outline_of_h5(data: Any) -> Form:
+    """The outline of a `PersistentTensorDict`, whose tensorclasses need not be known."""
+    entries: dict[str, Form | LeafSpec] = {}
+    for name in data._listed():
+        slot = data._slot(name)
+        if slot.kind == hdf5.NODE:
+            entries[name] = outline_of_h5(data._child_of(slot))
+        elif slot.kind == hdf5.LEAF:
+            entries[name] = leaf_spec(slot.stored(None))
+        elif slot.kind == hdf5.VALUE:
+            entries[name] = outline(data._target(name), slot.key)
+        else:
+            entries[name] = Form(VALUES[0], data._batch_size, value=Unreadable(slot.why))
+    form = Form(DICT, data._batch_size, names=data._names, entries=entries)
+    name = hdf5.noted_class(data._group, data._path, data._file)
+    return form if name is None else Form(name, form.batch_size, names=form.names, entries={BEHIND_FACE: form})
+
+
+def leaf_spec(leaf: Tensor | Compressed) -> LeafSpec:
+    """The spec of a tensor."""
+    if isinstance(leaf, Compressed):
+        return LeafSpec(leaf.dtype, leaf.shape, math.prod(leaf.shape) * leaf.dtype.itemsize, False, leaf)
+    if not leaf.is_nested:
+        return LeafSpec(leaf.dtype, tuple(leaf.shape), leaf.numel() * leaf.itemsize, False, leaf)
+    row = ragged.row_form(leaf)
+    shape = tuple(ragged.shape_of(leaf)) if row is None else (leaf.size(0), *row)
+    return LeafSpec(leaf.dtype, shape, ragged.elements(leaf).numel() * leaf.itemsize, True, leaf)
+
+
+def walk(form: Form, key: Path = ()) -> Iterator[tuple[Path, Form | LeafSpec]]:
+    """All nodes and leaves of an outline with their nested keys, a container before what is in it.
+
+    The container behind a tensorclass is not a node of its own.
+    """
+    yield key, form
+    for name, entry in entries_of(form).items():
+        if isinstance(entry, Form):
+            yield from walk(entry, (*key, name))
+        else:
+            yield (*key, name), entry
+
+
+def entries_of(form: Form) -> Mapping[str, Form | LeafSpec]:
+    """The entries of an outline; those of a tensorclass are its fields."""
+    return form.entries[BEHIND_FACE].entries if form.is_face else form.entries
+
+
+def _problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
+    lead = len(form.batch_size)
+    if form.names is not None and len(form.names) != lead:
+        return f"{len(form.names)} names for {lead} batch dims"
+    if form.is_face and not isinstance(entries.get(BEHIND_FACE), Form):
+        return "there is no container behind it"
+    if form.kind == LAZY:
+        return _stack_problem(form, entries)
+    if form.kind == DICT:
+        for name, entry in entries.items():
+            if isinstance(entry, Form) and isinstance(entry.value, Pickled):
+                # Its batch size may follow from the value.
+                continue
+            shape = tuple(entry.batch_size) if isinstance(entry, Form) else entry.shape
+            if shape[:lead] != tuple(form.batch_size):
+                return f"the shape {list(shape)} of {name!r} does not begin with {list(form.batch_size)}"
+    return None
+
+
+def _stack_problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
+    dim = form.stack_dim or 0
+    # -1 stands for the dims in which the members differ.
+    expected = tuple(form.batch_size[:dim] + form.batch_size[dim + 1 :])
+    if not entries:
+        return None
+    for name, entry in entries.items():
+        if not isinstance(entry, Form):
+            return f"member {name!r} is a tensor"
+        if len(entry.batch_size) != len(expected) or any(
+            size not in (-1, own) for size, own in zip(expected, entry.batch_size)
+        ):
+            return f"member {name!r} has batch size {list(entry.batch_size)}, which is not {list(expected)}"
+    if form.batch_size[dim] != len(entries):
+        return f"{len(entries)} members do not make a batch size of {list(form.batch_size)}"
+    return None

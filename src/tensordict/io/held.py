@@ -1,0 +1,164 @@
+"""Values that are no tensors in the directory format: their JSON, the pickle beside it, and new values written through.
+
+A value stands in the `meta.json` of its own folder. What JSON holds only nearly (a tuple, `nan`) stands there as any
+reader understands it, and again in the exact form of `io/values.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.io import files
+from tensordict.io.forms import VALUE_STACK, Form
+from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, value_meta, write_meta
+from tensordict.io.names import META
+from tensordict.io.source import Source
+from tensordict.io.values import NotJson
+from tensordict.keys import Path, joined
+
+
+@dataclass(slots=True)
+class Held:
+    """The files of one value: `meta` is the content of `meta.json`, `pickled` that of the file `pickle_file`."""
+
+    meta: dict[str, Any]
+    pickle_file: str = ""
+    pickled: bytes = b""
+
+
+def held(form: Form, outer: tuple[int, ...], key: Path, allow_pickle: bool, shared: bool = False) -> Held:
+    """The files of the value of a form.
+
+    Args:
+        form: of a holder or a stack of them.
+        outer: the batch size of the container that it is in, as a loader will know it; `()` when there is none.
+        key: where it is, for errors.
+        allow_pickle: whether to pickle it when JSON cannot hold it.
+        shared: whether all who load it follow its changes.
+
+    Raises:
+        UnsupportedEntryError: JSON cannot hold it, and pickle may not or cannot either.
+    """
+    try:
+        return Held(value_meta(form, outer, shared))
+    except NotJson as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "a value that is nested too deeply, or in itself, has no form in JSON"
+    entry = f"entry {joined(key)!r}: " if key else ""
+    if not allow_pickle:
+        raise UnsupportedEntryError(
+            f"{entry}{reason}. Pass allow_pickle=True to pickle it; it is then loaded with allow_pickle=True only"
+        )
+    stack = form.kind == VALUE_STACK
+    try:
+        content = pickle.dumps(form.value if stack else {"data": form.value})
+    except Exception as error:  # What a value does when it is pickled is its own business.
+        raise UnsupportedEntryError(f"{entry}{reason}, and pickling it fails too: {error}") from error
+    name = STACK_PICKLE if stack else HOLDER_PICKLE
+    return Held(value_meta(form, outer, shared, pickled=name), name, content)
+
+
+# What gives the value in the pickle file at a path; its other arguments are the key, for errors, and whether it is of a
+# stack of values.
+Unpickle = Callable[[Source, str, Path, bool], Any]
+
+
+def unpickle(source: Source, path: str, key: Path, stack: bool) -> Any:
+    """The value in a pickle file, which may run any code; only for callers who said that they trust it.
+
+    Raises:
+        SaveError: it holds none.
+    """
+    entry = f"entry {joined(key)!r}: " if key else ""
+    try:
+        content = source.read(path)
+    except OSError as error:
+        raise files.named_os_error(error, "read the file", path, key) from error
+    try:
+        found = pickle.loads(content)
+    except Exception as error:  # Unpickling runs code of the save's choice, which may raise anything.
+        raise SaveError(f"{entry}{path} cannot be unpickled: {error}") from error
+    if stack:
+        return found
+    if not (isinstance(found, dict) and "data" in found):
+        raise SaveError(f"{entry}{path} holds a {type(found).__name__} and not a dict with 'data'")
+    return found["data"]
+
+
+def refuse_pickle(source: Source, path: str, key: Path, stack: bool) -> NoReturn:
+    """Refuse to load a pickled value: what takes the place of `unpickle` unless the caller agreed to it."""
+    entry = f"entry {joined(key)!r}: " if key else ""
+    raise UnsupportedEntryError(
+        f"{entry}the value is pickled, in {path}, and loading a pickle may run any code: pass allow_pickle=True if you "
+        "trust who wrote it"
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """The folder of a saved value: that very one, and not what another save puts in its place."""
+
+    folder: str
+    device: int
+    inode: int
+
+    @staticmethod
+    def of(folder: str) -> Place:
+        """The place that a folder is now."""
+        status = os.stat(folder)
+        return Place(folder, status.st_dev, status.st_ino)
+
+    def stands(self) -> bool:
+        """Whether the folder is still there, and has not been replaced by another save."""
+        try:
+            status = os.stat(self.folder)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == (self.device, self.inode)
+
+    def writing(self, form: Form, key: Path, shared: bool) -> Callable[[], None]:
+        """What puts a new value into the file, once called. Where we may not write, as where another save has taken
+        the place, the file stays as it is.
+
+        Raises:
+            UnsupportedEntryError: JSON cannot hold it.
+        """
+        meta = held(form, (), key, False, shared).meta
+        return lambda: self._write(meta, key)
+
+    def _write(self, meta: dict[str, Any], key: Path) -> None:
+        if not (self.stands() and os.access(self.folder, os.W_OK)):
+            return
+        try:
+            # The time in full resolution: the clock of the file system may give two writes the same.
+            write_meta(self.folder, meta, time.time_ns())
+            for name in (HOLDER_PICKLE, STACK_PICKLE):
+                if os.path.lexists(f"{self.folder}/{name}"):
+                    os.unlink(f"{self.folder}/{name}")
+        except OSError as error:
+            raise files.named_os_error(error, "write the value", f"{self.folder}/{META}", key) from error
+
+
+def regular_size(values: Any, least: int) -> torch.Size:
+    """The batch size of a stack of values that says none: at least `least` levels of nested lists, and as many more as
+    are regular, as the reference reads it."""
+    size: list[int] = []
+    level: list[Any] = [values]
+    while all(type(part) is list for part in level):
+        lengths = {len(part) for part in level}
+        if len(lengths) != 1 or (0 in lengths and len(size) >= least):
+            break
+        size.append(lengths.pop())
+        level = [item for part in level for item in part]
+        if not level:
+            break
+    return torch.Size(size)

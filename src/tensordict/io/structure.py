@@ -1,0 +1,255 @@
+"""The structure of a container as one JSON value beside a flat list of named tensors, for formats that keep both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tensordict import ragged
+from tensordict.contract import Contract
+from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.io.forms import BEHIND_FACE, KINDS, LAZY, OWN, UNBATCHED, Build, Form, put_together, taken_apart
+from tensordict.io.values import NotJson, exact, restored
+from tensordict.keys import Path, joined
+
+# What follows the name of a ragged tensor in that of the table of the sizes of its rows.
+SIZES = "%sizes"
+_MAX_DIMS = 64
+
+
+class Tensors(Protocol):
+    """Where a loader finds tensors by name."""
+
+    def take(self, name: str, key: Path) -> Tensor:
+        """The tensor of this name; a `SaveError` naming the key when there is none."""
+        ...
+
+
+class Described:
+    """A container on its way: `spec` describes its structure, and `tensors` has its tensors by name.
+
+    Args:
+        container: what is described.
+        separator: stands between the names of a nested key in the name of its tensor.
+
+    Raises:
+        SaveError: two keys would be the same name, or a key is no text that a file can hold.
+        UnsupportedEntryError: an entry cannot be stored.
+    """
+
+    def __init__(self, container: Contract, separator: str) -> None:
+        self.separator = separator
+        self.tensors: dict[str, Tensor] = {}
+        self.keys: dict[str, Path] = {}
+        self.spec = self._node(container, ())
+
+    def _node(self, container: Contract, key: Path) -> dict[str, Any]:
+        form = taken_apart(container, key, unread=True)
+        if form.is_face:
+            return {**self._node(form.entries[BEHIND_FACE], key), "class": form.kind}
+        spec: dict[str, Any] = {"kind": form.kind, "batch_size": list(form.batch_size)}
+        if form.device is not None:
+            spec["device"] = str(form.device)
+        if form.names is not None:
+            spec["names"] = form.names
+        if form.stack_dim is not None:
+            spec["stack_dim"] = form.stack_dim
+        if form.is_value:
+            spec["value"] = self._value(form, key)
+        elif form.kind == UNBATCHED:
+            spec["entries"] = {OWN: self._leaf(form.entries[OWN], key)}
+        else:
+            spec["entries"] = {name: self._item(value, (*key, name)) for name, value in form.entries.items()}
+        return spec
+
+    def _value(self, form: Form, key: Path) -> Any:
+        """What stands for the value of a holder."""
+        try:
+            return exact(form.value)
+        except NotJson as error:
+            raise UnsupportedEntryError(
+                f"{_entry(key)}{error}: this format keeps JSON values; a directory does with allow_pickle=True"
+            ) from None
+
+    def _item(self, value: Any, key: Path) -> dict[str, Any]:
+        return self._node(value, key) if isinstance(value, Contract) else self._leaf(value, key)
+
+    def _leaf(self, value: Any, key: Path) -> dict[str, Any]:
+        if not isinstance(value, Tensor):
+            raise UnsupportedEntryError(f"{_entry(key)}a {type(value).__name__} cannot be stored")
+        if not value.is_nested:
+            self._add(self.separator.join(key), value, key)
+            return {}
+        name = self.separator.join(key)
+        row = ragged.row_form(value)
+        if value.is_meta:
+            raise SaveError(f"{_entry(key)}a ragged tensor on the meta device has no rows that could be stored")
+        self._add(name, ragged.in_row_order(value.detach()), key)
+        self._add(name + SIZES, ragged.row_sizes(value), key)
+        return {"ragged": None if row is None else list(row)}
+
+    def _add(self, name: str, tensor: Tensor, key: Path) -> None:
+        other = self.keys.setdefault(name, key)
+        if name in self.tensors:
+            raise SaveError(
+                f"entries {joined(other)!r} and {joined(key)!r} would both be stored as {name!r}; rename one of them, "
+                "or choose another separator"
+            )
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise SaveError(f"{_entry(key)}a name with lone surrogates is no text that a file can hold") from None
+        self.tensors[name] = tensor
+
+
+def value_of(form: Any, key: Path) -> Any:
+    """The value that stands in a description as `form`.
+
+    Raises:
+        SaveError: it is none; the key is named.
+    """
+    try:
+        return restored(form)
+    except ValueError as error:
+        raise _bad(key, f"its value is broken: {error}") from None
+
+
+def restore(
+    spec: Any,
+    tensors: Tensors,
+    separator: str,
+    build: Build = put_together,
+    value: Callable[[Any, Path], Any] = value_of,
+) -> Any:
+    """The container that a `Described.spec` describes.
+
+    Args:
+        spec: as read from a file: anything.
+        tensors: gives the tensors.
+        separator: that of `Described`.
+        build: makes each container of its form and its entries.
+        value: gives each value of what stands for it.
+
+    Raises:
+        SaveError: the description is broken, or does not fit the tensors; the key is named.
+        UnsupportedEntryError: it is of a class that this program does not know.
+    """
+    return _Reader(tensors, separator, build, value).node(spec, ())
+
+
+class _Reader:
+    def __init__(self, tensors: Tensors, separator: str, build: Build, value: Callable[[Any, Path], Any]) -> None:
+        self.tensors = tensors
+        self.separator = separator
+        self.build = build
+        self.value = value
+        self.share = ragged.SharedOffsets()
+
+    def node(self, spec: Any, key: Path) -> Any:
+        form, face = _form(spec, key)
+        entries: dict[str, Any] = {}
+        if not form.is_value:
+            given = spec.get("entries")
+            if type(given) is not dict or (form.kind == UNBATCHED and given.keys() != {OWN}):
+                raise _bad(key, f"its entries are {given!r:.80}")
+            for name, item in given.items():
+                entries[name] = self.item(item, key if form.kind == UNBATCHED else (*key, name))
+        else:
+            if "value" not in spec:
+                raise _bad(key, "it has no value")
+            form.value = self.value(spec["value"], key)
+        made = self.build(form, entries, key)
+        if face is None:
+            return made
+        form = Form(face, form.batch_size, form.device, form.names)
+        return self.build(form, {BEHIND_FACE: made}, key)
+
+    def item(self, spec: Any, key: Path) -> Any:
+        if type(spec) is not dict:
+            raise _bad(key, f"it is described by {spec!r:.80}")
+        if "kind" in spec:
+            return self.node(spec, key)
+        leaf = self.tensors.take(self.separator.join(key), key)
+        return self.ragged(leaf, spec["ragged"], key) if "ragged" in spec else leaf
+
+    def ragged(self, flat: Tensor, form: Any, key: Path) -> Tensor:
+        table = self.tensors.take(self.separator.join(key) + SIZES, key)
+        if table.is_meta:
+            raise UnsupportedEntryError(
+                f"{_entry(key)}a ragged tensor has no form without content, as on the meta device"
+            )
+        row = None if form is None else _sizes(form, "the form of its rows", key, least=-1)
+        sizes = table.clone()
+        if not _rows_fit(sizes, flat, row):
+            raise _bad(key, "the sizes of its rows do not fit its elements")
+        if row is None:
+            return ragged.from_buffer(flat, sizes)
+        return ragged.from_row_order(flat, sizes, row.index(-1) + 1, row, self.share)
+
+
+def _rows_fit(sizes: Tensor, flat: Tensor, row: tuple[int, ...] | None) -> bool:
+    if sizes.dtype is not torch.int64 or sizes.dim() != 2 or not sizes.shape[1] or flat.dim() != 1:
+        return False
+    if bool((sizes < 0).any()):
+        return False
+    # As floating point numbers: sizes that are made up may have products that no int64 holds.
+    if float(sizes.double().prod(-1).sum()) != flat.numel():
+        return False
+    if row is None:
+        return True
+    if len(row) != sizes.shape[1] or row.count(-1) != 1:
+        return False
+    return all(bool((sizes[:, dim] == size).all()) for dim, size in enumerate(row) if size != -1)
+
+
+def _form(spec: Any, key: Path) -> tuple[Form, str | None]:
+    """The form that a node is described by, without its value, and the class of the face over it."""
+    kind = spec.get("kind") if type(spec) is dict else None
+    if kind not in KINDS:
+        raise _bad(key, f"its kind is {kind!r:.80}" if type(spec) is dict else f"it is described by {spec!r:.80}")
+    # The members of a lazy stack may differ along a dim.
+    least = -1 if kind == LAZY else 0
+    size = torch.Size(_sizes(spec.get("batch_size"), "its batch size", key, least))
+    names = spec.get("names")
+    if names is not None and not (
+        type(names) is list and len(names) == len(size) and all(name is None or type(name) is str for name in names)
+    ):
+        raise _bad(key, f"its dim names {names!r:.80} do not fit {len(size)} batch dims")
+    dim = spec.get("stack_dim")
+    if dim is not None and not (type(dim) is int and 0 <= dim < len(size)):
+        raise _bad(key, f"its stack dim is {dim!r:.80}, of {len(size)} batch dims")
+    face = spec.get("class")
+    if face is not None and (type(face) is not str or face in KINDS):
+        raise _bad(key, f"its class is {face!r:.80}")
+    return Form(kind, size, _device(spec.get("device"), key), names, stack_dim=dim), face
+
+
+def _device(name: Any, key: Path) -> torch.device | None:
+    """The device of a loaded container: its tensors come from a file, whatever device they were on."""
+    if name is None:
+        return None
+    try:
+        torch.device(name if type(name) is str else "")
+    except RuntimeError:
+        raise _bad(key, f"its device {name!r:.80} is unknown") from None
+    return torch.device("cpu")
+
+
+def _sizes(value: Any, what: str, key: Path, least: int = 0) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > _MAX_DIMS:
+        raise _bad(key, f"{what} is {value!r:.80} and no list of ints")
+    for size in value:
+        if type(size) is not int or not least <= size < 2**63:
+            raise _bad(key, f"{what} is {value!r:.80} and no list of ints of at least {least}")
+    return tuple(value)
+
+
+def _bad(key: Path, what: str) -> SaveError:
+    return SaveError(f"{_entry(key)}the description of the structure is broken: {what}")
+
+
+def _entry(key: Path) -> str:
+    return f"entry {joined(key)!r}: " if key else ""

@@ -1,0 +1,67 @@
+"""Containers in the files of `torch.save`, in the form that `torch.load(weights_only=True)` takes.
+
+Such a file may call only functions that are known to be harmless. The one here puts a container together from its form,
+checks all of it, and looks classes up among those of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.io.forms import KINDS, Form, is_typed, put_together, taken_apart
+
+# The pickle protocol that `torch.save` uses, which nothing else does by default.
+PROTOCOL = 2
+
+
+def reduced(container: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """What `__reduce_ex__` gives for a container in a file of `torch.save`; `None` for kinds that have no such form."""
+    inner = container._bare()
+    kind = getattr(inner, "_stored_as", type(inner).__name__)
+    if kind not in KINDS or (inner is not container and not is_typed(container)):
+        return None
+    cls = registry.lookup(kind)
+    if type(inner) is not cls and isinstance(inner, cls):
+        # A class of the program itself, which only its own pickle keeps.
+        return None
+    try:
+        form = taken_apart(container)
+    except UnsupportedEntryError:
+        return None
+    size, names = torch.Size(form.batch_size), None if form.names is None else list(form.names)
+    entries = dict(form.entries)
+    return restored, (form.kind, size, form.device, names, entries, form.stack_dim, form.value, bool(container._locked))
+
+
+def restored(
+    kind: Any, batch_size: Any, device: Any, names: Any, entries: Any, stack_dim: Any, value: Any, locked: Any
+) -> Any:
+    """The container of the arguments that `reduced` gave; they may be anything.
+
+    Raises:
+        SaveError: they do not add up, or are of a class that this program does not know.
+    """
+    if (
+        type(kind) is not str
+        or type(batch_size) is not torch.Size
+        or not (device is None or type(device) is torch.device)
+        or not (names is None or (type(names) is list and all(name is None or type(name) is str for name in names)))
+        or type(entries) is not dict
+        or not all(type(name) is str and isinstance(entry, (Tensor, Contract)) for name, entry in entries.items())
+        or not (stack_dim is None or (type(stack_dim) is int and 0 <= stack_dim < len(batch_size)))
+    ):
+        raise SaveError(f"the {kind!r:.80} that was saved does not add up: its parts are not of the types they have")
+    container = put_together(Form(kind, batch_size, device, names, entries, stack_dim, value), entries)
+    if locked is True and not container._locked:
+        container._lock_tree()
+    return container
+
+
+torch.serialization.add_safe_globals([restored])

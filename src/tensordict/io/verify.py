@@ -1,0 +1,272 @@
+"""Checking a save without loading it: its structure, the sizes of its files, and checksums where they were recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.errors import SaveError
+from tensordict.io import checksums, consolidated, files, hdf5, safetensors
+from tensordict.io.archive import archive_problems
+from tensordict.io.checksums import Recorded
+from tensordict.io.describe import LeafSpec, described, left_pickled, walk
+from tensordict.io.detect import detect_format
+from tensordict.io.formats import describe_save
+from tensordict.io.forms import Form
+from tensordict.io.loading import LoadOptions, load_directory
+from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM
+from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
+from tensordict.io.progress import Progress
+from tensordict.io.source import FOLDERS
+from tensordict.io.structure import SIZES
+from tensordict.keys import Path, joined
+from tensordict.memmap import PathLike
+
+
+@dataclass(slots=True)
+class Report:
+    """What :func:`verify` found.
+
+    Args:
+        path: of the save.
+        format: "directory", "archive", "consolidated", "h5" or "safetensors"; empty when it is of none of these.
+        leaves: how many tensors there are.
+        nbytes: the bytes of their elements.
+        checksummed: how many of them were compared with a recorded checksum.
+        problems: one line each; none when the save is sound.
+    """
+
+    path: str
+    format: str = ""
+    leaves: int = 0
+    nbytes: int = 0
+    checksummed: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+
+# Fills in a report; what is raised is one more problem.
+Verifier = Callable[[Report, int, Progress | None], None]
+
+
+def verify(path: PathLike, *, raises: bool = True, num_threads: int = 0, progress: bool = False) -> Report:
+    """Check a save of any format without loading it: nothing is unpickled, and no class needs to be known.
+
+    The structure, the names, shapes and dtypes, and the length of every file are checked. The content is read only
+    where checksums were recorded, by `checksum=` when saving (an HDF5 file has none), and always in an archive.
+
+    Args:
+        path: a folder or a file.
+        raises: `False` returns a report with the problems instead.
+        num_threads: the number of threads that read.
+        progress: show a progress bar (needs tqdm).
+
+    Returns:
+        A report: `format`, `leaves`, `nbytes`, `checksummed`, `problems` and `ok`.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, also with `raises=False`.
+        SaveError: there are problems; all are listed.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, verify
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = TensorDict(a=torch.zeros(2)).memmap(folder, checksum=True)
+        ...     sound = verify(folder)
+        ...     _ = saved["a"].fill_(1)
+        ...     changed = verify(folder, raises=False)
+        >>> sound.ok, sound.leaves, sound.checksummed
+        (True, 1, 1)
+        >>> changed.problems
+        ["entry 'a': its crc32 checksum is d5065190, and 6522df69 was recorded"]
+    """
+    report = Report(os.fspath(path))
+    if not os.path.lexists(report.path):
+        raise FileNotFoundError(2, "there is no save here", report.path)
+    try:
+        report.format = detect_format(path)
+        verifier = VERIFIERS.get(report.format, _verify_outline)
+        if progress:
+            with Progress("verifying", None) as shown:
+                verifier(report, num_threads, shown)
+        else:
+            verifier(report, num_threads, None)
+    except (OSError, ValueError) as error:
+        # ImportError, for one, is no problem of the save.
+        report.problems.append(str(error))
+    if raises and report.problems:
+        raise SaveError(f"{report.path!r} is broken: " + "; ".join(report.problems))
+    return report
+
+
+def _verify_outline(report: Report, num_threads: int, progress: Progress | None) -> None:
+    """Check a file whose loader makes all checks before it reads a tensor."""
+    _count(report, describe_save(report.path)[1])
+
+
+def _count(report: Report, outline: Form) -> None:
+    for _, entry in walk(outline):
+        if isinstance(entry, LeafSpec):
+            report.leaves += 1
+            report.nbytes += entry.nbytes
+
+
+def _verify_directory(report: Report, num_threads: int, progress: Progress | None) -> None:
+    source = _Checked(report, progress)
+    options = LoadOptions(build=described, unpickle=left_pickled, source=source)
+    options.complain = lambda error: report.problems.append(str(error))
+    load_directory(report.path, options)
+    files.run_all(source.jobs, num_threads)
+    report.problems.sort()
+
+
+class _Checked:
+    """The folders of a save as a source that checks every file, and maps none but those of ragged tensors."""
+
+    def __init__(self, report: Report, progress: Progress | None) -> None:
+        self.report = report
+        self.progress = progress
+        # What reads the files that have checksums.
+        self.jobs: list[Callable[[], None]] = []
+        # What each meta.json says about its entries.
+        self._specs: dict[str, dict[str, Any]] = {}
+        self.exists, self.is_folder = FOLDERS.exists, FOLDERS.is_folder
+
+    def read(self, path: str) -> bytes:
+        """The content of a small file."""
+        content = FOLDERS.read(path)
+        folder, _, name = path.rpartition("/")
+        if name == META:
+            self._specs[folder] = _specs(content)
+        return content
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """A tensor of that form; what is wrong with its file is noted, and stops nothing."""
+        folder, _, file = path.rpartition("/")
+        spec = self._specs.get(folder, {}).get(key[-1], {})
+        nested = bool(spec.get("is_nested"))
+        table = nested and file.removesuffix(TABLE_SUFFIX) in (key[-1], file_name(key[-1], True))
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not table:
+            self.report.leaves += 1
+            self.report.nbytes += nbytes
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            if nested or 0 in shape or os.path.lexists(f"{folder}/{key[-1]}{LEAF_SUFFIX}"):
+                # Not a problem yet: the loader knows what to do.
+                self.report.leaves -= not table
+                self.report.nbytes -= 0 if table else nbytes
+                raise
+            self._problem(key, f"its file, {path!r}, is missing")
+            return torch.empty(shape, dtype=dtype, device="meta")
+        wrong = ""
+        if not stat.S_ISREG(status.st_mode):
+            wrong = f"{path!r} is no regular file"
+        elif status.st_size != nbytes:
+            wrong = f"{path!r} has {status.st_size} bytes, and {list(shape)} of {dtype} takes {nbytes}"
+        elif (recorded := spec.get(TABLE_CHECKSUM if table else CHECKSUM)) is not None:
+            self.jobs.append(partial(self._compare, path, recorded, key))
+            self.report.checksummed += not table
+        if nested:
+            # The sizes of the rows are part of the structure.
+            if wrong:
+                raise SaveError(_named(key, wrong))
+            return FOLDERS.map(path, dtype, shape, key)
+        if wrong:
+            self._problem(key, wrong)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def _compare(self, path: str, recorded: object, key: Path) -> None:
+        try:
+            wrong = checksums.differs(path, recorded, None if self.progress is None else self.progress.add)
+        except OSError as error:
+            raise files.named_os_error(error, "read the file", path, key) from error
+        if wrong:
+            self._problem(key, wrong)
+
+    def _problem(self, key: Path, what: str) -> None:
+        self.report.problems.append(_named(key, what))
+
+
+def _named(key: Path, what: str) -> str:
+    return f"entry {joined(key)!r}: {what}"
+
+
+def _specs(content: bytes) -> dict[str, Any]:
+    """What a meta.json says about entries, by name; nothing where it is broken, which its reader will say."""
+    try:
+        meta = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(meta, dict):
+        return {}
+    listed = meta.get("_entries")
+    pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2] if isinstance(listed, list) else []
+    found = [*meta.items(), *((name, spec) for name, spec in pairs if isinstance(name, str))]
+    return {name: spec for name, spec in found if isinstance(spec, dict)}
+
+
+def _verify_archive(report: Report, num_threads: int, progress: Progress | None) -> None:
+    outlines: list[Form] = []
+
+    def build(form: Form, entries: Mapping[str, Any], key: Path) -> Form:
+        outlines.append(described(form, entries, key))
+        return outlines[-1]
+
+    for name, problem in archive_problems(report.path, build, progress):
+        report.problems.append(f"{name}: {problem}" if name else problem)
+    if outlines:
+        # The container itself is put together last.
+        _count(report, outlines[-1])
+    report.checksummed = report.leaves
+
+
+def _verify_h5(report: Report, num_threads: int, progress: Progress | None) -> None:
+    report.problems += hdf5.problems(report.path)
+    if not report.problems:
+        _verify_outline(report, num_threads, progress)
+
+
+def _verify_sums(
+    recorded: Callable[[str], list[Recorded]], report: Report, num_threads: int, progress: Progress | None
+) -> None:
+    """Check a file that keeps the checksums of its tensors, if any, itself."""
+    _verify_outline(report, num_threads, progress)
+    add = None if progress is None else progress.add
+
+    def compare(part: Recorded) -> None:
+        wrong = checksums.differs(report.path, part.checksum, add, part.start, part.nbytes)
+        if wrong:
+            report.problems.append(f"entry {part.entry!r}: {wrong}")
+
+    found = recorded(report.path)
+    names = {part.entry for part in found}
+    tables = sum(part.entry.endswith(SIZES) and part.entry.removesuffix(SIZES) in names for part in found)
+    report.checksummed = len(found) - tables
+    files.run_all([partial(compare, part) for part in found], num_threads)
+    report.problems.sort()
+
+
+VERIFIERS: dict[str, Verifier] = {
+    "h5": _verify_h5,
+    "directory": _verify_directory,
+    "archive": _verify_archive,
+    "consolidated": partial(_verify_sums, consolidated.recorded),
+    "safetensors": partial(_verify_sums, safetensors.recorded),
+}

@@ -1,0 +1,204 @@
+"""Writing leaves to files, by one thread or several, with checksums of what is written and a bar that shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from tensordict.io import checksums, files
+from tensordict.io.commit import Created
+from tensordict.io.progress import Progress
+from tensordict.keys import Path
+from tensordict.memmap import FileSource, MemoryMappedTensor, is_whole_file
+
+# A leaf larger than this is written by several threads, each its own range.
+_SPLIT = 64 << 20
+
+
+@dataclass(slots=True)
+class Means:
+    """What leaves are written with.
+
+    Args:
+        created: is told of every file that is made.
+        num_threads: how many threads will run the jobs.
+        checksum: the algorithm; none when empty.
+        durable: have every file reach the disk.
+        progress: is told of every byte.
+    """
+
+    created: Created
+    num_threads: int = 0
+    checksum: str = ""
+    durable: bool = False
+    progress: Progress | None = None
+
+
+@dataclass(slots=True)
+class LeafFile:
+    """The file of a tensor: written to `target`, which is to be `path`, the one that errors name.
+
+    Args:
+        zero: reserve the space only.
+        there: do not write: what is at `target` is the content of the tensor, and needs a checksum at most.
+    """
+
+    key: Path
+    tensor: Tensor
+    path: str
+    target: str
+    means: Means
+    zero: bool = False
+    there: bool = False
+    # By the byte at which a piece begins; made when there is a checksum, as thousands of leaves have none.
+    _checksums: dict[int, checksums.Checksum] | None = None
+
+    def jobs(self) -> Iterable[Callable[[], None]]:
+        """The pieces of work that write it, which may run in any order."""
+        if self.means.checksum:
+            self._checksums = {}
+        if self.there:
+            return (self._look,) if self.means.checksum or self.means.durable else ()
+        nbytes = self.tensor.numel() * self.tensor.element_size()
+        one = self.means.num_threads <= 1 or nbytes <= _SPLIT or self.zero or not files.is_direct(self.tensor)
+        if one or self.means.checksum not in ("", "crc32"):
+            return (self._write,)
+        try:
+            os.close(self._create())
+        except OSError as error:
+            raise files.named_os_error(error, "write the file", self.path, self.key) from error
+        step = -(-nbytes // math.ceil(nbytes / _SPLIT) // 4096) * 4096
+        return [partial(self._write_piece, start, min(start + step, nbytes)) for start in range(0, nbytes, step)]
+
+    def checksum(self) -> str:
+        """The form of the checksum that a file keeps, once all jobs are done; empty for none."""
+        if not self._checksums:
+            return ""
+        pieces = [self._checksums[start] for start in sorted(self._checksums)]
+        return checksums.text(self.means.checksum, checksums.of_pieces(pieces))
+
+    def _create(self) -> int:
+        fd = files.create(self.target)
+        self.means.created.files.append(self.target)
+        return fd
+
+    def _write(self) -> None:
+        try:
+            fd = self._create()
+            try:
+                if self.zero:
+                    files.allocate(fd, self.tensor.numel() * self.tensor.element_size())
+                else:
+                    self._write_content(fd)
+                if self.means.durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise files.named_os_error(error, "write the file", self.path, self.key) from error
+
+    def _write_content(self, fd: int) -> None:
+        tensor, means = self.tensor, self.means
+        if isinstance(tensor, MemoryMappedTensor) and isinstance(tensor._source, FileSource) and not means.checksum:
+            source = tensor._source
+            if source.shared and is_whole_file(tensor) and tensor.numel() and _copy_from(source, fd, tensor.nbytes):
+                if means.progress is not None:
+                    means.progress.add(tensor.nbytes)
+                return
+        files.write_tensor(fd, tensor, 0, self._watch(0))
+
+    def _write_piece(self, start: int, stop: int) -> None:
+        try:
+            fd = os.open(self.target, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                files.write_range(fd, self.tensor, start, stop, start, self._watch(start))
+                if self.means.durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise files.named_os_error(error, "write the file", self.path, self.key) from error
+
+    def _look(self) -> None:
+        watch = self._watch(0)
+        if watch is not None and self.means.checksum:
+            files.see(self.tensor, watch)
+        if self.means.durable:
+            files.sync_file(self.target)
+
+    def _watch(self, start: int) -> files.Watch | None:
+        """What is shown the bytes from `start` on."""
+        if self._checksums is None:
+            return watching(None, self.means.progress)
+        checksum = self._checksums[start] = checksums.new(self.means.checksum)
+        return watching(checksum, self.means.progress)
+
+
+def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:
+    """Copy file to file; `False` when the path of the source no longer is the file that is mapped."""
+    try:
+        opened = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        if not source.is_file(os.fstat(opened)):
+            return False
+        files.copy_file(opened, fd, nbytes)
+    finally:
+        os.close(opened)
+    return True
+
+
+def watching(checksum: checksums.Checksum | None, progress: Progress | None) -> files.Watch | None:
+    """What is shown all that is written of a tensor, for its checksum and the progress bar; `None` for neither."""
+    if checksum is None:
+        return None if progress is None else lambda piece: progress.add(len(piece))
+    if progress is None:
+        return checksum.update
+
+    def watch(piece: memoryview) -> None:
+        checksum.update(piece)
+        progress.add(len(piece))
+
+    return watch
+
+
+class Row:
+    """Tensors on their way into one file, one behind the other, and their checksums.
+
+    Args:
+        tensors: in their order.
+        algorithm: of the checksums; none when empty.
+
+    Example:
+        >>> import torch
+        >>> from tensordict.io.writing import Row
+        >>> Row([torch.ones(2)], "crc32").checksums()
+        ['crc32:00000000']
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], algorithm: str = "") -> None:
+        self.tensors = tensors
+        self._algorithm = algorithm
+        self._checksums = [checksums.new(algorithm) if algorithm else None for _ in tensors]
+
+    def write(self, fd: int, offset: int, num_threads: int = 0, progress: bool = False) -> None:
+        """Write them, the first at byte `offset`; `progress` shows a bar."""
+        with contextlib.ExitStack() as stack:
+            shown = None
+            if progress:
+                shown = stack.enter_context(Progress("saving", sum(t.numel() * t.itemsize for t in self.tensors)))
+            watches: list[files.Watch | None] = []
+            if self._algorithm or shown is not None:
+                watches = [watching(checksum, shown) for checksum in self._checksums]
+            files.write_row(fd, self.tensors, offset, num_threads, watches)
+
+    def checksums(self) -> list[str]:
+        """The form of the checksum of each that a file keeps: before `write`, of nothing, and as long; none if none."""
+        return [checksums.text(self._algorithm, checksum) for checksum in self._checksums if checksum is not None]

@@ -1,0 +1,155 @@
+"""Reading scattered rows of tensors that lie in mapped files, as random mini-batches are.
+
+A page that is missing makes the kernel read far around it, megabytes for a row of some bytes, one page after the other.
+So it is told beforehand which pages are wanted, all at once. Measured with rows of 12 KiB in files of three times the
+memory: 14,000 rows a second instead of 100.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Smaller files are in memory after a few of the kernel's readings anyway.
+_LARGE = 32 << 20
+# At most this much is asked for before it is copied: more might be dropped again before it is used.
+_AHEAD = 64 << 20
+_PAGE = mmap.PAGESIZE
+# The most ranges that one system call takes.
+_RANGES = 1024
+_WILL_NEED = 3
+# Of how many rows the kernel is asked whether they are in memory, and for how many batches not, after it was wrong.
+_SAMPLE = 16
+_DISTRUST = 256
+_mistaken: dict[int, int] = {}
+_INTEGERS = (torch.int64, torch.int32)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# The large maps that are no part of a `MemoryMappedTensor`, which knows by itself: where they begin and end.
+maps: dict[int, int] = {}
+
+
+def remember(content: mmap.mmap) -> None:
+    """Have rows of tensors over this map be read as those of a `MemoryMappedTensor`."""
+    if len(content) >= _LARGE:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(content))
+        maps[start] = start + len(content)
+        weakref.finalize(content, maps.pop, start, None)
+
+
+def reader(at: Any) -> Callable[[Any], Any]:
+    """What gives `leaf[at]`, fast for leaves in `maps`; `at` is an output of `leaf_index`."""
+
+    def read(leaf: Any) -> Any:
+        if type(leaf) is Tensor and type(at) is Tensor and _lies_in_map(leaf) and picks_rows(leaf, at):
+            return rows_of(leaf, at)
+        return leaf[at]
+
+    return read
+
+
+def picks_rows(leaf: Tensor, at: Tensor) -> bool:
+    """Whether `at` picks rows of a large leaf, each in one piece, and nothing looks at how this is done."""
+    return (
+        at.dtype in _INTEGERS
+        and at.ndim > 0
+        and at.is_cpu
+        and at.numel() > 0
+        and not leaf.is_nested
+        and leaf.ndim > 0
+        and leaf.numel() * leaf.itemsize >= _LARGE
+        and leaf.is_contiguous()
+        and not leaf.requires_grad
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(at)
+    )
+
+
+def rows_of(leaf: Tensor, at: Tensor) -> Tensor:
+    """The same as `leaf[at]`, where `leaf` lies in a mapped file and `picks_rows(leaf, at)`."""
+    count = leaf.shape[0]
+    low, high = (int(bound) for bound in at.aminmax())
+    if not -count <= low <= high < count:
+        raise IndexError(f"an index from {low} to {high} is out of bounds for dimension 0 with size {count}")
+    positions = at.reshape(-1).long()
+    if low < 0:
+        positions = torch.where(positions < 0, positions + count, positions)
+    shape = (*at.shape, *leaf.shape[1:])
+    out = torch.empty((len(positions), *leaf.shape[1:]), dtype=leaf.dtype, device="cpu")
+    row = leaf.stride(0) * leaf.itemsize
+    for start in range(0, len(positions), step := max(1, _AHEAD // row)):
+        part = positions[start : start + step]
+        asked = not _seem_in_memory(leaf.data_ptr(), row, part)
+        if asked:
+            _ask_for(leaf.data_ptr(), row, part)
+        faults = 0 if asked else _faults()
+        # Several times faster than `leaf[part]`, which goes element by element.
+        torch.index_select(leaf, 0, part, out=out[start : start + step])
+        if not asked and _faults() - faults > len(part) // _SAMPLE:
+            _mistaken[leaf.data_ptr()] = _DISTRUST
+    return out.view(shape)
+
+
+def _lies_in_map(leaf: Tensor) -> bool:
+    if leaf.nbytes < _LARGE or torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+        return False
+    start = leaf.data_ptr()
+    return any(begin <= start < end for begin, end in maps.items())
+
+
+def _seem_in_memory(start: int, size: int, positions: Tensor) -> bool:
+    """Whether a sample of the rows is in memory: asking for 256 rows takes 500 us, copying them 150.
+
+    The kernel says so of every page of a file that the process could not write. Where that turns out to be wrong, it
+    is not believed for some time.
+    """
+    left = _mistaken.pop(start, 0)
+    if left:
+        _mistaken[start] = left - 1
+        return False
+    there = (ctypes.c_ubyte * 1)()
+    for position in positions[:: max(1, len(positions) // _SAMPLE)].tolist():
+        page = (start + position * size) & ~(_PAGE - 1)
+        if _libc.mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), there) or not there[0] & 1:
+            return False
+    return True
+
+
+def _faults() -> int:
+    """How many pages this process had to wait for."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def _ask_for(start: int, size: int, positions: Tensor) -> None:
+    """Tell the kernel that the rows of `size` bytes at these positions will be needed.
+
+    It is advice: where the kernel does not take it, rows are read as they are touched.
+    """
+    begin = positions * size + start
+    first = begin & ~(_PAGE - 1)
+    ranges = torch.stack((first, begin + size - first), dim=1)
+    call = getattr(_libc, "process_madvise", None)
+    if call is not None and hasattr(os, "pidfd_open"):
+        own = os.pidfd_open(os.getpid())
+        try:
+            for part in torch.split(ranges, _RANGES):
+                done = call(own, ctypes.c_void_p(part.data_ptr()), ctypes.c_size_t(len(part)), _WILL_NEED, 0)
+                if done < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EINVAL):
+                    break
+            else:
+                return
+        finally:
+            os.close(own)
+    advise = _libc.madvise
+    for address, length in ranges.tolist():
+        advise(ctypes.c_void_p(address), ctypes.c_size_t(length), _WILL_NEED)

@@ -1,0 +1,60 @@
+"""The directory format on every kind of container."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+
+from contract.kinds import Kind
+from tensordict import TensorDict
+from tensordict.memmap import MemoryMappedTensor
+
+
+def check(found: Any, td: Any, kind: Kind, mapped: bool = True) -> None:
+    keys = set(td.keys(True, True))
+    assert set(found.keys(True, True)) == keys
+    assert all(torch.equal(found.get(key), td.get(key)) for key in keys)
+    assert (found.batch_size, found.names) == (td.batch_size, td.names)
+    assert not mapped or all(isinstance(leaf, MemoryMappedTensor) for leaf in found._leaves())
+    if kind.gives_own_class or kind.stack_dims:
+        assert type(found) is type(td)
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_memmap_and_back(td: Any, kind: Kind, num_threads: int, tmp_path: pathlib.Path) -> None:
+    saved = td.memmap(tmp_path / "saved", copy_existing=True, num_threads=num_threads)
+    loaded = TensorDict.load_memmap(tmp_path / "saved")
+    for found in (saved, loaded, td.memmap(copy_existing=True)):
+        check(found, td, kind)
+    assert saved.is_memmap() and saved.is_locked and saved.device == torch.device("cpu")
+    assert not loaded.is_locked
+    with pytest.raises(RuntimeError, match="existsok=True"):
+        td.memmap(tmp_path / "saved", copy_existing=True, existsok=False)
+    check(loaded.memmap_refresh_(), td, kind)
+
+
+def test_memmap_in_place(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
+    if not kind.in_memory or not kind.reads_memory or kind.is_module:
+        pytest.skip("its entries cannot be replaced by other tensors")
+    before = td.clone()
+    assert td.memmap_(tmp_path / "saved", copy_existing=True) is td
+    # The leaves of a view are views of the mapped ones.
+    check(td, before, kind, mapped=kind.keeps_identity)
+    td.zero_()
+    assert all(not value.any() for value in TensorDict.load_memmap(tmp_path / "saved").values(True, True))
+
+
+def test_memmap_like(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
+    like = td.memmap_like(tmp_path / "saved", copy_existing=True)
+    for found in (like, TensorDict.load_memmap(tmp_path / "saved")):
+        check(found, torch.zeros_like(td), kind)
+
+
+def test_loading_some_entries(td: Any, tmp_path: pathlib.Path) -> None:
+    td.memmap(tmp_path / "saved", copy_existing=True)
+    for key in td.keys(True, True):
+        found = TensorDict.load_memmap(tmp_path / "saved", keys=[key])
+        assert list(found.keys(True, True)) == [key] and torch.equal(found.get(key), td.get(key))

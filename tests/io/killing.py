@@ -1,0 +1,231 @@
+"""Kills saving processes at every system call that changes a file, and looks at what they leave. See test_commit.py.
+
+Run as a program: `killing.py FOLDER SCENARIO`; prints how many kills there were, or fails.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import torch
+
+from tensordict import TensorDict, verify
+from tensordict.io import commit
+
+# What changes something on disk. Each call may be the last one, and a write may be cut in half.
+CHANGES = ("mkdir", "write", "pwrite", "link", "rename", "replace", "unlink", "rmdir", "chmod", "open", "close")
+CHANGES += ("pwritev", "fchmod", "posix_fallocate")
+MINE = {"notes.txt": "mine", "b/own/deep.txt": "deep", "runs/log": "log"}
+
+
+def old() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(5), "b": {"c": torch.zeros(5, 3), "gone": torch.ones(5)}, "k": torch.ones(5)}, [5]
+    )
+
+
+def new() -> TensorDict:
+    return TensorDict({"a": torch.arange(5) + 9, "b": {"c": torch.full((5, 3), 7.0)}, "n": {"x": torch.ones(5)}}, [5])
+
+
+def last() -> TensorDict:
+    return TensorDict({"a": torch.arange(5) - 3, "b": {"z": torch.ones(5)}}, [5])
+
+
+def same(loaded: Any, expected: TensorDict) -> bool:
+    mine = dict(loaded.items(True, True))
+    return mine.keys() == dict(expected.items(True, True)).keys() and all(
+        torch.equal(leaf, expected[key]) for key, leaf in mine.items()
+    )
+
+
+def kill_at(count: int) -> None:
+    """Have this process killed at its `count`th change."""
+    left = count
+
+    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if name in ("write", "pwrite") and len(args[1]) > 1:
+                    call(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return change
+
+    for name in CHANGES:
+        setattr(os, name, watched(name, getattr(os, name)))
+    commit._rename_exchange = watched("renameat2", commit._rename_exchange)
+    # HDF5 writes by itself, at these calls.
+    for owner, name in ((h5py.Group, "create_dataset"), (h5py.Dataset, "__setitem__"), (h5py.File, "close")):
+        setattr(owner, name, watched(name, getattr(owner, name)))
+
+
+def in_child(work: Callable[[], Any], count: int) -> bool:
+    """Run in a child that is killed at its `count`th change; whether it was."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            kill_at(count)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.WEXITSTATUS(status) == 0, "the child failed"
+    return False
+
+
+def no_exchange(first: str, second: str) -> None:
+    raise OSError(22, "Invalid argument")
+
+
+def put_mine(root: pathlib.Path) -> None:
+    for name, text in MINE.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+
+
+def check_mine(folder: pathlib.Path) -> None:
+    """What is the caller's is somewhere: in the save, or in what the next one looks through."""
+    for name, text in MINE.items():
+        places = [found for found in folder.iterdir() if (found / name).exists()]
+        assert places, f"{name} is lost"
+        assert all((place / name).read_text() == text for place in places)
+
+
+def once(folder: pathlib.Path, scenario: str, count: int, again: int | None) -> bool:
+    """Kill one save at its `count`th change (and the next one at its `again`th), and look after each."""
+    root = folder / "saved"
+    over = scenario != "new path"
+    if over:
+        stay = old().memmap(root)
+        put_mine(root)
+        content = new()
+        content["k"] = stay["k"]
+    else:
+        content = new()
+    expected = content.clone()
+    killed = in_child(lambda: content.memmap(root, num_threads=0, durable=scenario == "durable"), count)
+    if over:
+        loaded = TensorDict.load_memmap(root) if root.is_dir() or scenario != "no exchange" else None
+        if loaded is None:
+            # The first reader puts the old one back.
+            loaded = TensorDict.load_memmap(root)
+        assert same(loaded, expected) or (killed and same(loaded, old())), f"a mix after {count} changes"
+        check_mine(folder)
+    else:
+        try:
+            assert same(TensorDict.load_memmap(root), expected)
+        except FileNotFoundError:
+            assert killed
+    if again is not None:
+        in_child(lambda: last().memmap(root), again)
+        if over:
+            loaded = TensorDict.load_memmap(root)
+            assert any(same(loaded, state) for state in (old(), expected, last())), f"a mix after {count}, {again}"
+            check_mine(folder)
+    last().memmap(root)
+    assert same(TensorDict.load_memmap(root), last())
+    assert os.listdir(folder) == ["saved"], f"leftovers after {count}, {again}: {os.listdir(folder)}"
+    found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert found == {"meta.json", "a.memmap", "b/meta.json", "b/z.memmap", *(MINE if over else ())}, found
+    shutil.rmtree(root)
+    return killed
+
+
+# --- saves that are one file -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class File:
+    """A format of one file: how to save and to load."""
+
+    save: Callable[[TensorDict, pathlib.Path], Any]
+    load: Callable[[pathlib.Path], Any]
+
+
+def read_h5(path: pathlib.Path) -> Any:
+    with TensorDict.from_h5(path) as data:
+        return data.to_tensordict()
+
+
+FILES = {
+    "archive": File(lambda td, path: td.memmap(path, archive=True), TensorDict.load_memmap),
+    "archive, new only": File(lambda td, path: td.memmap(path, archive=True, existsok=False), TensorDict.load_memmap),
+    "consolidated": File(lambda td, path: td.consolidate(path, checksum=True), TensorDict.from_consolidated),
+    "safetensors": File(lambda td, path: td.to_safetensors(path, checksum=True), TensorDict.from_safetensors),
+    "h5": File(lambda td, path: td.to_h5(path).close(), read_h5),
+    "durable h5": File(lambda td, path: td.to_h5(path, durable=True).close(), read_h5),
+}
+
+
+def file_once(folder: pathlib.Path, file: File, over: bool, count: int, again: int | None) -> bool:
+    """As `once`, for a file, which is there before or not."""
+    path = folder / "saved"
+    if over:
+        file.save(old(), path)
+    killed = in_child(lambda: file.save(new(), path), count)
+    if path.exists():
+        assert verify(path).ok
+        loaded = file.load(path)
+        assert same(loaded, new()) or (over and killed and same(loaded, old())), f"a mix after {count} changes"
+    else:
+        assert killed and not over
+    if again is not None and over:
+        in_child(lambda: file.save(last(), path), again)
+        loaded = file.load(path)
+        assert any(same(loaded, state) for state in (old(), new(), last())), f"a mix after {count}, {again}"
+    if not over:
+        path.unlink(missing_ok=True)
+    file.save(last(), path)
+    assert same(file.load(path), last())
+    assert os.listdir(folder) == ["saved"], f"leftovers after {count}, {again}: {os.listdir(folder)}"
+    path.unlink()
+    return killed
+
+
+def file_main(folder: pathlib.Path, name: str) -> None:
+    kills = 0
+    for over in (False, True) if name != "archive, new only" else (False,):
+        count = 1
+        while file_once(folder, FILES[name], over, count, None):
+            count += 1
+        rng = random.Random(0)
+        for _ in range(10):
+            file_once(folder, FILES[name], over, rng.randint(1, count), rng.randint(1, count))
+        kills += count - 1
+    print(kills)
+
+
+def main(folder: pathlib.Path, scenario: str) -> None:
+    if scenario in FILES:
+        file_main(folder, scenario)
+        return
+    if scenario == "no exchange":
+        commit._rename_exchange = no_exchange
+    count = 1
+    while once(folder, scenario, count, None):
+        count += 1
+    rng = random.Random(0)
+    for _ in range(30):
+        once(folder, scenario, rng.randint(1, count), rng.randint(1, count))
+    print(count - 1)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]), sys.argv[2])

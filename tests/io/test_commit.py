@@ -1,0 +1,437 @@
+"""Saving where something is already: what is killed, refused or simultaneous leaves the old save or the new, whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict import TensorDict
+from tensordict.errors import SaveError
+from tensordict.io import commit
+
+
+def make(value: int = 0) -> TensorDict:
+    return TensorDict({"a": torch.arange(3) + value, "b": {"c": torch.full((3, 2), float(value))}}, [3])
+
+
+def assert_same(td: Any, expected: TensorDict) -> None:
+    mine, other = dict(td.items(True, True)), dict(expected.items(True, True))
+    assert mine.keys() == other.keys()
+    for key, value in other.items():
+        assert torch.equal(mine[key], value), key
+
+
+def tree(folder: pathlib.Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- killed and refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", ["new path", "over", "no exchange", "durable"])
+def test_killed_at_every_change(scenario: str, tmp_path: pathlib.Path) -> None:
+    program = pathlib.Path(__file__).with_name("killing.py")
+    result = subprocess.run(
+        [sys.executable, str(program), str(tmp_path), scenario], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    # Fewer would mean that the children are no longer killed where it matters.
+    assert int(result.stdout) >= (25 if scenario == "new path" else 40)
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_disk_that_fills_up_leaves_the_old_save(
+    num_threads: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "saved"
+    make().memmap(root)
+    (root / "mine.txt").write_text("mine")
+    before = tree(tmp_path)
+    write = os.pwrite
+    calls: list[int] = []
+
+    def full(fd: int, *args: Any) -> int:
+        calls.append(fd)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, *args)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        make(5).memmap(root, num_threads=num_threads)
+    assert caught.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    assert tree(tmp_path) == before
+    assert os.listdir(tmp_path) == ["saved"]
+    assert_same(make(5).memmap(root), make(5))
+
+
+def test_a_small_disk(tmp_path: pathlib.Path) -> None:
+    """A real full disk, where we may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting needs the superuser")
+    try:
+        td = TensorDict(a=torch.ones(250_000), b=torch.ones(250_000))
+        td.memmap(disk / "saved")
+        with pytest.raises(OSError, match="No space left"):
+            (td + 1).memmap(disk / "saved")
+        assert_same(TensorDict.load_memmap(disk / "saved"), td)
+        assert os.listdir(disk) == ["saved"]
+        # And the root of a disk cannot change places with a folder beside it.
+        TensorDict(x=torch.ones(1)).memmap(disk)
+        with pytest.raises(SaveError, match="mounted"):
+            TensorDict(x=torch.zeros(1)).memmap(disk)
+        assert TensorDict.load_memmap(disk)["x"] == 1
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("step", ["_rename_exchange", "_carry"])
+def test_a_commit_that_fails_is_undone(step: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "saved"
+    make().memmap(root)
+    (root / "mine.txt").write_text("mine")
+    before = tree(tmp_path)
+
+    def fail(*args: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(commit, step, fail)
+    with pytest.raises(OSError, match="Input/output"):
+        make(5).memmap(root)
+    assert tree(tmp_path) == before
+    assert os.listdir(tmp_path) == ["saved"]
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_part_of_a_save_stays(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "saved"
+    TensorDict({"a": torch.ones(3), "b": {"c": torch.ones(3)}, "old": {"x": torch.ones(3)}}, [3]).memmap(root)
+    for name in ("notes.txt", "b/notes.txt", "old/notes.txt", "runs/1/log", "mine.memmap"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "link").symlink_to("notes.txt")
+    other = make(7)
+    other.memmap(root / "another save")
+    make(1).memmap(root)
+    assert_same(TensorDict.load_memmap(root), make(1))
+    assert_same(TensorDict.load_memmap(root / "another save"), other)
+    files = {name for name in tree(root) if "another save" not in name}
+    saved = {"a.memmap", "meta.json", "b/c.memmap", "b/meta.json"}
+    assert files == saved | {"notes.txt", "b/notes.txt", "old/notes.txt", "runs/1/log", "mine.memmap", "link"}
+    assert (root / "link").readlink() == pathlib.Path("notes.txt")
+    assert (root / "runs" / "1" / "log").read_text() == "runs/1/log"
+
+
+def test_leaves_that_stay_share_their_file(tmp_path: pathlib.Path) -> None:
+    td = make().memmap(tmp_path / "saved")
+    inode = (tmp_path / "saved" / "a.memmap").stat().st_ino
+    changed = td.clone(False)
+    changed["new"] = torch.ones(3)
+    again = changed.memmap(tmp_path / "saved")
+    assert (tmp_path / "saved" / "a.memmap").stat().st_ino == inode
+    td["a"][0] = 77
+    assert again["a"][0] == 77
+    assert TensorDict.load_memmap(tmp_path / "saved")["a"][0] == 77
+
+
+def test_leaves_are_copied_where_there_are_no_hard_links(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    td = make().memmap(tmp_path / "saved")
+    changed = td.clone(False)
+    changed["new"] = torch.ones(3)
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    again = changed.memmap(tmp_path / "saved", checksum=True)
+    assert_same(again, changed)
+    assert_same(TensorDict.load_memmap(tmp_path / "saved"), changed)
+
+
+def test_saving_again_what_is_saved_changes_nothing(tmp_path: pathlib.Path) -> None:
+    td = make().memmap(tmp_path / "saved")
+    before = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
+    td.memmap_(tmp_path / "saved")
+    TensorDict.load_memmap(tmp_path / "saved").memmap(tmp_path / "saved")
+    assert {path: path.stat().st_ino for path in tmp_path.rglob("*")} == before
+
+
+def test_a_container_can_be_saved_over_itself(tmp_path: pathlib.Path) -> None:
+    make().memmap(tmp_path / "saved")
+    td = TensorDict.load_memmap(tmp_path / "saved")
+    more = (td + 1).memmap(tmp_path / "saved")
+    assert_same(td, make())
+    expected = make() + 1
+    assert_same(more, expected)
+    assert_same(TensorDict.load_memmap(tmp_path / "saved"), expected)
+    assert more["a"].filename == str(tmp_path / "saved" / "a.memmap")
+    assert more["b"].saved_path == tmp_path / "saved" / "b"
+    more["b", "c"].zero_()
+    assert TensorDict.load_memmap(tmp_path / "saved")["b", "c"].sum() == 0
+
+
+def test_the_mode_of_the_folder_stays(tmp_path: pathlib.Path) -> None:
+    make().memmap(tmp_path / "saved")
+    (tmp_path / "saved").chmod(0o2750)
+    make(1).memmap(tmp_path / "saved")
+    assert (tmp_path / "saved").stat().st_mode & 0o7777 == 0o2750
+
+
+def test_through_a_link(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    make().memmap(tmp_path / "elsewhere" / "real")
+    (tmp_path / "link").symlink_to("elsewhere/real")
+    td = make(4).memmap(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert_same(TensorDict.load_memmap(tmp_path / "elsewhere" / "real"), make(4))
+    assert td["a"].filename == str(tmp_path / "link" / "a.memmap")
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "link"]
+    assert os.listdir(tmp_path / "elsewhere") == ["real"]
+
+
+def test_the_current_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "saved"
+    make().memmap(root)
+    monkeypatch.chdir(root)
+    make(1).memmap(".")
+    assert os.getcwd() == str(root)
+    assert_same(TensorDict.load_memmap("."), make(1))
+    os.chdir("b")
+    make(2).memmap(root)
+    assert os.getcwd() == str(root / "b")
+    with pytest.raises(SaveError, match="current folder"):
+        TensorDict(x=torch.ones(1)).memmap(root)
+    assert_same(TensorDict.load_memmap(root), make(2))
+
+
+def test_a_long_name(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / ("é" * 120)
+    make().memmap(root)
+    make(1).memmap(root)
+    assert_same(TensorDict.load_memmap(root), make(1))
+    assert os.listdir(tmp_path) == [root.name]
+
+
+def test_leftovers_of_a_first_save(tmp_path: pathlib.Path) -> None:
+    """What a killed save has left in a folder without a save is told from what is the caller's by its journal."""
+    (tmp_path / "mine.memmap").write_text("mine")
+    (tmp_path / "%save").write_text('["a.memmap", "b", "../outside", "..", "gone"]')
+    (tmp_path / "a.memmap").write_text("half")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.memmap").write_text("half")
+    (tmp_path.parent / "outside").write_text("not yours")
+    TensorDict(x=torch.ones(1)).memmap(tmp_path)
+    assert set(tree(tmp_path)) == {"mine.memmap", "x.memmap", "meta.json"}
+    assert (tmp_path.parent / "outside").read_text() == "not yours"
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
+
+def test_another_process_is_saving(tmp_path: pathlib.Path) -> None:
+    for root in (tmp_path / "saved", tmp_path / "empty"):
+        root.mkdir()
+    make().memmap(tmp_path / "saved")
+    before = tree(tmp_path)
+    for root in (tmp_path / "saved", tmp_path / "empty"):
+        fd = os.open(root, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(SaveError, match=f"another process or thread is saving to '{root}'"):
+            make(1).memmap(root)
+        os.close(fd)
+        assert tree(tmp_path) == before
+        assert_same(make(1).memmap(root), make(1))
+        before = tree(tmp_path)
+
+
+def test_many_threads_save_to_one_path(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "saved"
+    saves, refusals, failures, loads = [], [], [], []
+    stop = threading.Event()
+
+    def write(value: int) -> None:
+        for step in range(15):
+            try:
+                make(100 * value + step).memmap(root)
+                saves.append(value)
+            except SaveError as error:
+                (refusals if "another process or thread" in str(error) else failures).append(error)
+            except Exception as error:
+                failures.append(error)
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                td = TensorDict.load_memmap(root)
+            except FileNotFoundError:
+                continue
+            except Exception as error:
+                failures.append(error)
+                return
+            loads.append(td)
+            if (td["a"][0] != td["b", "c"]).any():
+                failures.append(AssertionError("a mix"))
+
+    writers = [threading.Thread(target=write, args=(value,)) for value in range(4)]
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in (*writers, *readers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert not failures, failures
+    assert saves and loads
+    assert os.listdir(tmp_path) == ["saved"]
+
+
+ADDING = """
+import sys, torch
+from tensordict import TensorDict
+data = TensorDict.load_memmap(sys.argv[1]).memmap_(sys.argv[1])
+print(flush=True)
+input()
+for i in range(200):
+    data.make_memmap((f"{sys.argv[2]}n{i % 3}", f"x{i}") if i % 2 else f"{sys.argv[2]}{i}", (3,)).fill_(i)
+"""
+
+
+def test_processes_that_add_entries_at_once(tmp_path: pathlib.Path) -> None:
+    make().memmap(tmp_path)
+    with contextlib.ExitStack() as stack:
+        adding = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", ADDING, str(tmp_path), name],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for name in "pq"
+        ]
+        for process in adding:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in adding:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+    assert [process.returncode for process in adding] == [0, 0]
+    loaded = TensorDict.load_memmap(tmp_path)
+    assert len(list(loaded.keys(True, True))) == 2 + 2 * 200
+    assert all((loaded[f"qn{i % 3}", f"x{i}"] == i).all() for i in range(1, 200, 2))
+
+
+def test_an_entry_that_another_container_made(tmp_path: pathlib.Path) -> None:
+    first = make().memmap(tmp_path)
+    second = TensorDict.load_memmap(tmp_path).memmap_(tmp_path)
+    first.make_memmap("x", (3,)).fill_(1)
+    first.make_memmap(("n", "shape"), (3,)).fill_(2)
+    for key in ("x", ("n", "y"), ("n", "shape")):
+        with pytest.raises(SaveError, match=r"is in .* already.*memmap_refresh_"):
+            second.make_memmap(key, (3,))
+    assert (second.memmap_refresh_()["x"] == 1).all()
+    second.make_memmap(("n", "y"), (3,)).fill_(3)
+    assert {key: float(value[0]) for key, value in TensorDict.load_memmap(tmp_path)["n"].items()} == {
+        "shape": 2.0,
+        "y": 3.0,
+    }
+    with commit.locked(str(tmp_path)), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensordict.ops.saving._PATIENCE", 0.01)
+        with pytest.raises(SaveError, match="another process or thread"):
+            first.make_memmap("z", (3,))
+    assert "z" not in first.keys()
+    first.make_memmap("z", (3,))
+
+
+def test_a_file_system_without_locks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    root = tmp_path / "saved"
+    make().memmap(root)
+    make(1).memmap(root)
+    (tmp_path / ".saved.tensordict-new").mkdir()
+    with pytest.raises(SaveError, match="has no locks"):
+        make(2).memmap(root)
+    assert_same(TensorDict.load_memmap(root), make(1))
+
+
+def test_a_reader_waits_for_a_folder_that_is_away(tmp_path: pathlib.Path) -> None:
+    """Where folders cannot be exchanged, the old one is aside for a moment."""
+    root, aside = tmp_path / "saved", tmp_path / ".saved.tensordict-old"
+    make().memmap(root)
+    root.rename(aside)
+    fd = os.open(aside, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+
+    def back() -> None:
+        aside.rename(root)
+        os.close(fd)
+
+    timer = threading.Timer(0.05, back)
+    timer.start()
+    assert_same(TensorDict.load_memmap(root), make())
+    timer.join()
+    # The process that held it was killed.
+    root.rename(aside)
+    assert_same(TensorDict.load_memmap(root), make())
+    assert os.listdir(tmp_path) == ["saved"]
+
+
+# --- durable ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_durable_syncs_before_the_commit(over: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "saved"
+    td = make()
+    if over:
+        td = td.memmap(root)
+        td = TensorDict({"a": td["a"], "b": {"c": torch.ones(3, 2)}}, [3])
+    synced: list[str] = []
+    sync, replace, exchange = os.fsync, os.replace, commit._rename_exchange
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}").replace(".saved.tensordict-new", "saved"))
+        sync(fd)
+
+    def commits(first: Any, second: Any) -> None:
+        synced.append("commit")
+        (exchange if over else replace)(first, second)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(*((commit, "_rename_exchange") if over else (os, "replace")), commits)
+    td.memmap(root, durable=True)
+    before, after = synced[: synced.index("commit")], synced[synced.index("commit") + 1 :]
+    for name in ("a.memmap", "b/c.memmap", "b/meta.json", "b", ""):
+        assert str(root / name) in before, name
+    assert any(
+        "meta.json" in name or "%tmp" in name for name in before if name.startswith(f"{root}/") and "/b/" not in name
+    )
+    assert str(tmp_path) in after
+    if not over:
+        assert str(root) in after

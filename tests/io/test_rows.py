@@ -1,0 +1,187 @@
+"""Rows of large tensors in mapped files, picked by an index tensor."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from tensordict import MemoryMappedTensor, TensorDict, from_safetensors, load_memmap, rows, to_safetensors
+
+COUNT, WIDTH = 5_000, 1_024
+"""Of int64: 39 MiB, more than `rows` takes for small."""
+
+
+@pytest.fixture(scope="module")
+def data() -> TensorDict:
+    """A container with one entry that is large and one that is small."""
+    numbers = torch.arange(COUNT)
+    return TensorDict({"large": numbers[:, None] * 10_000 + torch.arange(WIDTH), "small": numbers}, [COUNT])
+
+
+@pytest.fixture(scope="module")
+def saves(data: TensorDict, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The container in the formats that are mapped."""
+    folder = tmp_path_factory.mktemp("rows")
+    data.memmap(folder / "directory")
+    data.memmap(folder / "archive.tdz")
+    data.consolidate(folder / "consolidated")
+    to_safetensors(data, folder / "file.safetensors")
+    return folder
+
+
+def opened(saves: Path, kind: str) -> TensorDict:
+    """One of the saves, mapped."""
+    if kind == "directory":
+        return load_memmap(saves / "directory")
+    if kind == "archive":
+        return load_memmap(saves / "archive.tdz")
+    if kind == "consolidated":
+        return TensorDict.from_consolidated(saves / "consolidated")
+    return from_safetensors(saves / "file.safetensors")
+
+
+KINDS = ["directory", "archive", "consolidated", "safetensors"]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows the kernel was told of, call by call."""
+    found: list[int] = []
+    tell = rows._ask_for
+
+    def record(start: int, size: int, positions: torch.Tensor) -> None:
+        found.append(len(positions))
+        tell(start, size, positions)
+
+    monkeypatch.setattr(rows, "_ask_for", record)
+    # The files have just been written, and are in memory.
+    monkeypatch.setattr(rows, "_seem_in_memory", lambda *_: False)
+    return found
+
+
+def test_rows_in_memory_are_not_asked_for(saves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = opened(saves, "directory").get("large")
+    at = torch.arange(0, COUNT, 50)
+    expected = large.as_subclass(torch.Tensor)[at]
+    monkeypatch.setattr(rows, "_ask_for", lambda *_: pytest.fail("asked for what is in memory"))
+    assert torch.equal(large[at], expected)
+
+
+def test_a_kernel_that_was_wrong_is_not_believed_for_some_time(saves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = opened(saves, "directory").get("large")
+    at = torch.arange(0, COUNT, 50)
+    asked: list[int] = []
+    waits = iter(range(0, 10_000, 1_000))
+    monkeypatch.setattr(rows, "_ask_for", lambda start, size, positions: asked.append(len(positions)))
+    monkeypatch.setattr(rows, "_faults", lambda: next(waits))
+    for _ in range(3):
+        _ = large[at]
+    assert asked == [len(at)] * 2
+    rows._mistaken.clear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "at",
+    [
+        torch.tensor([4, 4_999, 0, 4]),
+        torch.tensor([-1, 2, -5_000]),
+        torch.tensor([[1, 2], [3, 3]]),
+        torch.tensor([7, 8], dtype=torch.int32),
+        [3, 1],
+    ],
+    ids=["positions", "negative", "two dims", "int32", "list"],
+)
+def test_rows_are_those_of_the_index(
+    data: TensorDict, saves: Path, asked: list[int], kind: str, at: torch.Tensor | list[int]
+) -> None:
+    td = opened(saves, kind)
+    part = td[at]
+    assert part.batch_size == data[at].batch_size
+    assert (part == data[at]).all()
+    assert asked == [torch.as_tensor(at).numel()]  # Of the large entry only.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_picks_rows(data: TensorDict, saves: Path, asked: list[int], kind: str) -> None:
+    mask = torch.arange(COUNT) % 1_000 == 3
+    assert (opened(saves, kind)[mask] == data[mask]).all()
+    assert asked == [5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position", [COUNT, -COUNT - 1])
+def test_a_row_that_is_not_there(saves: Path, kind: str, position: int) -> None:
+    td = opened(saves, kind)
+    with pytest.raises(IndexError, match="out of bounds"):
+        td[torch.tensor([0, position])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_indices_go_the_usual_way(data: TensorDict, saves: Path, asked: list[int], kind: str) -> None:
+    td = opened(saves, kind)
+    none = torch.empty(0, dtype=torch.long)
+    for at in (3, slice(2, 9, 3), None, (torch.tensor([1]),), torch.tensor(5), none):
+        assert (td[at] == data[at]).all()
+    assert asked == []
+    # A view still is one of the file.
+    if kind == "directory":
+        assert isinstance(td.get("large")[torch.tensor(5)], MemoryMappedTensor)
+
+
+def test_a_part_of_a_leaf(data: TensorDict, saves: Path, asked: list[int]) -> None:
+    large = opened(saves, "directory").get("large")
+    at = torch.tensor([0, 4_900])
+    assert torch.equal(large[10:4_990][at], data["large"][10:4_990][at])
+    assert asked == [2]
+    assert torch.equal(large.T[at % WIDTH], data["large"].T[at % WIDTH])
+    assert asked == [2]
+
+
+def test_many_rows_are_asked_for_in_parts(
+    data: TensorDict, saves: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_AHEAD", 2_000 * WIDTH * 8)
+    at = torch.randperm(COUNT, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(opened(saves, "directory").get("large")[at], data["large"][at])
+    assert asked == [2_000, 2_000, 1_000]
+
+
+def test_row_by_row_where_the_kernel_takes_no_lists(
+    data: TensorDict, saves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    class Old:
+        """A C library without `process_madvise`."""
+
+        @staticmethod
+        def madvise(address: object, length: object, advice: int) -> int:
+            calls.append(advice)
+            return 0
+
+    monkeypatch.setattr(rows, "_libc", Old())
+    monkeypatch.setattr(rows, "_seem_in_memory", lambda *_: False)
+    at = torch.tensor([1, 5, 9])
+    assert torch.equal(opened(saves, "directory").get("large")[at], data["large"][at])
+    assert calls == [3, 3, 3]
+
+
+def test_gradients_and_vmap(data: TensorDict, saves: Path, asked: list[int]) -> None:
+    large = opened(saves, "directory").get("large")
+    expected = data["large"][torch.tensor([[1, 2], [3, 4]])]
+    assert torch.equal(torch.vmap(lambda at: large[at])(torch.tensor([[1, 2], [3, 4]])), expected)
+    assert asked == []
+
+
+def test_maps_are_forgotten_when_they_end(saves: Path) -> None:
+    gc.collect()
+    before = dict(rows.maps)
+    td = opened(saves, "archive")
+    assert len(rows.maps) == len(before) + 1
+    del td
+    gc.collect()
+    assert rows.maps == before
