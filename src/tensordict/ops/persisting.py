@@ -1,0 +1,110 @@
+"""HDF5 files: containers over them, and containers written as them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.io import files, hdf5
+from tensordict.io.target import Target
+
+
+class Persisting(Contract):
+    """`from_h5` and `to_h5`."""
+
+    @classmethod
+    def from_h5(
+        cls,
+        filename: Any,
+        *,
+        mode: str = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+    ) -> Any:
+        """Open an HDF5 file as a container; its tensors are read when they are used.
+
+        Args:
+            filename: the file.
+            mode: `"r"` to read only, `"r+"` to write too; see :class:`~tensordict.PersistentTensorDict`.
+            auto_batch_size: find the longest batch size that fits, also when one was saved. A file of another program,
+                in which none was, has that batch size anyway.
+            batch_dims: the most dims that a batch size that is found so has, here and in nested containers.
+            batch_size: that of the container.
+            device: tensors are moved there when they are read.
+
+        Returns:
+            a :class:`~tensordict.PersistentTensorDict`, or the tensorclass over one that was saved. Close it when it is
+            no longer needed.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is no HDF5 file, or a shape in it does not begin with the batch size.
+            ModuleNotFoundError: h5py is not installed.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> TensorDict(a=torch.arange(6).view(3, 2), batch_size=[3]).to_h5(f"{folder.name}/data.h5").close()
+            >>> with TensorDict.from_h5(f"{folder.name}/data.h5") as data:
+            ...     data.batch_size, data[1]["a"]
+            (torch.Size([3]), tensor([2, 3]))
+        """
+        return registry.lookup("PersistentTensorDict")._opened(
+            filename,
+            mode=mode,
+            auto_batch_size=auto_batch_size,
+            batch_dims=batch_dims,
+            batch_size=batch_size,
+            device=device,
+        )
+
+    def to_h5(self, filename: Any, *, durable: bool = False, progress: bool = False, **kwargs: Any) -> Any:
+        """Write this container as an HDF5 file.
+
+        Tensors are written in pieces, so that no second copy of them is made. A file that is there is replaced once
+        the new one is whole; when writing fails it stays as it was.
+
+        Args:
+            filename: the file.
+            durable: have the file survive a loss of power once this returns.
+            progress: show a progress bar (needs tqdm).
+            **kwargs: passed to `h5py.Group.create_dataset` for every tensor: `compression="gzip"`, `chunks=...` (an int
+                is the number of rows of a chunk; chunks are cut to the shapes of smaller tensors).
+
+        Returns:
+            a :class:`~tensordict.PersistentTensorDict` over the new file, open for writing; a tensorclass over it for
+            a tensorclass.
+
+        Raises:
+            UnsupportedEntryError: an entry cannot be stored; it is named.
+            OSError: the file cannot be written, or another process or thread is saving to it.
+            TypeError: an argument is none of `create_dataset`.
+            ModuleNotFoundError: h5py is not installed.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> td = TensorDict(a=torch.zeros(1000, 3), b={"c": torch.ones(1000)}, batch_size=[1000])
+            >>> with td.to_h5(f"{folder.name}/data.h5", compression="gzip") as data:
+            ...     data["b", "c"][:3]
+            tensor([1., 1., 1.])
+        """
+        cls = registry.lookup("PersistentTensorDict")
+        options = hdf5.checked_options(kwargs)
+        with Target(filename, durable=durable) as target:
+            try:
+                hdf5.write_file(target.temporary, self, options, progress)
+            except OSError as error:
+                if error.filename != target.temporary:
+                    raise
+                raise files.named_os_error(error, "write the file", target.path) from error
+            target.commit()
+            # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
+            return cls._opened(target.path, mode="r+", options=kwargs)
