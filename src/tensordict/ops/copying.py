@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch import Tensor
 
-from tensordict import foreach, ragged
+from tensordict import foreach, pickling, ragged
+from tensordict.blocks import is_whole
 from tensordict.contract import Clones, Contract
+from tensordict.io import torch_files
 from tensordict.ops.leaves import Leaves
+from tensordict.parallel import sharing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_REQUIRES_GRAD = attrgetter("requires_grad")
 # Who holds the container and which block it is in: true of one object in one process only.
 _TRANSIENT = ("_lock_owners", "_undo", "_blocks")
 
@@ -44,7 +50,8 @@ class Copying(Leaves):
         if kwargs:
             return self._map(lambda leaf: leaf.clone(**kwargs))
         leaves = self._leaves()
-        if foreach.usable(leaves):
+        # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
+        if foreach.usable(leaves) and len(set(map(_REQUIRES_GRAD, leaves))) < 2:
             return self._rebuilt(Clones(foreach.clone(leaves)))
         return self._map(Tensor.clone)
 
@@ -66,10 +73,26 @@ class Copying(Leaves):
         memo[id(self)] = result
         return result
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Its pickler goes by the class alone, before it asks for `__reduce_ex__`.
+        ForkingPickler.register(cls, pickling.for_process)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if type(self).__reduce__ is not object.__reduce__:
+            # A class of the program that has a way of its own.
+            return self.__reduce__()
+        packed = None
+        if protocol == torch_files.PROTOCOL:
+            packed = pickling.for_torch(self) or torch_files.reduced(self)
+        return pickling.by_itself(self, int(protocol)) if packed is None else packed
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         for name in _TRANSIENT:
             state.pop(name, None)
+        if state.get("_consolidated") is not None and not is_whole(self._leaves(), self._consolidated):
+            del state["_consolidated"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -80,7 +103,7 @@ class Copying(Leaves):
             self._lock_tree()
         if state.get("_is_shared"):
             # Plain pickling copies; only multiprocessing's own pickler hands over the shared memory itself.
-            self._is_shared = all(leaf.is_shared() for leaf in self._leaves())
+            self._is_shared = sharing.is_seen(self)
 
 
 def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:

@@ -1,0 +1,232 @@
+"""Consolidating: all leaves of a container in one piece of memory, or in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import blocks
+from tensordict.blocks import Block, Copies
+from tensordict.contract import Contract
+from tensordict.devices import as_device, wait_for
+from tensordict.io import checksums, consolidated
+from tensordict.io.consolidated import Plan, SaveOptions
+from tensordict.memmap import PathLike
+from tensordict.ops.leaves import Leaves
+
+_CPU = torch.device("cpu")
+
+
+class Consolidating(Leaves):
+    """`consolidate`, and its way back from a file."""
+
+    def consolidate(
+        self,
+        filename: PathLike | None = None,
+        *,
+        num_threads: int = 0,
+        device: Any = None,
+        non_blocking: bool = False,
+        inplace: bool = False,
+        return_early: bool = False,
+        use_buffer: bool = False,
+        share_memory: bool = False,
+        pin_memory: bool = False,
+        metadata: bool = False,
+        durable: bool = False,
+        checksum: bool | str = False,
+        progress: bool = False,
+    ) -> Any:
+        """The same container with all leaves side by side in one storage, which is pickled and moved as a whole.
+
+        Every leaf is copied once and is contiguous then. Gradients do not flow back through the copy. A tensor that
+        is found under two keys has one place. Ragged tensors of the strided layout are copied apart: torch has none
+        over a part of a storage.
+
+        Args:
+            filename: put the storage in this file, which is replaced in one step when all of it is there:
+                who has the old one mapped keeps it. The leaves map the file, and what is written to them is written
+                to it. :func:`from_consolidated` reads it back.
+            num_threads: the number of threads that copy; 0 for none but the calling one.
+            device: the device of the storage; that of the container by default, and the CPU if it has none.
+            non_blocking: do not wait for copies to or from an accelerator.
+            inplace: replace the leaves of this container, which then is the result.
+            return_early: with at least two threads, return a `concurrent.futures.Future` of the result. The tensors
+                must not change until it is done.
+            use_buffer: with a file, collect the leaves in memory and write them from there in one piece. The leaves of
+                the result are those in memory, and what is written to them does not reach the file.
+            share_memory: put the storage in shared memory.
+            pin_memory: put the storage in pinned memory.
+            metadata: accepted for compatibility: what a pickle needs besides the storage is found when it is made.
+            durable: with a file, have it reach the disk before it takes the place of the old one.
+            checksum: with a file, record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32,
+                or `"sha256"` or `"blake2b"`. Writing to the leaves later makes it wrong.
+            progress: with a file, show a progress bar (needs tqdm).
+
+        Returns:
+            a new container, locked, for which :meth:`is_consolidated` holds until it is unlocked; with a file, on the
+            CPU. This container itself if it is consolidated already and no `filename` is given.
+
+        Raises:
+            RuntimeError: the container has to be changed in place and is locked, an entry has no content or cannot be
+                stored (it is named), there is no such memory here, or another process or thread is saving to the file.
+            OSError: the file cannot be written; what was there before stays.
+
+        Example:
+            >>> import pickle
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(3), b={"c": torch.ones(2, dtype=torch.int8)}).consolidate()
+            >>> td["a"].untyped_storage().data_ptr() == td["b", "c"].untyped_storage().data_ptr()
+            True
+            >>> pickle.loads(pickle.dumps(td)).is_consolidated(), td.to(torch.float16).is_consolidated()
+            (True, False)
+        """
+        if filename is None and self.is_consolidated():
+            return self
+        if inplace and self._locked:
+            self._refuse_if_locked("replace its leaves")
+        target = _CPU if self._device is None else self._device
+        if device is not None:
+            target = as_device(device)
+        if filename is not None and device is not None and target != _CPU:
+            raise ValueError(f"a file is mapped on the CPU: pass filename or device={str(device)!r}, not both")
+        if filename is None and (checksum or progress):
+            raise ValueError("checksum and progress are for a file: pass filename too")
+        if return_early and (use_buffer or non_blocking):
+            raise ValueError("return_early is not to be had together with use_buffer or non_blocking")
+        run: Callable[[], tuple[list[Any], Tensor]]
+        if filename is None:
+            copies = Copies(self, content=target.type != "meta")
+            run = partial(_copied, copies, target, num_threads, non_blocking, share_memory, pin_memory)
+        else:
+            target = _CPU
+            options = SaveOptions(num_threads, durable, use_buffer, checksums.algorithm(checksum), progress)
+            run = partial(_written, Plan(self), filename, options)
+        moved = target if filename is not None or (self._device is not None and self._device != target) else None
+
+        def finished() -> Any:
+            return self._over_block(*run(), moved, inplace)
+
+        if not return_early or num_threads < 2:
+            return finished()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="tensordict-consolidate")
+        future: Future[Any] = pool.submit(finished)
+        pool.shutdown(wait=False)
+        return future
+
+    def _over_block(
+        self,
+        leaves: list[Any],
+        storage: Tensor,
+        device: torch.device | None = None,
+        inplace: bool = False,
+        lock: bool = True,
+    ) -> Any:
+        """This container with other leaves, all of a storage, and with a `device` if it is given one."""
+        found = iter(leaves)
+        if device is None:
+            result = self._rebuilt(found)
+        else:
+            result = self._placed(  # type: ignore[attr-defined]
+                lambda leaf: leaf._rebuilt(found) if isinstance(leaf, Contract) else next(found), device
+            )
+        if inplace:
+            result = self._replace_leaves(result)
+        if lock:
+            result._lock_tree()
+        result._consolidated = (storage, len(leaves))
+        return result
+
+    def _moved_whole(self, device: torch.device, non_blocking: bool) -> Any:
+        """This container on another device, by one copy of its storage; `None` when that is not all there is to do."""
+        leaves = self._leaves()
+        if not blocks.is_whole(leaves, self._consolidated) or any(leaf.is_nested for leaf in leaves):
+            return None
+        assert self._consolidated is not None
+        block = Block(self._consolidated[0].to(device, non_blocking=True))
+        if not non_blocking:
+            wait_for((device, self._consolidated[0].device))
+        moved = [
+            block.tensor(leaf.dtype, leaf.shape, leaf.storage_offset() * leaf.itemsize, leaf.stride())
+            for leaf in leaves
+        ]
+        return self._over_block(moved, block.storage, device, lock=self._locked)
+
+    @classmethod
+    def from_consolidated(cls, filename: PathLike) -> Any:
+        """The container in a file that :meth:`consolidate` wrote.
+
+        The file is mapped: nothing is read until it is used. What is written to the leaves does not reach the file.
+        All sizes are checked first, and nothing in the file is executed.
+
+        Args:
+            filename: the file.
+
+        Returns:
+            a consolidated container, locked if the one that was written was locked before.
+
+        Raises:
+            OSError: the file cannot be read.
+            SaveError: it is of another format, or broken; the path and the entry are named.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = TensorDict(a=torch.arange(3)).consolidate(folder + "/data")
+            ...     again = TensorDict.from_consolidated(folder + "/data")
+            >>> again["a"], again.is_consolidated()
+            (tensor([0, 1, 2]), True)
+        """
+        return consolidated.load(filename)
+
+    def is_consolidated(self) -> bool:
+        """Whether all leaves lie in the one storage that :meth:`consolidate` made for them.
+
+        It ends when an entry is added, replaced or deleted, and with :meth:`unlock_`; a copy is not consolidated.
+        """
+        return self._consolidated is not None and blocks.is_whole(self._leaves(), self._consolidated)
+
+
+def _copied(
+    copies: Copies, device: torch.device, num_threads: int, non_blocking: bool, share: bool, pin: bool
+) -> tuple[list[Any], Tensor]:
+    """The leaves, copied into one storage in memory, and this storage."""
+    nbytes = copies.layout.nbytes
+    storage = _allocated(nbytes, device, share, pin)
+    if device.type == "meta":
+        return copies.over(Block(storage)), storage
+    if not storage.is_cpu and all(leaf.is_cpu for leaf in copies.leaves):
+        # One large transfer in the place of many small ones.
+        host = blocks.fresh(nbytes)
+        copies.layout.fill(Block(host), num_threads)
+        storage.copy_(host, non_blocking)
+    else:
+        copies.layout.fill(Block(storage), num_threads, non_blocking)
+    return copies.over(Block(storage)), storage
+
+
+def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Tensor:
+    if device.type != "cpu":
+        if share or pin:
+            raise ValueError(f"shared and pinned memory is on the CPU, and the storage is to be on {device}")
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if pin:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=True)
+    if share and nbytes:
+        shared = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
+    return blocks.fresh(nbytes)
+
+
+def _written(plan: Plan, filename: PathLike, options: SaveOptions) -> tuple[list[Any], Tensor]:
+    """The leaves over the file that they were written to (or over memory, with a buffer), and their storage."""
+    storage = plan.write(filename, options)
+    return plan.leaves(storage), storage
