@@ -1,0 +1,10 @@
+"""`python -m tensordict`: the same as the command `tensordict`."""
+
+from __future__ import annotations
+
+import sys
+
+from tensordict.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""`tensordict ifeval`: how well the responses in a file follow the instructions of their prompts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from tensordict.cli.terminal import BAD, NAME, QUIET, Line, aligned, count_text, printable, show
+from tensordict.llm.responses import read_responses
+from tensordict.llm.scorer import IFEvalScorer
+from tensordict.llm.scores import FIELDS
+from tensordict.llm.summary import IFEvalSummary, ifeval_summary
+
+DESCRIPTION = """\
+Score responses with the instruction checkers of EleutherAI's lm-evaluation-harness (pip install 'tensordict[ifeval]')
+and print the accuracies over prompts, over instructions, and per type of instruction: strict, and loose (asterisks, the
+first and the last line may be left out). Needs no network. Responses that cannot be scored are in no accuracy; standard
+error says why, one per line, and the command exits with 1 when there are any, else with 0.
+
+RESPONSES has one JSON object per line, with "prompt" and "response". PROMPTS has one per line, with "prompt",
+"instruction_id_list" and "kwargs", as the public data set has them; without PROMPTS, the lines of RESPONSES have these
+too.
+
+With --json, one object: "prompts" and "instructions" (how many were scored), "prompt_errors" and "inst_errors" (how
+many could not be), the accuracies "prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loose_acc" and
+"inst_level_loose_acc" as fractions (null when there are none), "types", which has "strict_acc", "loose_acc",
+"instructions" and "inst_errors" for the id of every type, and "errors", a list of lines.
+"""
+
+EXAMPLES = """\
+examples:
+  tensordict ifeval responses.jsonl --prompts input_data.jsonl
+  tensordict ifeval --json responses.jsonl | jq .prompt_level_strict_acc
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "ifeval",
+        help="score how responses follow instructions",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("responses", metavar="RESPONSES", help="the responses, as JSON lines")
+    parser.add_argument("--prompts", metavar="PROMPTS", help="the prompts, as JSON lines")
+    parser.add_argument("--num-workers", type=int, default=0, metavar="N", help="the number of processes that score")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 when all responses were scored, else 1."""
+    data, places = read_responses(args.responses, args.prompts)
+    data = IFEvalScorer(errors="collect", num_workers=args.num_workers)(data)
+    problems = [f"{place}: {text}" for place, row in zip(places, data.unbind(0)) for text in row["ifeval_errors"]]
+    summary = ifeval_summary(data)
+    if args.json:
+        print(json.dumps({**_as_json(summary), "errors": problems}))
+    else:
+        show(_report(summary))
+        for problem in problems:
+            print(printable(problem), file=sys.stderr)
+    return 1 if problems else 0
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _report(summary: IFEvalSummary) -> list[Line]:
+    counts = [count_text(int(summary.prompts), "prompt"), count_text(int(summary.instructions), "instruction")]
+    lines: list[Line] = [[(", ".join(counts), NAME)]]
+    if failed := int(summary.prompt_errors):
+        what = f"{count_text(failed, 'prompt')} and {count_text(int(summary.inst_errors), 'instruction')}"
+        lines.append([(f"{what} could not be scored and are in no accuracy", BAD)])
+    strict, inst_strict, loose, inst_loose = (getattr(summary, name) for name in FIELDS)
+    rows = [
+        _row("", "strict", "loose", "number", QUIET),
+        _row("prompts", _percent(strict), _percent(loose), str(int(summary.prompts))),
+        _row("instructions", _percent(inst_strict), _percent(inst_loose), str(int(summary.instructions))),
+    ]
+    for name in sorted(summary.types.keys()):
+        of = summary.types[name]
+        rows.append(
+            _row(name, _percent(of["strict_acc"]), _percent(of["loose_acc"]), str(int(of["instructions"])), QUIET)
+        )
+    return [*lines, *aligned(rows)]
+
+
+def _row(name: str, strict: str, loose: str, number: str, style: str = NAME) -> list[tuple[str, str]]:
+    return [(printable(name), style), (strict.rjust(6), ""), (loose.rjust(6), ""), (number.rjust(6), QUIET)]
+
+
+def _percent(fraction: Any) -> str:
+    value = float(fraction)
+    return "-" if value != value else f"{100 * value:.1f}%"
+
+
+# --- for programs -----------------------------------------------------------------------------------------------------
+
+
+def _as_json(node: Any) -> Any:
+    """A nested dict of numbers; NaN, which JSON lacks, becomes null."""
+    if hasattr(node, "items"):
+        return {name: _as_json(value) for name, value in node.items()}
+    number = node.item()
+    return None if number != number else number
