@@ -44,7 +44,8 @@ def test_key_paths() -> None:
         (lambda x: x.unsqueeze(-1), [3]),
         (lambda x: x[:2], [2]),
         (lambda x: x.sum(), []),
-        (lambda x: x[None], [1]),
+        (lambda x: x[None], [1, 3]),
+        (lambda x: x[None, :2], [1]),
         (lambda x: x.flatten() if x.ndim > 1 else x, []),
     ],
 )

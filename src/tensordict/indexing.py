@@ -26,7 +26,7 @@ def leaf_index(index: Any, batch_size: torch.Size) -> Any:
     """
     kind = type(index)
     if kind is int or kind is slice:
-        if batch_size:
+        if len(batch_size):
             return index
         if kind is slice:
             raise _too_many(1, batch_size)
@@ -117,10 +117,21 @@ def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | 
 
 
 def _length(item: slice, size: int) -> int:
-    start, stop, step = item.indices(size)
+    if torch.compiler.is_compiling():
+        # `slice.indices` would have the code compiled anew for every batch size.
+        step = 1 if item.step is None else item.step
+        start = 0 if item.start is None else _bounded(item.start, size)
+        stop = size if item.stop is None else _bounded(item.stop, size)
+    else:
+        start, stop, step = item.indices(size)
     if step <= 0:
         raise ValueError("step must be greater than zero")
     return max(0, (stop - start + step - 1) // step)
+
+
+def _bounded(bound: int, size: int) -> int:
+    """A bound of a slice, counted from the front."""
+    return max(0, bound + size) if bound < 0 else min(bound, size)
 
 
 def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]:

@@ -202,7 +202,8 @@ def split_lengths(length: int, split_size: Any) -> list[int]:
     if isinstance(split_size, int):
         if split_size <= 0:
             raise ShapeError(f"split_size must be positive, got {split_size}")
-        full, rest = divmod(length, split_size)
+        # Not `divmod`, which compiled code cannot do with sizes that vary.
+        full, rest = length // split_size, length % split_size
         return [split_size] * full + [rest] * bool(rest) or [0]
     if not isinstance(split_size, (list, tuple)) or not all(isinstance(n, int) for n in split_size):
         raise TypeError(

@@ -799,7 +799,7 @@ def test_compiled_code_sees_through() -> None:
         assert (compiled(make().float(), other, tensor) == fn(make().float(), other, tensor)).all()
 
 
-@pytest.mark.parametrize("op", [operator.add, operator.sub, operator.iadd, operator.gt])
+@pytest.mark.parametrize("op", [operator.add, operator.sub, operator.iadd])
 def test_compiled_operators_with_tensors_are_refused_with_the_way_out(op: Callable[[Any, Any], Any]) -> None:
     # Torch hands `td + tensor` and `td += tensor` to us as the same call, so that one of them would be wrong.
     torch.compiler.reset()

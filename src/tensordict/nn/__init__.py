@@ -1,0 +1,5 @@
+"""Containers as modules."""
+
+from tensordict.nn.params import TensorDictParams
+
+__all__ = ["TensorDictParams"]

@@ -1,0 +1,455 @@
+"""TensorDictParams: a container that is a module."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from tensordict import TensorClass, TensorDict, TensorDictBase, TensorDictParams, lazy_stack
+
+
+def make(**options):
+    td = TensorDict(
+        a=nn.Parameter(torch.zeros(2, 3)),
+        b={"c": torch.zeros(2), "i": torch.zeros(2, dtype=torch.int64)},
+        batch_size=[2],
+    )
+    return TensorDictParams(td, **options)
+
+
+def test_it_is_a_module_and_a_container():
+    params = make()
+    assert isinstance(params, nn.Module) and isinstance(params, TensorDictBase)
+    assert [name for name, _ in params.named_parameters()] == ["a", "b.c"]
+    assert [name for name, _ in params.named_buffers()] == ["b.i"]
+    assert type(params["a"]) is nn.Parameter and type(params["b", "i"]) is torch.Tensor
+    assert params.batch_size == (2,) and hash(params) == hash(params)
+    assert repr(params).startswith("TensorDictParams(params=TensorDict(")
+
+
+def test_leaves_become_parameters_in_place():
+    td = TensorDict(a=torch.zeros(2), n=torch.zeros(2, dtype=torch.int64))
+    params = TensorDictParams(td)
+    assert params["a"] is td["a"] and type(td["a"]) is nn.Parameter
+    assert type(TensorDictParams({"a": torch.zeros(1)})["a"]) is nn.Parameter
+    assert type(TensorDictParams(a=torch.zeros(1))["a"]) is nn.Parameter
+
+
+@pytest.mark.parametrize(
+    ("no_convert", "kinds"),
+    [
+        (False, [True, True, False]),
+        ("auto", [True, True, False]),
+        (True, [True, False, False]),
+        ("buffer", [True, False, False]),
+        ("parameter", [True, True, True]),
+    ],
+)
+def test_what_is_converted(no_convert, kinds):
+    leaves = list(make(no_convert=no_convert).values(True, True))
+    assert [isinstance(leaf, nn.Parameter) for leaf in leaves] == kinds
+    assert not leaves[2].requires_grad
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="no_convert must be"):
+        make(no_convert="x")
+    with pytest.raises(TypeError, match="got list"):
+        TensorDictParams([torch.zeros(1)])
+    with pytest.raises(ValueError, match="not from both"):
+        TensorDictParams(TensorDict(), a=torch.zeros(1))
+
+
+def test_what_is_written_is_registered():
+    params = make()
+    params["z"] = torch.ones(2)
+    params["b", "y"] = torch.ones(2)
+    params.set("s", [1.0, 2.0])
+    params.update({"u": torch.ones(2), "v": {"w": torch.ones(2)}})
+    params.set(("deep", "er"), torch.ones(2))
+    names = [name for name, _ in params.named_parameters()]
+    assert set(names) == {"a", "b.c", "z", "b.y", "s", "u", "v.w", "deep.er"}
+    assert params["b", "y"] is dict(params.named_parameters())["b.y"]
+    params["n"] = torch.ones(2, dtype=torch.int64)
+    assert [name for name, _ in params.named_buffers()] == ["b.i", "n"]
+    params.pop("z")
+    del params["u"]
+    assert not {"z", "u"} & {name for name, _ in params.named_parameters()}
+
+
+def test_a_write_that_fails_changes_nothing():
+    params = make()
+    with pytest.raises(RuntimeError, match="'w'"):
+        params["w"] = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="'w'"):
+        params.update({"a": torch.ones(2, 3), "w": torch.zeros(3)})
+    assert (params["a"] == 0).all() and "w" not in params.keys()
+
+
+def test_locking():
+    params = make(lock=True)
+    assert params.is_locked
+    with pytest.raises(RuntimeError, match="locked"):
+        params["n"] = torch.zeros(2)
+    with params.unlock_():
+        params["n"] = torch.zeros(2)
+    assert params.is_locked and "n" in dict(params.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda p: p["b"],
+        lambda p: p[0],
+        lambda p: p.data,
+        lambda p: p.detach(),
+        lambda p: p.apply(lambda leaf: leaf + 1),
+        lambda p: p + 1,
+        lambda p: p.select("a"),
+        lambda p: p.flatten_keys("."),
+        lambda p: p.unsqueeze(0),
+        lambda p: torch.stack([p, p]),
+        lambda p: p.unbind(0)[0],
+        lambda p: p.to_tensordict(),
+        lambda p: p.empty(),
+        lambda p: torch.zeros_like(p),
+        lambda p: p == p,
+    ],
+)
+def test_results_are_plain_containers(operation):
+    assert type(operation(make())) is TensorDict
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda p: p.clone(),
+        lambda p: p.copy(),
+        lambda p: p.to("cpu"),
+        lambda p: p.to(torch.float64),
+        lambda p: p.cpu(),
+        copy.deepcopy,
+        lambda p: pickle.loads(pickle.dumps(p)),
+    ],
+)
+def test_copies_are_params(operation):
+    params = make()
+    result = operation(params)
+    assert type(result) is TensorDictParams and result is not params
+    assert [name for name, _ in result.named_parameters()] == ["a", "b.c"]
+    result["new"] = torch.zeros(2)
+    assert "new" in dict(result.named_parameters()) and "new" not in params.keys()
+
+
+def test_copies_have_their_own_memory_or_not():
+    params = make()
+    assert params.clone()["a"] is not params["a"] and params.clone(recurse=False)["a"] is params["a"]
+    assert params.to("cpu")["a"] is params["a"]
+    double = params.to(torch.float64)
+    assert double["a"].dtype == torch.float64 and params["a"].dtype == torch.float32
+    assert type(double["a"]) is nn.Parameter
+
+
+def test_same_operations_give_it_back():
+    params = make()
+    assert params.lock_() is params and params.unlock_() is params
+    assert params.set("q", torch.zeros(2)) is params
+    assert params.reshape(-1) is params
+    assert params.train() is params and params.eval() is params and not params.training
+
+
+def test_in_a_module():
+    params = make()
+    net = nn.ModuleDict({"p": params, "l": nn.Linear(2, 2)})
+    assert [name for name, _ in net.named_parameters()] == ["p.a", "p.b.c", "l.weight", "l.bias"]
+    assert list(net.state_dict()) == ["p.a", "p.b.c", "p.b.i", "l.weight", "l.bias"]
+    state = {name: torch.ones_like(value) for name, value in net.state_dict().items()}
+    net.load_state_dict(state)
+    assert (params["a"] == 1).all() and (params["b", "i"] == 1).all()
+    parameter = params["a"]
+    net.to(torch.float64)
+    assert params["a"] is parameter and params["a"].dtype == torch.float64
+    net.to("meta")
+    assert params["a"].device.type == "meta" and params["b", "i"].device.type == "meta"
+    assert TensorDict.from_module(net)["p"] is params
+
+
+def test_state_dict_of_its_own():
+    params, other = make(), make()
+    with torch.no_grad():
+        other["a"].fill_(3)
+    assert params.load_state_dict(other.state_dict()) is params
+    assert (params["a"] == 3).all()
+    with pytest.raises(RuntimeError, match=r'Missing key.*"b.c"'):
+        params.load_state_dict({"a": torch.zeros(2, 3)})
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"x.y"'):
+        params.load_state_dict({**other.state_dict(), "x.y": torch.zeros(1)})
+
+
+def test_training():
+    params = TensorDictParams(w=torch.ones(3))
+    optimizer = torch.optim.SGD(params.parameters(), lr=1.0)
+    (params["w"] * torch.arange(3.0)).sum().backward()
+    assert params.grad["w"].tolist() == [0, 1, 2]
+    optimizer.step()
+    assert params["w"].tolist() == [1, 0, -1]
+    assert params.zero_grad() is params and params["w"].grad is None
+    params.requires_grad_(False)
+    assert not params["w"].requires_grad
+
+
+def test_to_module_and_swapping_it():
+    net = nn.Linear(3, 4)
+    params = TensorDictParams(TensorDict.from_module(net).clone())
+    with params.to_module(net):
+        assert net.weight is params["weight"]
+    holder = nn.ModuleDict({"p": make()})
+    old = holder["p"]["a"]
+    with TensorDict({"p": {"a": torch.ones(2, 3)}}).to_module(holder):
+        assert (holder["p"]["a"] == 1).all()
+    assert holder["p"]["a"] is old
+
+
+def test_get_hooks():
+    seen = []
+
+    def hook(key, value):
+        seen.append(key)
+        return value.detach() + 1
+
+    params = make()
+    params.register_get_post_hook(hook)
+    assert (params["a"] == 1).all() and (params["b", "c"] == 1).all() and (params.get("a") == 1).all()
+    assert seen == ["a", ("b", "c"), "a"]
+    assert type(params["b"]) is TensorDict
+    assert (next(iter(params.parameters())) == 0).all()
+
+
+def test_vmap_and_pytree():
+    params = make()
+    leaves, spec = torch.utils._pytree.tree_flatten(params)
+    assert len(leaves) == 3
+    assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is TensorDict
+    y = torch.vmap(lambda p: p["a"].sum())(params)
+    assert y.shape == (2,)
+
+
+# --- what it wraps ----------------------------------------------------------------------------------------------------
+
+
+def test_containers_that_make_their_entries_are_refused():
+    stack = lazy_stack([TensorDict(a=torch.zeros(2)) for _ in range(3)])
+    with pytest.raises(RuntimeError, match="LazyStackedTensorDict makes its entries.*to_tensordict"):
+        TensorDictParams(stack)
+    with pytest.raises(TypeError, match=r"entry \('n', 'l'\).*LazyStackedTensorDict"):
+        TensorDictParams(TensorDict(n={"l": stack}))
+    params = make()
+    with pytest.raises(RuntimeError, match="LazyStackedTensorDict"):
+        params["l"] = lazy_stack([TensorDict(a=torch.zeros(())) for _ in range(2)])
+    assert "l" not in params.keys()
+    assert [name for name, _ in TensorDictParams(stack.to_tensordict()).named_parameters()] == ["a"]
+
+
+def test_what_is_locked_is_not_changed():
+    td = TensorDict(a=torch.zeros(2), n={"b": torch.zeros(2)}).lock_()
+    params = TensorDictParams(td)
+    assert not params.is_locked and td.is_locked and type(td["a"]) is type(td["n", "b"]) is torch.Tensor
+    assert params["a"].data_ptr() == td["a"].data_ptr()
+    params["c"] = torch.ones(2)
+    assert "c" not in td.keys()
+
+
+def test_tensorclasses_and_values_inside():
+    class Part(TensorClass):
+        x: torch.Tensor
+        label: str = "part"
+
+    params = TensorDictParams(TensorDict(p=Part(torch.zeros(2), batch_size=[2]), s="text"))
+    assert [name for name, _ in params.named_parameters()] == ["p.x"]
+    assert isinstance(params["p"], Part) and params["p"].label == "part" and params["s"] == "text"
+    assert list(params.state_dict()) == ["p.x"]
+
+
+def test_params_in_params():
+    inner = make()
+    params = TensorDictParams(TensorDict(q=inner))
+    assert [name for name, _ in params.named_parameters()] == ["q.a", "q.b.c"]
+    assert params["q"] is inner and params["q", "a"] is inner["a"]
+
+
+def test_names_with_prefix_and_of_one_module():
+    params = make()
+    assert [name for name, _ in params.named_parameters(prefix="p")] == ["p.a", "p.b.c"]
+    assert [name for name, _ in params.named_parameters(recurse=False)] == ["a", "b.c"]
+    assert list(map(id, params.parameters(recurse=False))) == [id(params["a"]), id(params["b", "c"])]
+    assert next(nn.ModuleList([params]).parameters()) is params["a"]
+
+
+def test_entries_are_attributes():
+    params = make()
+    assert params.a is params["a"] and params.b is params["b"]
+    assert params.training is True and params.keys is not None
+    with pytest.raises(AttributeError, match="absent"):
+        _ = params.absent
+    with pytest.raises(AttributeError, match="_absent"):
+        _ = params._absent
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda: TensorDictParams.from_dict({"a": torch.zeros(2, 3)}, batch_size=[2]),
+        lambda: TensorDictParams.from_any({"a": torch.zeros(2, 3)}, batch_size=[2]),
+        lambda: TensorDictParams.from_dict({"a": torch.zeros(2, 3)}, auto_batch_size=True)[:, :1].auto_batch_size_(1),
+    ],
+)
+def test_constructors(convert):
+    made = convert()
+    assert made.batch_size[0] == 2 and made["a"].requires_grad
+
+
+# --- writes in place --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda p: p.set_("a", torch.ones(2, 3)),
+        lambda p: p.set_at_("a", torch.ones(3), 1),
+        lambda p: p.update_({"a": torch.ones(2, 3)}),
+        lambda p: p.update_at_({"a": torch.ones(3)}, 1),
+        lambda p: p.copy_(TensorDict(a=torch.ones(2, 3))),
+        lambda p: p.copy_at_(TensorDict(a=torch.ones(3)), 1),
+        lambda p: p.fill_("a", 1.0),
+        lambda p: p.apply_(lambda leaf: leaf + 1),
+        lambda p: p.set("a", torch.ones(2, 3), inplace=True),
+        lambda p: p.update({"a": torch.ones(2, 3)}, inplace=True),
+        lambda p: p.data.add_(1),
+    ],
+)
+def test_writes_in_place_go_past_autograd(write):
+    params = make()
+    parameter = params["a"]
+    write(params)
+    assert params["a"] is parameter and parameter.is_leaf and parameter.requires_grad
+    assert (parameter[1] == 1).all()
+    assert params.zero_() is params and (parameter == 0).all()
+
+
+def test_arithmetic_in_place_is_autograds_business():
+    params = make()
+    with pytest.raises(RuntimeError, match="'a'.*requires grad"):
+        params.add_(1)
+    with torch.no_grad():
+        params.add_(1)
+    assert (params["a"] == 1).all()
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+
+def test_several_get_hooks_and_copies_of_them():
+    params = make()
+    params.register_get_post_hook(lambda key, value: value + 1)
+    params.register_get_post_hook(lambda key, value: value * 2)
+    assert (params["a"] == 2).all() and (params.clone()["a"] == 2).all()
+    assert params.get("absent", None) is None
+    assert params.get("b") is params["b"]
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained():
+    params = make()
+    params.update_({"a": torch.arange(6.0).view(2, 3), "b": {"i": torch.tensor([3, 4])}})
+    return params
+
+
+def check_saved(loaded, params):
+    assert type(loaded) is TensorDict and loaded.batch_size == params.batch_size
+    assert set(loaded.keys(True, True)) == set(params.keys(True, True))
+    assert (loaded == params).all() and not any(leaf.requires_grad for leaf in loaded.values(True, True))
+
+
+@pytest.mark.parametrize("save", ["memmap", "save", "dumps"])
+def test_saved_as_a_container(trained, tmp_path, save):
+    saved = getattr(trained, save)(tmp_path / "saved")
+    check_saved(TensorDict.load_memmap(tmp_path / "saved"), trained)
+    assert save == "dumps" or type(saved) is TensorDict
+    other = make()
+    parameter = other["a"]
+    assert other.load_memmap_(tmp_path / "saved") is other
+    assert other["a"] is parameter and torch.equal(parameter, trained["a"]) and other["b", "i"].tolist() == [3, 4]
+
+
+def test_a_save_that_does_not_fit(trained, tmp_path):
+    TensorDict(a=torch.zeros(2, 3), z=torch.zeros(2), batch_size=[2]).memmap(tmp_path)
+    before = trained.clone()
+    with pytest.raises(KeyError, match=r"unexpected keys \['z'\], missing keys \['b.c', 'b.i'\]"):
+        trained.load_memmap_(tmp_path)
+    assert (trained == before).all()
+    with pytest.raises(RuntimeError, match="memmap"):
+        trained.memmap_(tmp_path / "else")
+
+
+def test_parameters_over_a_save(trained, tmp_path):
+    trained.memmap(tmp_path)
+    params = TensorDictParams(TensorDict.load_memmap(tmp_path))
+    assert type(params["a"]) is nn.Parameter and torch.equal(params["a"], trained["a"])
+    params["a"].sum().backward()
+    assert params["a"].grad is not None
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [
+        (lambda p, path: p.save(path, archive=True), TensorDict.load),
+        (lambda p, path: p.to_safetensors(path), TensorDict.from_safetensors),
+        (lambda p, path: p.to_h5(path).close(), lambda path: TensorDict.from_h5(path).to_tensordict()),
+        (lambda p, path: p.consolidate(path), TensorDict.from_consolidated),
+    ],
+    ids=["archive", "safetensors", "h5", "consolidated"],
+)
+def test_other_formats(trained, tmp_path, write, read):
+    path = tmp_path / "saved.tdz"
+    write(trained, path)
+    loaded = read(path)
+    check_saved(loaded.clone() if loaded.is_locked else loaded, trained)
+
+
+def test_nested_ones_are_saved_as_containers(trained, tmp_path):
+    TensorDict(q=trained).memmap(tmp_path)
+    check_saved(TensorDict.load_memmap(tmp_path)["q"], trained)
+    state = TensorDict(q=trained).state_dict()
+    other = TensorDict(q=make().data)
+    other.load_state_dict(state)
+    assert torch.equal(other["q", "a"], trained["a"])
+
+
+def test_torch_save(trained):
+    file = io.BytesIO()
+    torch.save(trained, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    assert type(again) is TensorDictParams and torch.equal(again["a"], trained["a"])
+    assert [name for name, _ in again.named_parameters()] == ["a", "b.c"]
+    file = io.BytesIO()
+    torch.save(trained.state_dict(), file)
+    file.seek(0)
+    other = make().load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other["a"], trained["a"])
+
+
+def test_assignment_by_index_goes_past_autograd() -> None:
+    params = TensorDictParams(TensorDict(w=torch.zeros(3, 2), batch_size=[3]))
+    params[0] = TensorDict(w=torch.ones(2))
+    params[1:] = 2
+    assert params["w"].tolist() == [[1, 1], [2, 2], [2, 2]] and params["w"].requires_grad
+    assert params["w"].is_leaf
