@@ -1,0 +1,7 @@
+"""Containers for language models: scores of instruction following."""
+
+from tensordict.llm.scorer import IFEvalScorer
+from tensordict.llm.scores import IFEvalScoreData
+from tensordict.llm.summary import IFEvalSummary, ifeval_summary
+
+__all__ = ["IFEvalScoreData", "IFEvalScorer", "IFEvalSummary", "ifeval_summary"]

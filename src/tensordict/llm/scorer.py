@@ -1,0 +1,292 @@
+"""IFEvalScorer: scores of instruction following for the responses in a container."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from tensordict.contract import Contract
+from tensordict.errors import ContainerExpected, InstructionError
+from tensordict.functional import lazy_stack, maybe_dense_stack
+from tensordict.keys import Key, unravel_key
+from tensordict.llm.checkers import judge, registry
+from tensordict.llm.scores import FIELDS, IFEvalScoreData
+from tensordict.nontensor import NonTensorData, NonTensorStack, unwrap
+from tensordict.ops.locking import raise_locked
+from tensordict.tensordict import TensorDict
+
+T = TypeVar("T")
+
+_MISSING = object()
+
+
+class IFEvalScorer:
+    """Scores how well responses follow the instructions of their prompts, and writes the scores next to them.
+
+    The checkers are those of EleutherAI's lm-evaluation-harness (the extra `ifeval`). Scoring uses no network: an
+    instruction whose checker needs data that is not installed is an error that says what to install.
+
+    Args:
+        prompt_key, response_key, instruction_ids_key, keyword_args_key: where a container has the prompt and the
+            response (text), the ids of the instructions (a list of them per response) and what the checkers are told (a
+            list of as many dicts; `None` stands for what is not given). The defaults are the names of the public data
+            set.
+        score_key: where the scores go, an :class:`IFEvalScoreData` with the batch size of the container.
+        reward_key: where a reward goes, float32 of shape `[*batch, 1]`; `None` for no reward.
+        weights: the weight in the reward of each score, those of instructions being averaged first. One that is left
+            out weighs nothing; by default, each of the four weighs 1/4.
+        errors: `"raise"` at the first row that cannot be scored, or `"collect"`: scores that cannot be had are NaN, and
+            so is the reward; all others are written, and `errors_key` tells what is wrong.
+        errors_key: where the problems of each row go, as a list of lines, when they are collected.
+        num_workers: the number of processes that a batch is spread over, with `map`; 0 for this process alone.
+
+    Raises:
+        ValueError: two of the keys are the same, or a weight is of no score.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from tensordict.llm import IFEvalScorer
+        >>> data = TensorDict(
+        ...     prompt="Name two colours. Use no commas, and no more than 9 words.",
+        ...     instruction_id_list=["punctuation:no_comma", "length_constraints:number_words"],
+        ...     kwargs=[{}, {"num_words": 10, "relation": "less than"}],
+        ...     response="Red, and blue.",
+        ... )
+        >>> scores = IFEvalScorer()(data)["ifeval_score"]
+        >>> scores.prompt_level_strict_acc, scores.inst_level_strict_acc
+        (tensor([0.]), tensor([0., 1.]))
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt_key: Key = "prompt",
+        response_key: Key = "response",
+        instruction_ids_key: Key = "instruction_id_list",
+        keyword_args_key: Key = "kwargs",
+        score_key: Key = "ifeval_score",
+        reward_key: Key | None = None,
+        weights: Mapping[str, float] | None = None,
+        errors: Literal["raise", "collect"] = "raise",
+        errors_key: Key = "ifeval_errors",
+        num_workers: int = 0,
+    ) -> None:
+        self.prompt_key = unravel_key(prompt_key)
+        self.response_key = unravel_key(response_key)
+        self.instruction_ids_key = unravel_key(instruction_ids_key)
+        self.keyword_args_key = unravel_key(keyword_args_key)
+        self.score_key = unravel_key(score_key)
+        self.reward_key = None if reward_key is None else unravel_key(reward_key)
+        self.errors_key = unravel_key(errors_key)
+        self.weights = dict.fromkeys(FIELDS, 0.25) if weights is None else dict(weights)
+        self.errors = errors
+        self.num_workers = num_workers
+        if unknown := sorted(self.weights.keys() - set(FIELDS)):
+            raise ValueError(f"weights of {unknown}, which are no scores; the scores are {list(FIELDS)}")
+        if errors not in ("raise", "collect"):
+            raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
+        keys = [*self._inputs(), self.score_key, self.reward_key, self.errors_key]
+        if twice := sorted({repr(key) for key in keys if keys.count(key) > 1}):
+            raise ValueError(f"each key needs a place of its own, got {', '.join(twice)} twice")
+
+    def __call__(self, data: T) -> T:
+        """Score the responses of a container: one of them, or a batch of any dims.
+
+        Args:
+            data: a container with the four inputs; anything else in it stays as it is.
+
+        Returns:
+            `data` itself, with the scores, the reward and the collected errors written into it.
+
+        Raises:
+            InstructionError: a row cannot be scored; the row and the field are named, and nothing was written.
+            ContainerExpected: `data` is no container.
+            LockedError: `data` is locked.
+            ModuleNotFoundError: the extra `ifeval` is not installed.
+        """
+        if not isinstance(data, Contract):
+            raise ContainerExpected(f"IFEvalScorer scores a container, got {type(data).__name__}; use TensorDict(data)")
+        container: Any = data
+        if container.is_locked:
+            raise_locked(f"write {self.score_key!r}")
+        registry()
+        results = self._results(list(self._accepted(container)), container.batch_size)
+        # A copy of the structure takes them first: a key that is refused leaves nothing half written.
+        for target in (container.copy(), container):
+            for key, value in results.items():
+                target.set(key, value)
+        return data
+
+    def _results(self, verdicts: list[_Verdict], size: torch.Size) -> dict[Any, Any]:
+        """What is written for a batch of this size, by key."""
+        results: dict[Any, Any] = {}
+        if verdicts:
+            scores = (verdict.scores() for verdict in verdicts)
+            results[self.score_key] = _joined(scores, size, maybe_dense_stack)
+        else:
+            results[self.score_key] = IFEvalScoreData(batch_size=size)
+        if self.reward_key is not None:
+            rewards = [verdict.reward(self.weights) for verdict in verdicts]
+            results[self.reward_key] = torch.tensor(rewards, dtype=torch.float32).reshape(*size, 1)
+        if self.errors == "collect":
+            problems = (NonTensorData(verdict.problems) for verdict in verdicts)
+            none = NonTensorData([], batch_size=size)
+            results[self.errors_key] = _joined(problems, size, _stack_of_values) if verdicts else none
+        return results
+
+    def _inputs(self) -> list[Any]:
+        return [self.prompt_key, self.response_key, self.instruction_ids_key, self.keyword_args_key]
+
+    def _accepted(self, data: Any) -> Iterator[_Verdict]:
+        """The verdicts of all rows, in order.
+
+        Raises:
+            InstructionError: a row has a problem, and they are not collected.
+        """
+        indices = product(*map(range, data.batch_size))
+        for index, verdict in zip(indices, self._verdicts(data)):
+            if verdict.problems and self.errors == "raise":
+                place = f"row {index[0] if len(index) == 1 else index}: " if index else ""
+                raise InstructionError(place + verdict.problems[0])
+            yield verdict
+
+    def _verdicts(self, data: Any) -> Iterable[_Verdict]:
+        elements = rows(data)
+        if not self.num_workers or len(elements) < 2:
+            return map(self._verdict, elements)
+        inputs = lazy_stack([row.select(*self._inputs(), strict=False) for row in elements])
+        judged = inputs.map(self._judged, 0, num_workers=min(self.num_workers, len(elements)))
+        return [_Verdict(*parts) for parts in judged["verdict"]]
+
+    def _judged(self, part: Any) -> Any:
+        """What a process makes of its part of a batch."""
+        verdicts = map(self._verdict, rows(part))
+        held = [NonTensorData((verdict.strict, verdict.loose, verdict.problems)) for verdict in verdicts]
+        return TensorDict({"verdict": NonTensorStack(*held)}, part.batch_size)
+
+    # --- one row ------------------------------------------------------------------------------------------------------
+
+    def _verdict(self, row: Any) -> _Verdict:
+        verdict = _Verdict([], [], [])
+        ids: Any = None
+        try:
+            ids = self._ids(row)
+            response, arguments = self._text(row, self.response_key), self._arguments(row, len(ids))
+            self._text(row, self.prompt_key)
+        except InstructionError as error:
+            verdict.fail(str(error), len(ids or [None]))
+            return verdict
+        for position, (instruction_id, given) in enumerate(zip(ids, arguments)):
+            try:
+                verdict.add(*map(float, judge(instruction_id, given, response)))
+            except InstructionError as error:
+                verdict.fail(f"{self.instruction_ids_key!r}[{position}], {instruction_id!r}: {error}", 1)
+        return verdict
+
+    def _text(self, row: Any, key: Any) -> str:
+        value = self._value(row, key)
+        if not isinstance(value, str):
+            raise InstructionError(f"{key!r} is not text, but a {type(value).__name__}")
+        return value
+
+    def _ids(self, row: Any) -> list[str]:
+        key = self.instruction_ids_key
+        ids = _listed(self._value(row, key), key, "of ids")
+        if not ids:
+            raise InstructionError(f"{key!r} is empty: there is no instruction to follow")
+        for position, instruction_id in enumerate(ids):
+            if not isinstance(instruction_id, str):
+                raise InstructionError(f"{key!r}[{position}] is no id, but a {type(instruction_id).__name__}")
+        return ids
+
+    def _arguments(self, row: Any, count: int) -> list[dict[str, Any]]:
+        """What the checkers are told, without what stands for nothing."""
+        key = self.keyword_args_key
+        given = _listed(self._value(row, key), key, "of dicts")
+        if len(given) != count:
+            raise InstructionError(
+                f"{key!r} has {len(given)} dicts for the {count} instructions in {self.instruction_ids_key!r}; each "
+                "instruction needs its own, empty where there is nothing to say"
+            )
+        for position, item in enumerate(given):
+            if item is not None and not isinstance(item, Mapping):
+                raise InstructionError(f"{key!r}[{position}] is no dict, but a {type(item).__name__}")
+        return [{name: value for name, value in (item or {}).items() if _says_something(value)} for item in given]
+
+    def _value(self, row: Any, key: Any) -> Any:
+        value = unwrap(row.get(key, _MISSING))
+        if value is _MISSING or value is None:
+            raise InstructionError(f"{key!r} is missing")
+        return value
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """The scores of the instructions of one row, NaN where there is none, and what was wrong."""
+
+    strict: list[float]
+    loose: list[float]
+    problems: list[str]
+
+    def add(self, strict: float, loose: float) -> None:
+        self.strict.append(strict)
+        self.loose.append(loose)
+
+    def fail(self, problem: str, count: int) -> None:
+        self.problems.append(problem)
+        for _ in range(count):
+            self.add(math.nan, math.nan)
+
+    def values(self) -> dict[str, list[float]]:
+        return {
+            "prompt_level_strict_acc": [_all(self.strict)],
+            "inst_level_strict_acc": self.strict,
+            "prompt_level_loose_acc": [_all(self.loose)],
+            "inst_level_loose_acc": self.loose,
+        }
+
+    def scores(self) -> IFEvalScoreData:
+        values = self.values()
+        return IFEvalScoreData(*(torch.tensor(values[name], dtype=torch.float32) for name in FIELDS), batch_size=[])
+
+    def reward(self, weights: Mapping[str, float]) -> float:
+        values = self.values()
+        return sum(weight * sum(values[name]) / len(values[name]) for name, weight in weights.items())
+
+
+def _all(scores: Sequence[float]) -> float:
+    """The score of a prompt: none unless that of every instruction is known."""
+    return math.nan if any(map(math.isnan, scores)) else min(scores)
+
+
+def _says_something(value: Any) -> bool:
+    # Tables fill what is not given with None, or NaN where the column holds numbers.
+    return not (value is None or (isinstance(value, float) and math.isnan(value)))
+
+
+def _listed(value: Any, key: Any, what: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise InstructionError(f"{key!r} is no list {what}, but a {type(value).__name__}")
+    return list(value)
+
+
+def rows(data: Any) -> list[Any]:
+    """The elements of a batch of any dims, in order."""
+    return [row for part in data.unbind(0) for row in rows(part)] if data.batch_dims else [data]
+
+
+def _joined(items: Iterator[Any], size: Sequence[int], stack: Any) -> Any:
+    """A batch of this size of items, in order."""
+    if not size:
+        return next(items)
+    return stack([_joined(items, size[1:], stack) for _ in range(size[0])])
+
+
+def _stack_of_values(items: Iterable[Any]) -> Any:
+    """A stack that keeps each value, also where all are the same."""
+    return NonTensorStack(*items)

@@ -1,0 +1,131 @@
+"""What the scores of a data set come to: accuracies over prompts, over instructions, and per type of instruction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tensordict.keys import Key, unravel_key
+from tensordict.llm.scorer import rows
+from tensordict.nontensor import unwrap
+from tensordict.tensorclass import TensorClass
+from tensordict.tensordict import TensorDict
+
+
+class IFEvalSummary(TensorClass):
+    """The accuracies of a data set, as fractions; NaN where there is nothing to average.
+
+    Args:
+        prompt_level_strict_acc, prompt_level_loose_acc: over prompts, each of which counts when all is followed.
+        inst_level_strict_acc, inst_level_loose_acc: over instructions, whatever prompt they are of.
+        prompts, instructions: how many were scored.
+        prompt_errors, inst_errors: how many could not be scored; they are in no accuracy.
+        types: for every type of instruction, by its id, a container of `strict_acc`, `loose_acc`, `instructions` and
+            `inst_errors`.
+    """
+
+    prompt_level_strict_acc: torch.Tensor
+    inst_level_strict_acc: torch.Tensor
+    prompt_level_loose_acc: torch.Tensor
+    inst_level_loose_acc: torch.Tensor
+    prompts: torch.Tensor
+    instructions: torch.Tensor
+    prompt_errors: torch.Tensor
+    inst_errors: torch.Tensor
+    types: TensorDict
+
+
+def ifeval_summary(
+    data: Any, *, score_key: Key = "ifeval_score", instruction_ids_key: Key = "instruction_id_list"
+) -> IFEvalSummary:
+    """Summarize what :class:`IFEvalScorer` wrote.
+
+    Args:
+        data: a container with scores, of one response or of a batch of any dims.
+        score_key: where the scores are.
+        instruction_ids_key: where the ids of the instructions are.
+
+    Returns:
+        a new container; its accuracies are float64, its counts int64, without batch dims.
+
+    Raises:
+        KeyError: a key is missing.
+        ValueError: a row has more or fewer scores than instructions.
+
+    Example:
+        >>> from tensordict import TensorDict, lazy_stack
+        >>> from tensordict.llm import IFEvalScorer, ifeval_summary
+        >>> prompt = {"prompt": "No commas!", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+        >>> data = lazy_stack([TensorDict({**prompt, "response": text}) for text in ("Yes, sir.", "Done.", "OK.")])
+        >>> summary = ifeval_summary(IFEvalScorer()(data))
+        >>> summary.prompt_level_strict_acc
+        tensor(0.6667, dtype=torch.float64)
+        >>> summary.types["punctuation:no_comma", "instructions"]
+        tensor(3)
+    """
+    scores_of, ids_of = unravel_key(score_key), unravel_key(instruction_ids_key)
+    prompts, instructions, types = _Tally(), _Tally(), dict[str, _Tally]()
+    for row in rows(data):
+        scores = row[scores_of]
+        strict, loose = (scores.get(name).tolist() for name in ("inst_level_strict_acc", "inst_level_loose_acc"))
+        prompts.add(*(scores.get(name).item() for name in ("prompt_level_strict_acc", "prompt_level_loose_acc")))
+        for pair in zip(strict, loose):
+            instructions.add(*pair)
+        for name, pair in zip(_ids(row, ids_of, strict), zip(strict, loose)):
+            types.setdefault(name, _Tally()).add(*pair)
+    return IFEvalSummary(
+        prompt_level_strict_acc=prompts.accuracy("strict"),
+        inst_level_strict_acc=instructions.accuracy("strict"),
+        prompt_level_loose_acc=prompts.accuracy("loose"),
+        inst_level_loose_acc=instructions.accuracy("loose"),
+        prompts=torch.tensor(prompts.scored),
+        instructions=torch.tensor(instructions.scored),
+        prompt_errors=torch.tensor(prompts.errors),
+        inst_errors=torch.tensor(instructions.errors),
+        types=TensorDict({name: types[name].entries() for name in sorted(types)}),
+        batch_size=[],
+    )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """How many followed, of how many that were scored, and how many were not."""
+
+    scored: int = 0
+    errors: int = 0
+    followed: dict[str, float] = field(default_factory=lambda: {"strict": 0.0, "loose": 0.0})
+
+    def add(self, strict: float, loose: float) -> None:
+        if math.isnan(strict):
+            self.errors += 1
+            return
+        self.scored += 1
+        self.followed["strict"] += strict
+        self.followed["loose"] += loose
+
+    def accuracy(self, kind: str) -> torch.Tensor:
+        return torch.tensor(self.followed[kind] / self.scored if self.scored else math.nan, dtype=torch.float64)
+
+    def entries(self) -> dict[str, torch.Tensor]:
+        return {
+            "strict_acc": self.accuracy("strict"),
+            "loose_acc": self.accuracy("loose"),
+            "instructions": torch.tensor(self.scored),
+            "inst_errors": torch.tensor(self.errors),
+        }
+
+
+def _ids(row: Any, key: Any, scores: list[float]) -> list[str]:
+    """The ids of the instructions of a row; none when they were found to be unreadable."""
+    ids = unwrap(row.get(key, None))
+    readable = isinstance(ids, (list, tuple)) and all(isinstance(name, str) for name in ids)
+    if readable and len(ids) == len(scores):
+        return list(ids)
+    if all(map(math.isnan, scores)):
+        return []
+    if ids is None:
+        raise KeyError(f"{key!r} is missing next to the scores: pass instruction_ids_key")
+    raise ValueError(f"{len(scores)} scores of instructions do not fit {key!r}: {ids!r}")
