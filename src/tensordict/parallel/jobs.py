@@ -1,0 +1,168 @@
+"""Jobs: what worker processes do with the chunks of a container, and what becomes of errors."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract
+from tensordict.io.datasets import Stored
+from tensordict.parallel.parcels import Parcel
+from tensordict.parallel.references import Common
+from tensordict.views import is_leaf_nontensor
+
+
+class Chunk(NamedTuple):
+    """The elements from `start` to `stop` of a dim; `stop` is `None` for the single element at `start`."""
+
+    number: int
+    start: int
+    stop: int | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function that is called with chunks of a container.
+
+    fn: the function.
+    container: what the chunks are of.
+    dim: the dim along which they are cut.
+    order: the elements of this dim in the order in which they are taken; `None` as they are.
+    out: the container whose chunks take the results; `None` to have them sent back.
+    """
+
+    fn: Callable[[Any], Any]
+    container: Any
+    dim: int
+    order: Tensor | None = None
+    out: Any = None
+
+    def piece(self, chunk: Chunk) -> Any:
+        """The part of the container that the function gets: unlocked, over the same memory but with an `order`."""
+        found = self.container[self.at(chunk)]
+        return found.copy() if found._locked else found
+
+    def at(self, chunk: Chunk) -> tuple[Any, ...]:
+        """The index of a chunk."""
+        index: Any = chunk.start if chunk.stop is None else slice(chunk.start, chunk.stop)
+        if self.order is not None:
+            index = self.order[index]
+        return (*[slice(None)] * self.dim, index)
+
+    def __call__(self, chunk: Chunk) -> Any:
+        result = self.fn(self.piece(chunk))
+        return result if self.out is None else written(result, self.out[self.at(chunk)])
+
+    def sendable(self) -> Job:
+        """This job for a process that is forked: a file that is open here must be opened anew there."""
+        leaves: list[Any] = []
+        self.container._gather(leaves)
+        if not any(type(leaf) is Stored for leaf in leaves):
+            return self
+        return replace(self, container=Pickled(bytes(ForkingPickler.dumps(self.container))))
+
+    def received(self) -> Job:
+        """This job in the process that it was sent to."""
+        if not isinstance(self.container, Pickled):
+            return self
+        return replace(self, container=pickle.loads(self.container.content))
+
+
+class Pickled(NamedTuple):
+    """A container as bytes."""
+
+    content: bytes
+
+
+def written(result: Any, piece: Any) -> None:
+    """Write the result of a chunk into the part of `out` that is for it; `None` writes nothing.
+
+    Raises:
+        TypeError: it is no container.
+        RuntimeError: its shapes do not fit.
+    """
+    if (part := fitting(result, piece)) is not None:
+        piece.update_(part)
+
+
+def fitting(result: Any, piece: Any) -> Any:
+    """The entries of a result that `piece` has too; `None` if there is no result.
+
+    Raises:
+        TypeError: it is no container.
+        ValueError: its batch size is another one.
+        KeyError: it has none of the entries.
+    """
+    if result is None:
+        return None
+    if not isinstance(result, Contract):
+        raise TypeError(f"with out= the function gives containers or None, got {type(result).__name__}")
+    if result._batch_size != piece._batch_size:
+        raise ValueError(
+            f"the function gave a batch size of {list(result._batch_size)}, but the chunk of out has "
+            f"{list(piece._batch_size)}"
+        )
+    own: Any = result
+    given = set(own.keys(True, True, is_leaf=is_leaf_nontensor))
+    keys = [key for key in piece.keys(True, True, is_leaf=is_leaf_nontensor) if key in given]
+    if not keys and not piece.is_empty():
+        raise KeyError(f"the function gave {sorted(own.keys())}, and out has none of that: {sorted(piece.keys())}")
+    return own.select(*keys)
+
+
+def seed_all(seed: int) -> None:
+    """Seed what draws random numbers."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """An exception on its way to the caller, and where it was raised."""
+
+    error: BaseException
+    trace: str
+
+
+def attempt(job: Callable[[Any], Any], argument: Any, common: Common, inline: bool = False) -> tuple[bool, Parcel]:
+    """Whether a job was done, and its result; otherwise the `Failure`."""
+    nothing = Common()
+    try:
+        return True, Parcel.of(job(argument), common, inline)
+    except Exception as error:
+        trace = traceback.format_exc()
+        try:
+            parcel = Parcel.of(Failure(error, trace), nothing, inline=True)
+            parcel.value(nothing)
+        except Exception:
+            # Not every exception can be pickled, or made again of its arguments.
+            stand_in = RuntimeError(f"{type(error).__name__}: {error}")
+            parcel = Parcel.of(Failure(stand_in, trace), nothing, inline=True)
+        return False, parcel
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that a worker raised: which chunk it was, and the traceback there."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def raise_failure(failure: Failure, what: str) -> None:
+    """Raise the exception of a worker, with the chunk in front of its message where it has one."""
+    error = failure.error
+    if len(error.args) == 1 and type(error.args[0]) is str:
+        error.args = (f"{what}: {error.args[0]}",)
+    raise error from RemoteTraceback(f"in {what}\n\n{failure.trace}")

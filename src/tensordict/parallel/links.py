@@ -1,0 +1,168 @@
+"""Process groups as transfers see them: who the peer is, which tags are used, and what memory messages can be in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tensordict.errors import TransferError
+
+# What says that a container has been taken goes the other way under a tag of its own.
+_ANSWER = 1 << 30
+# Tags that are pseudo-random have this bit, and never are those of a caller who counts from 0.
+_RANDOM = 1 << 29
+
+
+def as_group(group: Any) -> Any:
+    """The process group that a caller means: the default one for `None`, and that of a mesh of one dim.
+
+    Raises:
+        ValueError: a mesh of several dims, or there is no default group.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise ValueError("there is no default process group: call torch.distributed.init_process_group() first")
+        return dist.group.WORLD
+    if hasattr(group, "mesh_dim_names"):
+        if group.ndim != 1:
+            raise ValueError(f"a device mesh of {group.ndim} dims is no process group: pass mesh[name], one dim of it")
+        return group.get_group()
+    return group
+
+
+class Carriers:
+    """The devices that the messages of a process group can be in; the bytes of others are copied to them."""
+
+    def __init__(self, group: Any) -> None:
+        try:
+            config = dist.get_backend_config(group)
+        except (ValueError, TypeError, RuntimeError, KeyError, AttributeError):
+            # A group that torch has not registered.
+            config = group.name()
+        pairs = [part.partition(":")[::2] for part in config.split(",")]
+        if ":" not in config:
+            pairs = [("cuda" if config == "nccl" else "cpu", config)]
+        # Gloo and MPI take tensors on the CPU only in calls between two ranks.
+        self._native = {device for device, backend in pairs if device == "cpu" or backend == "nccl"}
+        self.main = "cpu" if "cpu" in self._native else "cuda"
+        # A thread of its own starts with the first device, whatever the one is that began it.
+        self._cuda = torch.device("cuda", torch.cuda.current_device()) if "cuda" in self._native else None
+
+    def kind(self, device: str) -> str:
+        """The type of the device that tensors of a type of device are sent from."""
+        return device if device in self._native else self.main
+
+    def place(self, device: str) -> torch.device:
+        """The device that messages for this type of device are in."""
+        return self._cuda if self._cuda is not None and self.kind(device) == "cuda" else torch.device("cpu")
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """In which messages are sent and received, by any thread."""
+        return nullcontext() if self._cuda is None else torch.cuda.device(self._cuda)
+
+
+class Link(NamedTuple):
+    """One direction between this rank and another one.
+
+    group: the process group.
+    peer: the rank of the other one in the group.
+    name: what errors call it.
+    tag: the tag of all messages in this direction.
+    carriers: the devices that messages are in.
+    """
+
+    group: Any
+    peer: int
+    name: str
+    tag: int
+    carriers: Carriers
+
+    @staticmethod
+    def of(group: Any, rank: int | None, group_rank: int | None, tag: int, pseudo_rand: bool, word: str) -> Link:
+        """The link that the arguments of a public method ask for.
+
+        Args:
+            group: a process group, a device mesh of one dim, or `None`.
+            rank: the global rank of the peer, or
+            group_rank: its rank in the group.
+            tag: the tag that the caller counts by.
+            pseudo_rand: whether to spread the tags, so that those of different callers do not collide.
+            word: `"src"` or `"dst"`, for errors.
+
+        Raises:
+            ValueError: not exactly one of the ranks is given, or the peer is this very rank.
+            TypeError: the rank is no int.
+        """
+        if (rank is None) == (group_rank is None):
+            raise ValueError(f"give either {word}, a global rank, or group_{word}, a rank of the group")
+        given = group_rank if rank is None else rank
+        if type(given) is not int:
+            raise TypeError(
+                f"{word} is the rank of a process and an int, got {type(given).__name__}; pipes of UCXX are not "
+                "supported"
+            )
+        if group_rank is not None and group is None:
+            raise ValueError(f"group_{word} is a rank of the group: pass group too, or {word}")
+        group = as_group(group)
+        peer = given if rank is None else dist.get_group_rank(group, given)
+        if not 0 <= peer < group.size() or peer == group.rank():
+            raise ValueError(
+                f"{word} is rank {peer} of a group of {group.size()}, and this is rank {group.rank()} of it"
+            )
+        if not 0 <= tag < _RANDOM:
+            raise ValueError(f"init_tag is 0 to {_RANDOM - 1}, got {tag}")
+        if pseudo_rand:
+            digest = hashlib.blake2b(str(tag).encode(), digest_size=4).digest()
+            tag = _RANDOM | (int.from_bytes(digest, "little") % _RANDOM)
+        return Link(group, peer, f"rank {given}" + (" of the group" if rank is None else ""), tag, Carriers(group))
+
+    def send(self, message: Tensor) -> Any:
+        """Begin to send a message."""
+        return self._posted(self.group.send, message, self.tag)
+
+    def recv(self, buffer: Tensor) -> Any:
+        """Begin to receive a message."""
+        return self._posted(self.group.recv, buffer, self.tag)
+
+    def send_answer(self, message: Tensor) -> Any:
+        """Begin to answer what was received."""
+        return self._posted(self.group.send, message, self.tag | _ANSWER)
+
+    def recv_answer(self, buffer: Tensor) -> Any:
+        """Begin to receive the answer to what was sent."""
+        return self._posted(self.group.recv, buffer, self.tag | _ANSWER)
+
+    def _posted(self, call: Callable[..., Any], message: Tensor, tag: int) -> Any:
+        try:
+            return call([message], self.peer, tag)
+        except RuntimeError as error:
+            raise TransferError(f"no connection to {self.name}: {error}") from error
+
+    def buffer(self, nbytes: int) -> Tensor:
+        """Memory for a message without tensors."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.carriers.place(self.carriers.main))
+
+    def outgoing(self, message: Tensor) -> Tensor:
+        """A message of the CPU where it can be sent from."""
+        return message.to(self.carriers.place(self.carriers.main))
+
+    def last_tag(self, tensors: int) -> int:
+        """What the calls return: the tag that the last tensor would have if each had one."""
+        return self.tag + max(tensors, 1) - 1
+
+    def wait(self, work: Any, what: str) -> None:
+        """Wait for a message.
+
+        Raises:
+            TransferError: it did not arrive in time, or the connection broke.
+        """
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise TransferError(f"{what} {self.name}: {error}") from error

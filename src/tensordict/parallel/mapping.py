@@ -1,0 +1,214 @@
+"""Mapping a function over the chunks of a container: how these are cut, and what the results are joined to."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from tensordict import extras
+from tensordict.contract import Contract
+from tensordict.errors import OptionError
+from tensordict.parallel import sharing
+from tensordict.parallel.jobs import Chunk, Job, fitting, raise_failure
+from tensordict.parallel.workers import Borrowed, Crew, told
+from tensordict.shapes import as_dim
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `map` and `map_iter`; see there."""
+
+    dim: Any
+    num_workers: int | None
+    chunksize: int | None
+    num_chunks: int | None
+    pool: Any
+    generator: torch.Generator | None
+    max_tasks_per_child: int | None
+    worker_threads: int
+    pbar: bool
+    mp_start_method: str | None
+    shuffle: bool = False
+    ordered: bool = True
+    out: Any = None
+
+
+class Mapped:
+    """A function over the chunks of a container, ready to run; nothing has been started or changed yet.
+
+    Raises:
+        TypeError, ValueError: an argument is of another type or value than it can be.
+        IndexError: there is no such dim.
+    """
+
+    def __init__(self, fn: Callable[[Any], Any], container: Any, options: Options) -> None:
+        if not callable(fn):
+            raise TypeError(f"what is mapped is a function of a container, got {type(fn).__name__}")
+        self._options = options
+        self.dim = as_dim(options.dim, len(container._batch_size))
+        self._length = int(container._batch_size[self.dim])
+        self._context = mp.get_context(options.mp_start_method)
+        for name in ("num_workers", "num_chunks", "max_tasks_per_child", "worker_threads"):
+            _check_count(name, getattr(options, name), 1)
+        _check_count("chunksize", options.chunksize, 0)
+        if options.chunksize is not None and options.num_chunks is not None:
+            raise ValueError("chunksize and num_chunks both say how the container is cut: pass one of them")
+        self._writes_here = False
+        if options.out is not None:
+            self._check_out(container)
+            self._writes_here = not sharing.reaches(options.out)
+        order = torch.randperm(self._length, generator=options.generator) if options.shuffle else None
+        self._job = Job(fn, container, self.dim, order, None if self._writes_here else options.out)
+
+    def _check_out(self, container: Any) -> None:
+        out = self._options.out
+        if not isinstance(out, Contract):
+            raise TypeError(f"out is a container, got {type(out).__name__}")
+        if out._batch_size != container._batch_size:
+            raise ValueError(
+                f"out has the batch size {list(out._batch_size)}; results for a container of batch size "
+                f"{list(container._batch_size)} need the same"
+            )
+
+    @property
+    def takes_out(self) -> bool:
+        """Whether chunks are single elements, without the dim."""
+        return self._options.chunksize == 0
+
+    def _chunks(self, workers: int) -> list[Chunk]:
+        if self.takes_out:
+            return [Chunk(at, at, None) for at in range(self._length)]
+        size = self._options.chunksize
+        if size is None:
+            size = max(1, math.ceil(self._length / (self._options.num_chunks or workers)))
+        # A container without elements is one chunk without elements, so that results are of the right form.
+        starts = range(0, max(self._length, 1), size)
+        return [Chunk(number, at, min(at + size, self._length)) for number, at in enumerate(starts)]
+
+    def _crew(self) -> tuple[Crew | Borrowed, list[Chunk]]:
+        options = self._options
+        if options.pool is not None:
+            borrowed = Borrowed(options.pool, self._job)
+            return borrowed, self._chunks(borrowed.count)
+        count = options.num_workers or _processors()
+        chunks = self._chunks(count)
+        # What is written into a chunk is to be seen here, as it is when torch sends a tensor to a process.
+        sharing.share(self._job.container)
+        base = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=options.generator))
+        workers = max(1, min(count, len(chunks)))
+        return Crew(
+            self._context, self._job, workers, base, options.worker_threads, options.max_tasks_per_child, len(chunks)
+        ), chunks
+
+    def results(self, bounded: bool = False) -> Iterator[tuple[Chunk, Any]]:
+        """The results with their chunks, in their order or as they come.
+
+        Args:
+            bounded: stop when there are two chunks for every worker whose results the caller has not asked for yet.
+        """
+        crew, chunks = self._crew()
+        ahead = 2 * crew.count if bounded else len(chunks)
+        waiting: dict[int, Any] = {}
+        given = taken = 0
+
+        def take() -> Chunk | None:
+            nonlocal given
+            if given == len(chunks) or given - taken >= ahead:
+                return None
+            given += 1
+            return chunks[given - 1]
+
+        with _bar(self._options.pbar, len(chunks)) as bar, crew:
+            for chunk, done, value in crew.outcomes(take):
+                if not done:
+                    raise_failure(value, told(chunk))
+                bar.update(1)
+                waiting[chunk.number] = value
+                # In their order, the number of the next is the number of those that were taken.
+                while (number := taken if self._options.ordered else chunk.number) in waiting:
+                    yield chunks[number], waiting.pop(number)
+                    taken += 1
+
+    def one_by_one(self) -> Iterator[Any]:
+        """The results, as somebody takes them."""
+        for _, value in self.results(bounded=True):
+            yield value
+
+    def joined(self) -> Any:
+        """`out`, or the results joined along the dim; `None` when there are none."""
+        out, found = self._options.out, []
+        for chunk, value in self.results():
+            if out is not None:
+                self._write(chunk, value)
+            elif value is not None:
+                _check_joinable(value, chunk)
+                found.append(value)
+        if out is not None:
+            return out
+        if not found:
+            return None
+        return torch.stack(found, self.dim) if self.takes_out else torch.cat(found, self.dim)
+
+    def _write(self, chunk: Chunk, value: Any) -> None:
+        """Write a result into an `out` that the worker could not write into."""
+        if not self._writes_here:
+            return
+        out, at = self._options.out, self._job.at(chunk)
+        if (part := fitting(value, out[at])) is not None:
+            out[at] = part
+
+
+def _processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if type(value) is not int:
+        raise TypeError(f"{name} is an int, got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} is at least {least}, got {value}")
+
+
+def _check_joinable(value: Any, chunk: Chunk) -> None:
+    if not isinstance(value, (Tensor, Contract)):
+        raise TypeError(
+            f"{told(chunk)}: the function gave a {type(value).__name__}; map joins containers or tensors, and "
+            "map_iter gives any results one by one"
+        )
+
+
+class _NoBar:
+    """What takes the place of a progress bar that nobody asked for."""
+
+    def update(self, count: int) -> None:
+        """Show nothing."""
+
+    def __enter__(self) -> _NoBar:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Nothing was opened."""
+
+
+def _bar(wanted: bool, chunks: int) -> Any:
+    return extras.require("tqdm", "progress").tqdm(desc="map", total=chunks, unit="chunk") if wanted else _NoBar()
+
+
+def check_shuffle(shuffle: bool, index_with_generator: bool) -> None:
+    """Refuse to shuffle chunks that are to be cut all at once.
+
+    Raises:
+        OptionError: both are asked for.
+    """
+    if shuffle and not index_with_generator:
+        raise OptionError("chunks in random order are cut one by one: shuffle=True needs index_with_generator=True")

@@ -1,0 +1,82 @@
+"""Putting the memory of leaves where other processes can see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.contract import Contract, named_error
+from tensordict.errors import UnsupportedEntryError
+from tensordict.io.datasets import Stored
+from tensordict.keys import joined
+from tensordict.memmap import FileSource, MemoryMappedTensor, SharedBlock
+
+
+def share(container: Contract) -> None:
+    """Move the storages of all leaves to shared memory; those that are there, or in a file, stay where they are.
+
+    The tensors stay the same objects, and so do all others over these storages.
+
+    Raises:
+        UnsupportedEntryError: a leaf has no storage of its own; nothing has been moved.
+        RuntimeError: the system has no more shared memory, or descriptors; the entry is named.
+    """
+    found = list(container._walk())
+    for path, leaf in found:
+        if leaf.layout not in (torch.strided, torch.jagged):
+            raise UnsupportedEntryError(
+                f"entry {joined(path)!r} has the layout {leaf.layout}, which cannot be shared; "
+                "to_dense() gives what can"
+            )
+    for path, leaf in found:
+        try:
+            for part in parts(leaf):
+                if part.is_cpu and not _is_mapped(part):
+                    part.share_memory_()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise named_error(error, path) from error
+
+
+def is_seen(container: Contract) -> bool:
+    """Whether other processes that have the container see all that is written into its tensors."""
+    leaves: list[Any] = []
+    container._gather(leaves)
+    return all(is_seen_by_others(part) for leaf in leaves for part in parts(leaf))
+
+
+def reaches(container: Contract) -> bool:
+    """Whether all that another process writes into a container, values too, is seen in this one."""
+    return is_seen(container) and not _holds_values(container)
+
+
+def parts(leaf: Any) -> list[Tensor]:
+    """The tensors whose storages hold a leaf."""
+    if leaf.layout is torch.jagged:
+        return [part for part in (leaf.values(), leaf.offsets(), leaf.lengths()) if part is not None]
+    return [leaf]
+
+
+def _is_mapped(tensor: Tensor) -> bool:
+    """Whether a tensor is over a file or a block, which other processes map themselves."""
+    if isinstance(tensor, (MemoryMappedTensor, Stored)):
+        return True
+    return tensor.untyped_storage().filename is not None
+
+
+def is_seen_by_others(tensor: Tensor) -> bool:
+    """Whether other processes that have a tensor see what is written into it."""
+    if isinstance(tensor, MemoryMappedTensor):
+        source = tensor._source
+        return isinstance(source, SharedBlock) or (isinstance(source, FileSource) and source.shared)
+    return not tensor.is_meta and tensor.is_shared()  # type: ignore[no-untyped-call]
+
+
+def _holds_values(node: Contract) -> bool:
+    if node._is_non_tensor:
+        return True
+    return any(
+        type(value) is not Tensor and isinstance(value, Contract) and _holds_values(value)
+        for value in node._outline().values()
+    )

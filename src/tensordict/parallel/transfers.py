@@ -1,0 +1,391 @@
+"""Sending a container from one rank to another, and receiving it there.
+
+The sender posts everything at once: the description, the messages with the tensors, and a wait for the answer. The
+receiver reads the description, posts the rest, and answers whether it took the container. When it cannot take it, it
+still receives the messages, so that nothing is left behind, and says why. So both sides know, and nobody hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from tensordict import ragged
+from tensordict.contract import Contract
+from tensordict.errors import StackError, TransferError
+from tensordict.io.forms import taken_apart
+from tensordict.keys import Path, joined
+from tensordict.parallel.links import Link
+from tensordict.parallel.wire import (
+    PROLOGUE,
+    Anew,
+    Header,
+    Package,
+    Sketch,
+    Within,
+    opened,
+    prologue,
+    refusal,
+)
+
+# An answer: whether the container was taken, and if not, why.
+_ANSWER = 2048
+_TAKEN, _REFUSED = 1, 2
+# Refused, and the messages with the tensors have not even been received.
+_LEFT = 3
+
+# --- sending ----------------------------------------------------------------------------------------------------------
+
+
+class Sending:
+    """A container that is being sent. :meth:`wait` ends it, and has to be called.
+
+    Args:
+        link: where it goes.
+        container: what goes there.
+        whole: send the storage of a consolidated container in one message.
+        allow_pickle: pickle the values that JSON cannot hold.
+
+    Raises:
+        SaveError: an entry cannot be sent; the other side is told.
+    """
+
+    def __init__(self, link: Link, container: Any, whole: bool = False, allow_pickle: bool = False) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+        # The text and not the exception, whose frames would keep the process group alive until the program ends.
+        self._problem = ""
+        self._done = False
+        _raise_late(link)
+        try:
+            if whole:
+                container = container.consolidate()
+            package = Package(container, link.carriers.kind, whole, allow_pickle)
+            messages = package.messages(link.carriers.place)
+        except (RuntimeError, ValueError, TypeError, OSError) as error:
+            self._post(refusal(error), [])
+            _finish_apart(self, quiet=True)
+            raise
+        self.count = package.count
+        self._post(package.head, messages)
+
+    def _post(self, head: bytes, messages: list[Tensor]) -> None:
+        link = self._link
+        first, rest = prologue(head)
+        messages = [link.outgoing(first), *([] if rest is None else [link.outgoing(rest)]), *messages]
+        self._works = [link.send(message) for message in messages]
+        self._answer = link.buffer(_ANSWER)
+        self._works.append(link.recv_answer(self._answer))
+        # A work of torch's knows its memory, and not always the tensor that owns it.
+        self._messages = messages
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait until the other side has the container.
+
+        Args:
+            timeout: accepted as by torch's own works; the timeout of the process group counts.
+
+        Raises:
+            TransferError: it refused it, and says why; or the connection broke or timed out.
+        """
+        with self._lock:
+            if not self._done:
+                try:
+                    self._finish()
+                except TransferError as error:
+                    self._problem = f"{error}"
+                finally:
+                    self._done = True
+                    self._works, self._messages = [], []
+        if self._problem:
+            raise TransferError(self._problem)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` has been called and has returned."""
+        return self._done
+
+    def _finish(self) -> None:
+        *works, last = self._works
+        # First: a receiver that has no memory for the messages says so, and never takes them.
+        self._link.wait(last, "sending to")
+        answer = self._answer.cpu().numpy().tobytes()
+        if answer[0] != _LEFT:
+            for work in works:
+                self._link.wait(work, "sending to")
+        if answer[0] != _TAKEN:
+            why = answer[1:].rstrip(b"\0").decode(errors="replace")
+            raise TransferError(f"{self._link.name} did not take what was sent: {why}")
+
+
+# What went wrong with containers that nobody waits for, by group and rank.
+_late: dict[tuple[int, int], str] = {}
+
+
+def _finish_apart(sending: Sending, quiet: bool = False) -> None:
+    """Wait in a thread of its own, for a caller who does not."""
+    link = sending._link
+
+    def run() -> None:
+        try:
+            sending.wait()
+        except TransferError as error:
+            if not quiet:
+                _late[id(link.group), link.peer] = f"{error}"
+
+    threading.Thread(target=run, name="tensordict-isend", daemon=True).start()
+
+
+def _raise_late(link: Link) -> None:
+    problem = _late.pop((id(link.group), link.peer), None)
+    if problem is not None:
+        raise TransferError(f"an isend before this call failed: {problem}")
+
+
+def sent_apart(sending: Sending) -> None:
+    """Let a transfer end by itself; if it fails, the next call with the same rank raises."""
+    _finish_apart(sending)
+
+
+# --- receiving --------------------------------------------------------------------------------------------------------
+
+
+class Receiving:
+    """A container that is to be received.
+
+    Args:
+        link: where it comes from.
+        container: what is written to; `None` for a new one.
+        device: the device of a new one; by default that of the memory that messages are in.
+        allow_pickle: load values that were sent pickled.
+        problem: why the container cannot be written to, whatever comes; the sender is told.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        container: Any = None,
+        device: torch.device | None = None,
+        allow_pickle: bool = False,
+        problem: Exception | None = None,
+    ) -> None:
+        self._link = link
+        self._container = container
+        self._device = device
+        self._allow_pickle = allow_pickle
+        self._problem = problem
+        self.count = 0
+        self._before = _pending.get(self._key)
+        # Whether all messages of this container have buffers, so that those of the next one may be posted.
+        self._posted = threading.Event()
+        _pending[self._key] = self
+
+    @property
+    def _key(self) -> tuple[int, int, int]:
+        return id(self._link.group), self._link.peer, self._link.tag
+
+    def run(self) -> Any:
+        """Receive it.
+
+        Returns:
+            the container that was given, or the new one.
+
+        Raises:
+            TransferError: it does not fit, it cannot be loaded here, or the connection broke or timed out.
+        """
+        with self._link.carriers.guard():
+            return self._run()
+
+    def _run(self) -> Any:
+        link = self._link
+        if self._before is not None:
+            self._before._posted.wait()
+            self._before = None
+        try:
+            _raise_late(link)
+            header, finish, works = self._posted_for(self._head())
+            self._posted.set()
+            for work in works:
+                link.wait(work, "receiving from")
+        finally:
+            self._posted.set()
+            if _pending.get(self._key) is self:
+                del _pending[self._key]
+        self.count = len(header.rows)
+        try:
+            with torch.no_grad():
+                made = finish()
+        except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
+            self._answer(_REFUSED, f"{error}")
+            raise TransferError(f"receiving from {link.name}: {error}") from error
+        self._answer(_TAKEN, "")
+        return made
+
+    def _head(self) -> bytes:
+        link = self._link
+        first = link.buffer(PROLOGUE)
+        link.wait(link.recv(first), "receiving from")
+        head, more = opened(first.cpu())
+        if more:
+            rest = link.buffer(more)
+            link.wait(link.recv(rest), "receiving from")
+            head += rest.cpu().numpy().tobytes()
+        return head
+
+    def _posted_for(self, head: bytes) -> tuple[Header, Callable[[], Any], list[Any]]:
+        """Post the buffers for what a description announces; with what is to be done when they are full."""
+        link = self._link
+        try:
+            header = Header(head)
+            own, actions = self._own_target(header)
+            target = own or Anew(header, link.carriers.place)
+        except (RuntimeError, OSError) as error:
+            # Nothing follows that could be received.
+            self._answer(_LEFT, f"{error}")
+            raise TransferError(f"receiving from {link.name}: {error}") from error
+        works = [link.recv(buffer) for buffer in target.buffers]
+        if isinstance(target, Anew):
+            return header, partial(self._anew, target), works
+        return header, partial(self._within, target, actions), works
+
+    def _own_target(self, header: Header) -> tuple[Within | None, list[Callable[[], None]]]:
+        """The memory of the container as a target, and what writes its values; `None` if it has another structure."""
+        if self._problem is None and self._container is not None:
+            try:
+                sketch = Sketch(self._container, self._allow_pickle)
+                if Within.fits(header, sketch):
+                    actions = new_values(self._container, header, sketch, self._allow_pickle)
+                    return Within(header, sketch, self._container, self._link.carriers.place), actions
+            except (RuntimeError, TypeError, ValueError, KeyError, OSError) as error:
+                self._problem = error
+        return None, []
+
+    def _within(self, target: Within, actions: list[Callable[[], None]]) -> Any:
+        target.spread()
+        for action in actions:
+            action()
+        return self._container
+
+    def _anew(self, anew: Anew) -> Any:
+        if self._problem is not None:
+            raise self._problem
+        made = anew.container(self._allow_pickle)
+        if self._container is None:
+            return made if self._device is None else made.to(self._device)
+        check_alike(self._container, made, "here", "in what was sent")
+        self._container.update_(made)
+        return self._container
+
+    def _answer(self, word: int, text: str) -> None:
+        message = bytearray(_ANSWER)
+        message[0] = word
+        content = text.encode(errors="replace")[: _ANSWER - 1]
+        message[1 : 1 + len(content)] = content
+        link = self._link
+        answer = link.outgoing(torch.frombuffer(message, dtype=torch.uint8))
+        link.wait(link.send_answer(answer), "answering")
+
+
+# The last transfer that was begun for every group, rank and tag, until it has all that it waits for.
+_pending: dict[tuple[int, int, int], Receiving] = {}
+
+
+def received_apart(receiving: Receiving) -> Future[Any]:
+    """Receive in a thread of its own; the future gives the container."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result = receiving.run()
+        except Exception as error:  # Whatever it is, it belongs to whoever waits.
+            # Its frames would keep the future, and with it the process group, alive for ever.
+            error.__cause__ = None
+            future.set_exception(error.with_traceback(None))
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="tensordict-irecv", daemon=True).start()
+    return future
+
+
+# --- what fits what ---------------------------------------------------------------------------------------------------
+
+
+def new_values(container: Any, header: Header, sketch: Sketch, allow_pickle: bool) -> list[Callable[[], None]]:
+    """What writes the values that are other ones in what was sent, each once it is called; the checks come before.
+
+    Raises:
+        SaveError: a value cannot be loaded.
+        RuntimeError: it does not fit.
+    """
+    actions: list[Callable[[], None]] = []
+    for own, sent in zip(sketch.values, header.values, strict=True):
+        key: Path = own["key"]
+        if "json" in own and own.get("json") == sent.get("json"):
+            continue
+        if not key:
+            raise TransferError("a value that is no tensor cannot be received in place: use from_remote_init()")
+        parent = _entry_at(container, key[:-1])
+        current = parent._entries[key[-1]]
+        holder = header.holder(sent, allow_pickle)
+        actions.append(current._replacing(parent, key[-1], holder, (), current._batch_size, key))
+    return actions
+
+
+def _entry_at(container: Any, key: Path) -> Any:
+    """The nested container of a key in which the members of lazy stacks have names."""
+    node = container._bare()
+    for name in key:
+        node = taken_apart(node).entries[name]._bare()
+    return node
+
+
+def check_alike(first: Any, second: Any, here: str, there: str) -> None:
+    """Refuse containers that do not have the same entries, of the same shapes and dtypes.
+
+    Raises:
+        TransferError: they do not; lists all that differs.
+    """
+    left, right = dict(_outlined(first, ())), dict(_outlined(second, ()))
+    problems = [f"entry {joined(key)!r} is {left[key]} {here} and missing {there}" for key in left if key not in right]
+    problems += [
+        f"entry {joined(key)!r} is {right[key]} {there} and missing {here}" for key in right if key not in left
+    ]
+    problems += [
+        f"entry {joined(key)!r} is {told} {here} and {right[key]} {there}"
+        for key, told in left.items()
+        if key in right and right[key] != told
+    ]
+    if problems:
+        shown = "; ".join(problems[:10])
+        raise TransferError(shown + (f"; and {len(problems) - 10} more" if len(problems) > 10 else ""))
+
+
+def _outlined(node: Any, prefix: Path) -> Any:
+    """The (key, what there is) pairs of a tree, as it is read."""
+    for name in node._outline():
+        key = (*prefix, name)
+        inner = node._node(name)
+        if inner is None or isinstance(inner, Tensor):
+            yield key, _told(node, name)
+        elif inner._is_non_tensor:
+            yield key, "a value"
+        else:
+            yield from _outlined(inner, key)
+
+
+def _told(node: Any, name: str) -> str:
+    try:
+        leaf = node._entries[name]
+    except StackError:
+        return f"of shape {list(node._shape_of(name))}"
+    if isinstance(leaf, Contract):
+        leaf = leaf.as_subclass(Tensor)  # type: ignore[attr-defined]
+    shape = f"of rows {ragged.row_sizes(leaf).tolist()!r:.60}" if leaf.is_nested else str(list(leaf.shape))
+    return f"{str(leaf.dtype)[6:]} {shape}"

@@ -1,0 +1,477 @@
+"""The wire form: a container as one description in JSON and a few messages of plain bytes.
+
+The description has the structure (:mod:`tensordict.io.structure`), the values that are no tensors, and the name, dtype,
+shape and place of every tensor. Tensors have their place in one imagined storage per device: small ones in the block
+that it begins with, which is one message; large ones behind it, each a message of its own that is sent from its own
+memory. What is received anew really lies in such a storage, and so is a consolidated container.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import itertools
+import json
+import pickle
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tensordict import blocks
+from tensordict.blocks import Block, Layout
+from tensordict.errors import SaveError, TransferError, UnsupportedEntryError
+from tensordict.io.datasets import Stored, in_memory
+from tensordict.io.files import is_direct
+from tensordict.io.forms import Form
+from tensordict.io.structure import SIZES, Described, restore, value_of
+from tensordict.io.values import NotJson, exact
+from tensordict.keys import Path, joined
+
+# A tensor of up to this many bytes is copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
+SMALL = 64 << 10
+# The first message of every container: magic, the length of the description, and as much of it as fits.
+PROLOGUE = 4096
+_MAGIC = b"TDwire1\0"
+_FIRST = struct.Struct("<8sQ")
+# Where large tensors begin in a storage.
+_ALIGN = 64
+# Stands between the names of a nested key.
+_SEPARATOR = "\0"
+
+_DTYPES = {str(dtype)[6:]: dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_NAMES = {dtype: str(dtype)[6:] for dtype in _DTYPES.values()}
+
+
+class Sketch(Described):
+    """The structure of a container, its tensors, and its values apart from the structure.
+
+    Args:
+        container: what is described.
+        allow_pickle: pickle the values that JSON cannot hold.
+
+    Raises:
+        SaveError: an entry cannot be sent; the key is named.
+    """
+
+    def __init__(self, container: Any, allow_pickle: bool = False) -> None:
+        self.values: list[dict[str, Any]] = []
+        self._allow_pickle = allow_pickle
+        super().__init__(container, _SEPARATOR)
+
+    def _value(self, form: Form, key: Path) -> Any:
+        try:
+            value: dict[str, Any] = {"key": key, "json": exact(form.value)}
+        except NotJson as error:
+            if not self._allow_pickle:
+                raise UnsupportedEntryError(
+                    f"{_entry(key)}{error}: pass allow_pickle=True on both sides to send it pickled"
+                ) from None
+            value = {"key": key, "pickle": base64.b64encode(_pickled(form.value, key)).decode()}
+        self.values.append(value)
+        return len(self.values) - 1
+
+
+class Row(NamedTuple):
+    """A tensor on the wire: where it lies in the storage of a device."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    device: str
+    start: int
+    stop: int
+
+
+class Package:
+    """A container on its way out: the bytes of its description, and the messages that follow.
+
+    Args:
+        container: what is sent.
+        carrier: gives the type of the device from which messages with tensors of a type of device are sent.
+        whole: send all tensors in one message, which is the storage of a consolidated container.
+        allow_pickle: as for :class:`Sketch`.
+
+    Raises:
+        SaveError: an entry cannot be sent; the key is named.
+    """
+
+    def __init__(
+        self, container: Any, carrier: Callable[[str], str], whole: bool = False, allow_pickle: bool = False
+    ) -> None:
+        sketch = Sketch(container, allow_pickle)
+        tensors = {name: _sendable(tensor, sketch.keys[name]) for name, tensor in sketch.tensors.items()}
+        self.count = len(tensors)
+        self._layouts: dict[str, Layout] = {}
+        self._large: list[Tensor] = []
+        self._storage: Tensor | None = None
+        if whole and _lie_in(container._consolidated, tensors.values()):
+            places = self._whole(container._consolidated[0], tensors, carrier)
+        else:
+            places = self._divided(tensors, carrier)
+        self.head = json.dumps(
+            {
+                "node": sketch.spec,
+                "values": sketch.values,
+                "names": list(tensors),
+                "dtypes": [_NAMES[tensor.dtype] for tensor in tensors.values()],
+                "shapes": [list(tensor.shape) for tensor in tensors.values()],
+                **places,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    def _whole(self, storage: Tensor, tensors: Mapping[str, Tensor], carrier: Callable[[str], str]) -> dict[str, Any]:
+        self._storage = storage
+        starts = [tensor.storage_offset() * tensor.itemsize for tensor in tensors.values()]
+        device = carrier(storage.device.type)
+        return {
+            "starts": starts,
+            "devices": [device] * len(starts),
+            "storages": {device: [storage.numel(), storage.numel()]},
+        }
+
+    def _divided(self, tensors: Mapping[str, Tensor], carrier: Callable[[str], str]) -> dict[str, Any]:
+        layouts = self._layouts
+        starts: list[int] = []
+        devices: list[str] = []
+        large: list[int] = []
+        for position, tensor in enumerate(tensors.values()):
+            device = carrier(tensor.device.type)
+            devices.append(device)
+            layout = layouts.get(device)
+            if layout is None:
+                layout = layouts[device] = Layout()
+            if tensor.numel() * tensor.itemsize <= SMALL:
+                starts.append(layout.add(tensor))
+            else:
+                starts.append(-1)
+                self._large.append(tensor)
+                large.append(position)
+        ends = {device: layout.nbytes for device, layout in layouts.items()}
+        for position, tensor in zip(large, self._large, strict=True):
+            kind = devices[position]
+            starts[position] = -(-ends[kind] // _ALIGN) * _ALIGN
+            ends[kind] = starts[position] + tensor.numel() * tensor.itemsize
+        storages = {kind: [layout.nbytes, ends[kind]] for kind, layout in layouts.items()}
+        return {"starts": starts, "devices": devices, "storages": storages}
+
+    def messages(self, carrier: Callable[[str], torch.device]) -> list[Tensor]:
+        """The messages in their order, as flat tensors of bytes; large tensors are not copied.
+
+        Args:
+            carrier: gives the device that messages are sent from, for the type of one.
+        """
+        if self._storage is not None:
+            return [self._storage.to(carrier(self._storage.device.type))] if self._storage.numel() else []
+        found: list[Tensor] = []
+        for device, layout in self._layouts.items():
+            if layout.nbytes:
+                block = _fresh(layout.nbytes, carrier(device))
+                layout.fill(Block(block))
+                found.append(block)
+        for tensor in self._large:
+            found.append(_flat(tensor.to(carrier(tensor.device.type))))
+        return found
+
+
+def prologue(head: bytes) -> tuple[Tensor, Tensor | None]:
+    """A description as the first message, and as the second if it is too long for the first."""
+    room = PROLOGUE - _FIRST.size
+    first = _FIRST.pack(_MAGIC, len(head)) + head[:room]
+    rest = head[room:]
+    return (
+        torch.frombuffer(bytearray(first.ljust(PROLOGUE, b"\0")), dtype=torch.uint8),
+        torch.frombuffer(bytearray(rest), dtype=torch.uint8) if rest else None,
+    )
+
+
+def opened(first: Tensor) -> tuple[bytes, int]:
+    """What the first message has of a description, and the length of the second.
+
+    Raises:
+        TransferError: it is no such message.
+    """
+    content = first.numpy().tobytes()
+    magic, length = _FIRST.unpack_from(content)
+    if magic != _MAGIC:
+        raise TransferError(
+            "what has been received does not begin a container: another call, such as a plain "
+            "torch.distributed.send, uses the same tag"
+        )
+    start = content[_FIRST.size : _FIRST.size + length]
+    return start, length - len(start)
+
+
+def refusal(error: Exception) -> bytes:
+    """The description that a sender sends in place of a container that cannot be sent."""
+    return json.dumps({"refusal": f"{error}"}).encode()
+
+
+class Header:
+    """A description that has been received.
+
+    Raises:
+        TransferError: it does not add up, or says why there is no container.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.rows: dict[str, Row] = {}
+        self.storages: dict[str, list[int]] = {}
+        try:
+            told = json.loads(content)
+            if "refusal" in told:
+                raise TransferError(f"nothing was sent: {told['refusal']}")
+            self.node, self.values = told["node"], told["values"]
+            self.storages = {str(device): [int(cut), int(end)] for device, (cut, end) in told["storages"].items()}
+            columns = [told[name] for name in ("names", "dtypes", "shapes", "devices", "starts")]
+            if min(itertools.chain.from_iterable(columns[2]), default=0) < 0:
+                raise ValueError("a shape is negative")
+            for name, dtype, shape, device, start in zip(*columns, strict=True):
+                kind = _DTYPES[dtype]
+                stop = start + prod(shape) * kind.itemsize
+                cut, end = self.storages[device]
+                if not 0 <= start <= stop <= end or start < cut < stop or start % kind.itemsize:
+                    raise ValueError(f"{name!r} lies at {start} to {stop}")
+                self.rows[name] = Row(kind, shape, device, start, stop)
+        except TransferError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise TransferError(f"the description of what was received is broken: {error!r:.200}") from error
+
+    def large(self) -> Iterator[tuple[str, Row]]:
+        """The tensors that have messages of their own."""
+        for name, row in self.rows.items():
+            if row.stop > self.storages[row.device][0]:
+                yield name, row
+
+    def built(self, tensors: Mapping[str, Tensor], allow_pickle: bool) -> Any:
+        """The container, over these tensors.
+
+        Raises:
+            SaveError: the description is broken, of a tensorclass that is not known here, or has a pickled value.
+        """
+
+        def value(index: Any, key: Path) -> Any:
+            return unpacked(self.values[index], key, allow_pickle)
+
+        return restore(self.node, _Given(tensors), _SEPARATOR, value=value)
+
+    def holder(self, sent: Any, allow_pickle: bool) -> Any:
+        """The holder of one of the values.
+
+        Raises:
+            SaveError: the description is broken, or the value cannot be loaded.
+        """
+        key = tuple(sent["key"])
+        node = self.node
+        for name in key:
+            node = node["entries"][name]
+        return restore(node, _Given({}), _SEPARATOR, value=lambda _, __: unpacked(sent, key, allow_pickle))
+
+
+class Anew:
+    """The memory for a container that is received anew: one storage per device.
+
+    Args:
+        header: its description.
+        carrier: gives the device to receive on, for the type of one.
+    """
+
+    def __init__(self, header: Header, carrier: Callable[[str], torch.device]) -> None:
+        self.header = header
+        self.storages = {device: _fresh(end, carrier(device)) for device, (_, end) in header.storages.items()}
+        self.buffers = [self.storages[device][:cut] for device, (cut, _) in header.storages.items() if cut]
+        self.buffers += [self.storages[row.device][row.start : row.stop] for _, row in header.large()]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        over = {device: Block(storage) for device, storage in self.storages.items()}
+        return {
+            name: over[row.device].tensor(row.dtype, row.shape, row.start) for name, row in self.header.rows.items()
+        }
+
+    def container(self, allow_pickle: bool) -> Any:
+        """The container, once its bytes are there."""
+        made = self.header.built(self.tensors(), allow_pickle)
+        if len(self.storages) == 1:
+            (storage,) = self.storages.values()
+            if storage.is_cuda:
+                made = made.to(storage.device)
+            leaves = made._leaves()
+            if blocks.is_whole(leaves, (storage, len(leaves))):
+                made._consolidated = (storage, len(leaves))
+        return made
+
+
+class Within:
+    """The memory of a container of the very structure that a header describes, as the target of its messages.
+
+    Args:
+        header: the description.
+        sketch: that of the container.
+        container: what is received into.
+        carrier: gives the device to receive on, for the type of one.
+    """
+
+    def __init__(self, header: Header, sketch: Sketch, container: Any, carrier: Callable[[str], torch.device]) -> None:
+        self.header = header
+        self._targets = sketch.tensors
+        self._blocks: dict[str, Tensor] = {}
+        self._staged: list[tuple[Tensor, Tensor, Row]] = []
+        self.buffers: list[Tensor] = []
+        whole = self._storage_of(container)
+        if whole is not None:
+            self.buffers.append(whole)
+            return
+        for device, (cut, _) in header.storages.items():
+            if cut:
+                self._blocks[device] = _fresh(cut, carrier(device))
+                self.buffers.append(self._blocks[device])
+        for name, row in header.large():
+            target = self._targets[name].detach()
+            if target.device == carrier(row.device) and target.is_contiguous() and not _is_changed(target):
+                self.buffers.append(_flat(target))
+            else:
+                buffer = _fresh(row.stop - row.start, carrier(row.device))
+                self.buffers.append(buffer)
+                self._staged.append((target, buffer, row))
+
+    @staticmethod
+    def fits(header: Header, sketch: Sketch) -> bool:
+        """Whether a container has the very tensors, all in memory that can be written to, and the same values' keys."""
+        targets = sketch.tensors
+        if targets.keys() != header.rows.keys():
+            return False
+        for name, row in header.rows.items():
+            target = targets[name]
+            if target.dtype is not row.dtype or list(target.shape) != row.shape or name.endswith(SIZES):
+                return False
+            if type(target) is Stored or 0 in target.stride():
+                return False
+        return [value["key"] for value in sketch.values] == [tuple(value["key"]) for value in header.values]
+
+    def _storage_of(self, container: Any) -> Tensor | None:
+        """The storage of a consolidated container, if what is received has the same layout."""
+        held, storages = container._consolidated, self.header.storages
+        if held is None or len(storages) != 1:
+            return None
+        storage: Tensor = held[0]
+        ((device, (cut, end)),) = storages.items()
+        if not (storage.device.type == device and storage.numel() == cut == end):
+            return None
+        if not _lie_in(held, self._targets.values()):
+            return None
+        for name, row in self.header.rows.items():
+            target = self._targets[name]
+            if target.storage_offset() * target.itemsize != row.start:
+                return None
+        return storage
+
+    def spread(self) -> None:
+        """Copy what did not arrive in its place to its place."""
+        for device, block in self._blocks.items():
+            cut = self.header.storages[device][0]
+            views = Block(block)
+            base = block.data_ptr() if block.is_cpu else 0
+            for name, row in self.header.rows.items():
+                if row.device != device or row.stop > cut or row.start == row.stop:
+                    continue
+                target = self._targets[name]
+                if base and is_direct(target):
+                    ctypes.memmove(target.data_ptr(), base + row.start, row.stop - row.start)
+                else:
+                    target.detach().copy_(views.tensor(row.dtype, row.shape, row.start))
+        for target, buffer, row in self._staged:
+            target.copy_(Block(buffer).tensor(row.dtype, row.shape, 0))
+
+
+class _Given:
+    """Tensors by name, for `restore`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def take(self, name: str, key: Path) -> Tensor:
+        if name not in self._tensors:
+            raise SaveError(f"{_entry(key)}the description has no tensor for it")
+        return self._tensors[name]
+
+
+def unpacked(value: Any, key: Path, allow_pickle: bool) -> Any:
+    """The value that was sent as `value`.
+
+    Raises:
+        SaveError: it is pickled, and no pickle may be loaded; the key is named.
+    """
+    if "json" in value:
+        return value_of(value["json"], key)
+    if not allow_pickle:
+        raise UnsupportedEntryError(
+            f"{_entry(key)}the value was sent pickled, and loading a pickle may run any code: pass allow_pickle=True "
+            "if you trust the sender"
+        )
+    try:
+        return pickle.loads(base64.b64decode(value["pickle"]))
+    except Exception as error:  # What a value does when it is unpickled is its own business.
+        raise SaveError(f"{_entry(key)}the value cannot be unpickled: {error}") from error
+
+
+def _pickled(value: Any, key: Path) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:  # As for unpickling.
+        raise UnsupportedEntryError(f"{_entry(key)}the value cannot be pickled: {error}") from error
+
+
+def _sendable(tensor: Tensor, key: Path) -> Tensor:
+    """A tensor with bytes of its own that can be sent.
+
+    Raises:
+        UnsupportedEntryError: it has none.
+    """
+    kind = type(tensor)
+    if kind is Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
+        return tensor
+    if kind is Stored:
+        return in_memory(tensor)  # type: ignore[no-any-return]
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        what = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"of {tensor.layout}"
+        raise UnsupportedEntryError(f"{_entry(key)}a tensor that is {what} cannot be sent")
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise UnsupportedEntryError(
+            f"{_entry(key)}a {kind.__name__} cannot be sent as it is; where it is a DTensor, full_tensor() of the "
+            "container gives what can"
+        )
+    return tensor
+
+
+def _lie_in(held: blocks.Consolidated | None, tensors: Collection[Tensor]) -> bool:
+    """Whether all tensors are contiguous parts of the storage of a consolidated container."""
+    if held is None or not blocks.is_whole(list(tensors), (held[0], len(tensors))):
+        return False
+    return all(tensor.is_contiguous() and not _is_changed(tensor) for tensor in tensors)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor; a view where it is contiguous."""
+    plain = tensor.detach()
+    plain = plain if type(plain) is Tensor else plain.as_subclass(Tensor)
+    return plain.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _is_changed(tensor: Tensor) -> bool:
+    """Whether its bytes are not its elements."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _fresh(nbytes: int, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return blocks.fresh(nbytes)
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def _entry(key: Path) -> str:
+    return f"entry {joined(key)!r}: " if key else ""

@@ -1,0 +1,310 @@
+"""Workers: processes that take chunks and send results, and how a job is spread over them.
+
+`Crew` starts processes of its own. Each has a pipe, so that the end of a process is noticed, whatever ended it; a chunk
+travels as two numbers, since the processes have the container. `Borrowed` does the same with a pool of the caller,
+which is given pieces of the container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import queue
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection as pipes
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+import torch
+
+from tensordict.errors import WorkerError
+from tensordict.parallel.jobs import Chunk, Job, attempt, seed_all, written
+from tensordict.parallel.parcels import Parcel
+from tensordict.parallel.references import Common, Handle
+
+# How often those who wait look whether a process is gone without a word, in seconds.
+_PATROL = 0.5
+# How long a process may take to end by itself.
+_PATIENCE = 5.0
+
+# A chunk, whether the job was done, and the result or the `Failure`.
+Outcome = tuple[Chunk, bool, Any]
+Take = Callable[[], "Chunk | None"]
+
+
+class _Worker:
+    """A process, and the chunk that it has at the moment."""
+
+    def __init__(self, context: Any, job: Job, threads: int, seed: int, others: Sequence[_Worker]) -> None:
+        self.pipe, theirs = context.Pipe()
+        forked = context.get_start_method() == "fork"
+        # A forked process has our ends of the pipes, too. While it holds them, others do not see that we are gone.
+        ours = [worker.pipe for worker in (*others, self)] if forked else []
+        self.chunk: Chunk | None = None
+        self.done = 0
+        self.process = context.Process(
+            target=_work, args=(theirs, ours, job.sendable() if forked else job, threads, seed), daemon=True
+        )
+        try:
+            self.process.start()
+        except BaseException:
+            self.pipe.close()
+            raise
+        finally:
+            theirs.close()
+
+    def give(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        # A process that is gone is noticed when its result is waited for.
+        with contextlib.suppress(OSError):
+            self.pipe.send_bytes(pickle.dumps(tuple(chunk)))
+
+    def outcome(self) -> tuple[Chunk, bool, Parcel]:
+        """The result of the chunk.
+
+        Raises:
+            EOFError, OSError: the process is gone.
+        """
+        done, head, parts, nbytes, handles = pickle.loads(self.pipe.recv_bytes())
+        try:
+            descriptor = recv_handle(self.pipe) if nbytes else None
+            handles = [Handle(*handle, recv_handle(self.pipe)) for handle in handles]
+        except RuntimeError as error:
+            raise EOFError from error
+        assert self.chunk is not None
+        chunk, self.chunk = self.chunk, None
+        self.done += 1
+        return chunk, done, Parcel(head, parts, nbytes, descriptor, handles)
+
+    def is_gone(self) -> bool:
+        return self.process.exitcode is not None
+
+    def end(self) -> None:
+        """End the process: a busy one at once, an idle one by itself."""
+        self.pipe.close()
+        if self.chunk is not None:
+            self.process.terminate()
+        self.process.join(_PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.process.close()
+
+
+class Crew:
+    """Processes that do a job, as a context.
+
+    Args:
+        context: the `multiprocessing` context that starts them.
+        job: what they do.
+        count: how many there are at a time.
+        seed: the seed of the first; each further one has the next.
+        threads: how many threads torch has in each.
+        limit: how many chunks one does before another takes its place; `None` for any number.
+        chunks: how many chunks there are.
+    """
+
+    def __init__(
+        self, context: Any, job: Job, count: int, seed: int, threads: int, limit: int | None, chunks: int
+    ) -> None:
+        self._context, self._job = context, job
+        self.count = count
+        self._seed, self._threads, self._limit = seed, threads, limit
+        self._left = chunks
+        self._common = Common(job.container)
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Crew:
+        # Numpy has it imported when it is first used, which would be in every process anew: 15 ms.
+        importlib.import_module("numpy.random")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._dismiss()
+
+    def _hire(self) -> _Worker:
+        worker = _Worker(self._context, self._job, self._threads, self._seed, self._workers)
+        self._workers.append(worker)
+        self._seed += 1
+        return worker
+
+    def _dismiss(self) -> None:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            # Idle ones end while the others are waited for.
+            if worker.chunk is None:
+                worker.pipe.close()
+        for worker in workers:
+            worker.end()
+
+    def outcomes(self, take: Take) -> Iterator[Outcome]:
+        """The results as they come, of the chunks that `take` gives; `None` from it means that there is none for now.
+
+        Raises:
+            WorkerError: a process ended before its work did.
+        """
+        self._supply(take)
+        while any(worker.chunk is not None for worker in self._workers):
+            for worker in self._ready():
+                try:
+                    chunk, done, parcel = worker.outcome()
+                except (EOFError, OSError):
+                    raise self._loss(worker) from None
+                # Before the caller does something with the result, so that the worker is not idle during that.
+                self._supply(take)
+                yield chunk, done, parcel.value(self._common)
+            self._supply(take)
+
+    def _supply(self, take: Take) -> None:
+        """Give chunks to idle workers and, while there are too few, to new ones, which begin as others are started."""
+        while self._left:
+            worker = next((worker for worker in self._workers if worker.chunk is None), None)
+            if worker is None and len(self._workers) == self.count:
+                return
+            chunk = take()
+            if chunk is None:
+                return
+            if worker is not None and worker.done == self._limit:
+                self._workers.remove(worker)
+                worker.end()
+                worker = None
+            if worker is None:
+                worker = self._hire()
+            self._left -= 1
+            worker.give(chunk)
+        for worker in self._workers:
+            if worker.chunk is None:
+                # It ends while others work, and while the results are joined.
+                worker.pipe.close()
+
+    def _ready(self) -> list[_Worker]:
+        """The workers that have sent something, or are gone."""
+        busy = {worker.pipe: worker for worker in self._workers if worker.chunk is not None}
+        while True:
+            found = pipes.wait(list(busy), _PATROL)
+            if found:
+                return [busy[pipe] for pipe in found]
+            gone = [worker for worker in busy.values() if worker.is_gone() and not worker.pipe.poll()]
+            if gone:
+                raise self._loss(gone[0])
+
+    def _loss(self, worker: _Worker) -> WorkerError:
+        worker.process.join(_PATIENCE)
+        return lost(worker.process.pid, worker.process.exitcode, worker.chunk)
+
+
+def lost(pid: int | None, code: int | None, chunk: Chunk | None) -> WorkerError:
+    """The error of a process that ended before its work did."""
+    if code is not None and code < 0:
+        how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
+    else:
+        how = f"ended with exit code {code}; what it wrote to stderr says why"
+    during = "" if chunk is None else f" while it had {told(chunk)}"
+    return WorkerError(f"worker process {pid} {how}{during}")
+
+
+def told(chunk: Chunk) -> str:
+    """A chunk as errors name it."""
+    if chunk.stop is None:
+        return f"chunk {chunk.number} (element {chunk.start} of the dim)"
+    return f"chunk {chunk.number} (elements {chunk.start} to {chunk.stop - 1} of the dim)"
+
+
+def _work(pipe: Any, others: Sequence[Any], job: Job, threads: int, seed: int) -> None:
+    """What a process of a crew does: chunks, until its pipe is closed."""
+    for other in others:
+        other.close()
+    torch.set_num_threads(threads)
+    seed_all(seed)
+    job = job.received()
+    common = Common(job.container)
+    while True:
+        try:
+            chunk = Chunk(*pickle.loads(pipe.recv_bytes()))
+        except (EOFError, OSError, KeyboardInterrupt):
+            return
+        done, parcel = attempt(job, chunk, common)
+        handles = [(handle.nbytes, handle.is_block) for handle in parcel.handles]
+        message = (done, parcel.head, parcel.parts, parcel.nbytes, handles)
+        pipe.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        if parcel.nbytes:
+            send_handle(pipe, parcel.fd, None)
+        for handle in parcel.handles:
+            send_handle(pipe, handle.descriptor, None)
+
+
+class Borrowed:
+    """A `multiprocessing.Pool` of the caller, which does a job and stays as it is.
+
+    Args:
+        pool: the pool.
+        job: what it does.
+    """
+
+    def __init__(self, pool: Any, job: Job) -> None:
+        if not hasattr(pool, "apply_async"):
+            raise TypeError(f"pool is a multiprocessing.Pool, got {type(pool).__name__}")
+        self._pool, self._job = pool, job
+        self.count = int(getattr(pool, "_processes", None) or os.cpu_count() or 1)
+        # A process that ends after its last chunk can no longer be asked for the memory of what it sent.
+        self._inline = getattr(pool, "_maxtasksperchild", None) is not None
+        self._watched: dict[int, Any] = {}
+
+    def __enter__(self) -> Borrowed:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave the pool to its owner."""
+
+    def outcomes(self, take: Take) -> Iterator[Outcome]:
+        """As `Crew.outcomes`."""
+        job, results = self._job, queue.SimpleQueue[Any]()
+        given: dict[int, tuple[Chunk, Any]] = {}
+        self._look()
+        while True:
+            while len(given) < 2 * self.count and (chunk := take()) is not None:
+                piece, out = job.piece(chunk), None if job.out is None else job.out[job.at(chunk)]
+                given[chunk.number] = chunk, piece
+                arguments = (job.fn, piece, out, chunk.number, self._inline)
+                self._pool.apply_async(_in_pool, arguments, callback=results.put, error_callback=results.put)
+            if not given:
+                return
+            found = self._next(results, given)
+            if isinstance(found, BaseException):
+                # What the pool itself has to say, such as that the function cannot be pickled.
+                raise found
+            number, done, parcel = found
+            chunk, piece = given.pop(number)
+            # By now, the pool has moved the tensors of the piece to shared memory.
+            yield chunk, done, parcel.value(Common(piece))
+
+    def _next(self, results: queue.SimpleQueue[Any], given: dict[int, tuple[Chunk, Any]]) -> Any:
+        while True:
+            try:
+                return results.get(timeout=_PATROL)
+            except queue.Empty:
+                # The pool puts new processes in the place of the dead, and never says what these had to do.
+                for process in self._look():
+                    if process.exitcode not in (None, 0):
+                        names = ", ".join(told(chunk) for chunk, _ in given.values())
+                        error = lost(process.pid, process.exitcode, None)
+                        raise WorkerError(f"{error}; not done are {names}") from None
+
+    def _look(self) -> list[Any]:
+        """All processes of the pool that were seen so far."""
+        for process in list(getattr(self._pool, "_pool", ())):
+            self._watched.setdefault(process.pid, process)
+        return list(self._watched.values())
+
+
+def _in_pool(fn: Any, piece: Any, out: Any, number: int, inline: bool) -> tuple[int, bool, Parcel]:
+    """What a process of a pool does with a chunk."""
+
+    def job(given: Any) -> Any:
+        result = fn(given.copy() if given._locked else given)
+        return result if out is None else written(result, out)
+
+    return number, *attempt(job, piece, Common(piece), inline)
