@@ -11,11 +11,9 @@ SIDES = ("ours", "reference", "floor")
 WIDTH = 48
 
 IN_MEMORY_SPEEDUP = 2.0
+TENSORCLASS_SPEEDUP = 3.0
 NEAR_FLOOR = 2.0
-SAVE_SPEEDUP = 4.0
-SAVE_OF_RAW = 0.8
 PEAK_GROWTH = 64 * 1024 * 1024
-LOAD_SPEEDUP = 2.0
 
 
 @dataclass
@@ -27,9 +25,15 @@ class Row:
     in_memory: bool
     target: str
     payload_bytes: int
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    rivals: list[str] = field(default_factory=list)
+    limits: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for side in (*SIDES, *self.rivals):
+            self.seconds.setdefault(side, [])
 
     def median(self, side: str) -> float | None:
         """Return the median seconds per call of a side, None where it was not measured."""
@@ -55,7 +59,7 @@ class Row:
         return {
             "family": self.family,
             "name": self.name,
-            "median_seconds": {side: self.median(side) for side in SIDES},
+            "median_seconds": {side: self.median(side) for side in self.seconds},
             "reference_over_ours": self.speedup,
             "best_reference_over_ours": self.best_speedup if self.speedup is not None else None,
             "ours_over_floor": self.over_floor,
@@ -84,20 +88,25 @@ def header() -> str:
     return _line("", "ours", "reference", "floor", "ref/ours", "ours/floor")
 
 
-def family_table(family: str, rows: list[Row]) -> str:
-    """Return the lines of a family, its geometric means last."""
-    lines = [family]
-    for row in rows:
-        cells = [_cell(row, side) for side in SIDES]
-        lines.append(_line(f"  {row.name}", *cells, _times(row.speedup), _times(row.over_floor)))
-        if row.payload_bytes:
-            rates = [_rate(row.payload_bytes, row.median(side)) for side in SIDES]
-            lines.append(_line("", *rates, "", ""))
-        lines += [f"    ! {side}: {error}" for side, error in row.errors.items()]
-        lines += [f"    ! {warning}" for warning in row.warnings]
-    speedup, over_floor = means(rows)
-    lines.append(_line("  geometric mean", "", "", "", _times(speedup), _times(over_floor)))
+def row_lines(row: Row) -> str:
+    """Return the lines of a workload."""
+    cells = [_cell(row, side) for side in SIDES]
+    lines = [_line(f"  {row.name}", *cells, _times(row.speedup), _times(row.over_floor))]
+    if row.payload_bytes:
+        rates = [_rate(row.payload_bytes, row.median(side)) for side in SIDES]
+        lines.append(_line("", *rates, "", ""))
+    for rival in row.rivals:
+        times = _times(_ratio(row.median(rival), row.median("ours")))
+        lines.append(f"    {rival}: {_cell(row, rival)}, {times} ours")
+    lines += [f"    ! {side}: {error}" for side, error in row.errors.items()]
+    lines += [f"    ! {warning}" for warning in row.warnings]
     return "\n".join(lines)
+
+
+def family_mean(rows: list[Row]) -> str:
+    """Return the line with the geometric means of a family."""
+    speedup, over_floor = means(rows)
+    return _line("  geometric mean", "", "", "", _times(speedup), _times(over_floor))
 
 
 def means(rows: list[Row]) -> tuple[float | None, float | None]:
@@ -105,16 +114,21 @@ def means(rows: list[Row]) -> tuple[float | None, float | None]:
     return _mean([row.speedup for row in rows]), _mean([row.over_floor for row in rows])
 
 
-def verdicts(rows: list[Row], memory: dict[str, dict[str, int]], quick: bool) -> list[Verdict]:
-    """Return the verdict on each target; `memory` is bytes of growth per side and layout."""
+def verdicts(
+    rows: list[Row], memory: dict[str, dict[str, int]], mini_batches: dict[str, Any], quick: bool
+) -> list[Verdict]:
+    """Return the verdict on each target.
+
+    `memory` is bytes of growth per side and layout, `mini_batches` what `minibatches.py` found.
+    """
     return [
         _overall(rows),
+        _tensorclass(rows),
         _none_slower(rows),
         _near_floor(rows),
-        _saving_speedup(rows),
-        _saving_of_raw(rows),
+        *[_limit(row, limit) for row in rows for limit in row.limits],
         _peak_memory(memory, quick),
-        _loading(rows),
+        *_mini_batches(mini_batches, quick),
     ]
 
 
@@ -164,30 +178,43 @@ def _near_floor(rows: list[Row]) -> Verdict:
     return Verdict(target, all(ratio <= NEAR_FLOOR for ratio, _ in ratios), f"{len(ratios)} workloads{listed}")
 
 
-def _saving_speedup(rows: list[Row]) -> Verdict:
-    ratio = next((row.speedup for row in rows if row.target == "save"), None)
-    return _at_least(f"saving 64 leaves, 2 threads, at least {SAVE_SPEEDUP} times the reference", ratio, SAVE_SPEEDUP)
-
-
-def _saving_of_raw(rows: list[Row]) -> Verdict:
-    found = next((row for row in rows if row.target == "save"), None)
-    ratio = None if found is None else _ratio(found.median("floor"), found.median("ours"))
-    return _at_least(f"saving 64 leaves at least {SAVE_OF_RAW} of raw writes by 2 threads", ratio, SAVE_OF_RAW)
-
-
-def _loading(rows: list[Row]) -> Verdict:
-    ratio = next((row.speedup for row in rows if row.target == "load"), None)
-    return _at_least(
-        f"load_memmap of many small leaves at least {LOAD_SPEEDUP} times faster than the reference",
-        ratio,
-        LOAD_SPEEDUP,
-    )
-
-
-def _at_least(target: str, ratio: float | None, bound: float) -> Verdict:
-    if ratio is None:
+def _tensorclass(rows: list[Row]) -> Verdict:
+    target = f"tensorclass at least {TENSORCLASS_SPEEDUP} times faster than the reference"
+    mean = _mean([row.speedup for row in rows if row.family == "tensorclass"])
+    if mean is None:
         return Verdict(target, None, "no workload")
-    return Verdict(target, ratio >= bound, f"{ratio:.2f}x")
+    return Verdict(target, mean >= TENSORCLASS_SPEEDUP, f"{mean:.2f}x in geometric mean")
+
+
+def _limit(row: Row, limit: dict[str, Any]) -> Verdict:
+    """The verdict on one target of one workload."""
+    other = limit["called"] or ("the reference" if limit["side"] == "reference" else limit["side"])
+    faster = _ratio(row.median(limit["side"]), row.median("ours"))
+    if limit["at_most"]:
+        target = f"{row.name}: at most {limit['at_most']:g} times the time of {other}"
+        ratio = None if faster is None else 1 / faster
+        met = ratio is not None and ratio <= limit["at_most"]
+    else:
+        target = f"{row.name}: at least {limit['at_least']:g} times as fast as {other}"
+        ratio, met = faster, faster is not None and faster >= limit["at_least"]
+    return Verdict(target, None, "not measured") if ratio is None else Verdict(target, met, f"{ratio:.2f}x")
+
+
+def _mini_batches(found: dict[str, Any], quick: bool) -> list[Verdict]:
+    """The verdicts on reading random rows of a data set larger than memory, one for each format."""
+    if not found:
+        return []
+    size, limit = (f"{found[name] / 2**30:.2g} GiB" for name in ("payload", "limit"))
+    rates = found["rows_per_second"]
+    verdicts = []
+    for name in [name for name in rates if name != "numpy memmap"]:
+        ratio = rates[name] / rates["numpy memmap"]
+        target = f"random mini-batches of {size} in {limit} of memory, {name}: at least as fast as numpy memmap"
+        figures = f"{ratio:.2f}x ({rates[name]:,.0f} rows/s; {found['peak'][name] / 2**20:.0f} MiB at the peak)"
+        verdicts.append(
+            Verdict(target, None if quick else ratio >= 1 and found["peak"][name] <= found["limit"], figures)
+        )
+    return verdicts
 
 
 def _peak_memory(memory: dict[str, dict[str, int]], quick: bool) -> Verdict:

@@ -86,11 +86,19 @@ def main() -> None:
         print(report.header())
         rows: list[Row] = []
         for family in dict.fromkeys(spec["family"] for spec in chosen):
-            found = [_measure(spec, ours, reference, options) for spec in chosen if spec["family"] == family]
-            print(report.family_table(family, found), flush=True)
+            print(family)
+            found = []
+            for spec in [spec for spec in chosen if spec["family"] == family]:
+                found.append(_measure(spec, ours, reference, options))
+                print(report.row_lines(found[-1]), flush=True)
+            print(report.family_mean(found), flush=True)
             rows += found
-        memory = _peak_memory(folder, options) if any(row.target == "save" for row in rows) else {}
-    _conclude(rows, memory, about, options)
+        memory: dict[str, dict[str, int]] = {}
+        mini_batches: dict[str, Any] = {}
+        if any(row.family == "storage" for row in rows) and not options.only:
+            memory = _peak_memory(folder, options)
+            mini_batches = _mini_batches(folder, options)
+    _conclude(rows, memory, mini_batches, about, options)
 
 
 def _options() -> argparse.Namespace:
@@ -152,7 +160,7 @@ def _load(ours: Worker, reference: Worker) -> dict[str, Any]:
 
 def _measure(spec: dict[str, Any], ours: Worker, reference: Worker, options: argparse.Namespace) -> Row:
     """Check that the sides do the same work, then time them in turns."""
-    row = Row(spec["family"], spec["name"], spec["in_memory"], spec["target"], spec["payload_bytes"])
+    row = Row(**{name: value for name, value in spec.items() if name != "has_floor"})
     _progress(f"{row.family}: {row.name}")
     sides = _prepare(row, spec["has_floor"], ours, reference, options)
     rounds = options.rounds if row.in_memory else min(options.rounds, STORAGE_ROUNDS)
@@ -177,18 +185,15 @@ def _prepare(
     target_s = QUICK_TURN_SECONDS if options.quick else TURN_SECONDS
     sides: dict[str, tuple[Worker, str]] = {}
     digests: dict[str, dict[str, list[str]]] = {}
-    for side, worker, of_worker in (
-        ("ours", ours, "package"),
-        ("reference", reference, "package"),
-        ("floor", ours, "floor"),
-    ):
-        if side == "floor" and (not has_floor or "ours" not in sides):
+    beside = [(side, ours, side) for side in [*["floor"] * has_floor, *row.rivals]]
+    for side, worker, of_worker in [("ours", ours, "package"), ("reference", reference, "package"), *beside]:
+        if of_worker != "package" and "ours" not in sides:
             continue
         try:
             if of_worker == "package":
                 digests[side] = worker.ask("open", family=row.family, name=row.name)["digest"]
             calibrated = worker.ask("calibrate", side=of_worker, target_s=target_s)
-            if of_worker == "floor":
+            if of_worker != "package":
                 digests[side] = calibrated["digest"]
             sides[side] = (worker, of_worker)
         except Failed as error:
@@ -200,7 +205,8 @@ def _prepare(
 def _disagreements(digests: dict[str, dict[str, list[str]]]) -> list[str]:
     """Say where two sides did not give the same leaves, or two packages not the same batch sizes."""
     found = []
-    for side, part in (("reference", "batches"), ("reference", "leaves"), ("floor", "leaves")):
+    compared = [("reference", "batches"), *[(side, "leaves") for side in digests if side != "ours"]]
+    for side, part in compared:
         if "ours" in digests and side in digests:
             different = _difference(digests["ours"][part], digests[side][part])
             if different:
@@ -219,39 +225,61 @@ def _difference(left: list[str], right: list[str]) -> str:
 def _peak_memory(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, int]]:
     """Return, per side and layout, by how many bytes saving raised the peak of a fresh process's memory."""
     unit = 2**20 if options.quick else 2**24
-    layouts = {f"1 x {64 * unit >> 20} MiB": (1, 64 * unit, 0), f"64 x {unit >> 20} MiB": (64, unit, 2)}
+    layouts = {f"1 x {64 * unit >> 20} MiB": (1, 64 * unit), f"64 x {unit >> 20} MiB": (64, unit)}
     found: dict[str, dict[str, int]] = {}
     for side, python in (("ours", options.ours), ("reference", options.reference)):
-        for layout, (leaves, leaf_bytes, threads) in layouts.items():
-            _progress(f"peak memory: {side}, {layout}")
-            command = [
-                str(python),
-                str(HERE / "peak_memory.py"),
-                "--folder",
-                str(folder),
-                "--leaves",
-                str(leaves),
-            ]
-            command += ["--leaf-bytes", str(leaf_bytes), "--threads", str(threads)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
-            if done.returncode:
-                print(f"! peak memory of {side}, {layout}: {done.stderr.strip().splitlines()[-1:]}")
-                continue
-            label = f"{layout}, num_threads={threads}"
-            found.setdefault(side, {})[label] = json.loads(done.stdout)["growth"]
+        formats = _ask(python, "peak_memory.py", "--list")
+        for name in formats:
+            for layout, (leaves, leaf_bytes) in layouts.items():
+                label = f"{name}, {layout}"
+                _progress(f"peak memory: {side}, {label}")
+                sizes = ["--leaves", str(leaves), "--leaf-bytes", str(leaf_bytes)]
+                try:
+                    reply = _ask(python, "peak_memory.py", "--folder", str(folder), "--format", name, *sizes)
+                except Failed as error:
+                    print(f"! peak memory of {side}, {label}: {error}")
+                    continue
+                found.setdefault(side, {})[label] = reply["growth"]
     _progress("")
     return found
 
 
+def _mini_batches(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what `minibatches.py` found, nothing where it cannot run."""
+    _progress("random mini-batches")
+    try:
+        found: dict[str, Any] = _ask(
+            options.ours, "minibatches.py", "--json", "--folder", str(folder), *["--quick"] * options.quick
+        )
+    except Failed as error:
+        print(f"! random mini-batches: {error}")
+        return {}
+    _progress("")
+    return found
+
+
+def _ask(python: Path, script: str, *arguments: str) -> Any:
+    """Return the JSON that one of the scripts beside this one prints."""
+    command = [str(python), str(HERE / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
+    if done.returncode:
+        raise Failed(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}")
+    return json.loads(done.stdout)
+
+
 def _conclude(
-    rows: list[Row], memory: dict[str, dict[str, int]], about: dict[str, Any], options: argparse.Namespace
+    rows: list[Row],
+    memory: dict[str, dict[str, int]],
+    mini_batches: dict[str, Any],
+    about: dict[str, Any],
+    options: argparse.Namespace,
 ) -> None:
     """Print the means and the verdicts, write the JSON, and fail where a workload could not be compared."""
     in_memory = [row for row in rows if row.in_memory]
     speedup, over_floor = report.means(in_memory)
     if speedup is not None and over_floor is not None:
         print(f"\nin-memory families together: {speedup:.2f}x the reference, {over_floor:.2f}x the floor")
-    verdicts = report.verdicts(rows, memory, options.quick)
+    verdicts = report.verdicts(rows, memory, mini_batches, options.quick)
     subset = " (a subset of the workloads)" if options.only or options.families else ""
     print(f"\ntargets{subset}{' (quick: small sizes, noisy)' if options.quick else ''}")
     for verdict in verdicts:
@@ -267,6 +295,7 @@ def _conclude(
         "families": {name: {"reference_over_ours": a, "ours_over_floor": b} for name, (a, b) in families.items()},
         "in_memory": {"reference_over_ours": speedup, "ours_over_floor": over_floor},
         "peak_memory_growth_bytes": memory,
+        "mini_batches": mini_batches,
         "targets": [{"target": v.target, "met": v.met, "figures": v.figures} for v in verdicts],
         "workloads": [row.as_json() for row in rows],
     }

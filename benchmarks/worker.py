@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,7 +54,9 @@ class Bench:
                         "name": workload.name,
                         "in_memory": family in IN_MEMORY,
                         "has_floor": workload.floor is not None,
+                        "rivals": list(workload.rivals),
                         "target": workload.target,
+                        "limits": [asdict(limit) for limit in workload.limits],
                         "payload_bytes": workload.payload_bytes,
                     }
                 )
@@ -82,8 +85,8 @@ class Bench:
         return {"digest": self.checked("package")}
 
     def calibrate(self, side: str, target_s: float) -> dict[str, Any]:
-        """Find how many calls take about `target_s` seconds; for the floor, also return the digest."""
-        found = self.checked(side) if side == "floor" else None
+        """Find how many calls take about `target_s` seconds; for floor and rivals, also return the digest."""
+        found = self.checked(side) if side != "package" else None
         if self.workload.after is not None:
             self.calls[side] = 1
             return {"calls": 1, "digest": found}
@@ -130,10 +133,11 @@ class Bench:
         return self.current
 
     def side(self, side: str) -> Callable[[State | None], Any]:
-        """Return the function that the side "package" or "floor" runs."""
-        fn = self.workload.run if side == "package" else self.workload.floor
+        """Return the function that the side "package", "floor" or a rival runs."""
+        named = {"package": self.workload.run, "floor": self.workload.floor, **self.workload.rivals}
+        fn = named.get(side)
         if fn is None:
-            raise RuntimeError(f"workload {self.workload.name!r} has no floor")
+            raise RuntimeError(f"workload {self.workload.name!r} has no side {side!r}")
         return fn
 
     def checked(self, side: str) -> dict[str, list[str]]:

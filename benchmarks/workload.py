@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,8 +24,24 @@ class Context:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """How fast a workload must be, compared with the `side` "reference", "floor" or one of its rivals.
+
+    Either `at_least` that many times as fast, or in `at_most` that many times the time. `called` says what the
+    floor is.
+    """
+
+    side: str
+    at_least: float = 0.0
+    at_most: float = 0.0
+    called: str = ""
+
+
+@dataclass(frozen=True)
 class Workload:
     """One measured call: `run` does it with a package, `floor` with the unavoidable torch and dict calls.
+
+    `rivals` are other ways to the same result (`torch.save`, safetensors, ...), by name; they run where the floor does.
 
     `setup` receives the module `tensordict` of the package at hand. `run` and `floor` must leave the state as
     they found it, or in a state from which the same call does the same work again. A workload with `after`
@@ -37,10 +53,13 @@ class Workload:
     setup: Callable[[ModuleType], State]
     run: Callable[[State], Any]
     floor: Callable[[State], Any] | None = None
+    rivals: Mapping[str, Callable[[State], Any]] = field(default_factory=dict)
     before: Callable[[State], None] | None = None
     after: Callable[[State], None] | None = None
     target: str = ""
     """Which target of `report.py` this workload counts for, besides those that all of them count for."""
+    limits: tuple[Limit, ...] = ()
+    """Targets of this workload alone."""
     payload_bytes: int = 0
     """Bytes moved by one call, for workloads whose throughput is of interest."""
 

@@ -20,5 +20,7 @@ IN_MEMORY = (
     "names",
     "ragged",
     "tensorclass",
+    "functional",
+    "compile",
 )
-FAMILIES = (*IN_MEMORY, "storage")
+FAMILIES = (*IN_MEMORY, "storage", "distributed")
