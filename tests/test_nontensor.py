@@ -54,7 +54,7 @@ THING = Thing()
 @pytest.mark.parametrize(
     "value",
     ["text", "", b"bytes", None, THING, {1, 2}, int, len, torch.float32, torch.device("cpu"), ("a", 1), np.str_("x")],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_any_value_is_given_back(value):
     td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
@@ -151,6 +151,11 @@ def test_lists_become_stacks(items, expected):
     assert type(td.get("s")) is NonTensorStack
     assert td["s"] == expected
     assert td[1]["s"] == expected[1]
+
+
+def test_lists_of_arrays_become_tensors_without_a_warning():
+    stored = TensorDict({"a": [np.zeros(2), np.ones(2)], "b": [np.array("x"), np.array("y")]}, batch_size=[2])
+    assert stored["a"].tolist() == [[0, 0], [1, 1]] and stored["b"] == ["x", "y"]
 
 
 def test_lists_that_do_not_fit_are_refused_with_their_key():
@@ -686,14 +691,6 @@ def test_pytrees_and_vmap():
     assert seen == [("x", (4,), (4,))]
     assert result["s"] == "x" and result.get("s").batch_size == (3, 4)
     assert torch.vmap(lambda part: part)(td)["l"] == ["p", "q", "r"]
-
-
-def test_saving_is_refused_by_key(tmp_path):
-    td = TensorDict({"n": {"s": "x"}, "a": torch.zeros(1)})
-    with pytest.raises(NotImplementedError, match=r"\('n', 's'\)"):
-        td.memmap(tmp_path / "saved")
-    with pytest.raises(NotImplementedError, match="'s'"):
-        TensorDict(s=["a", "b"]).memmap_()
 
 
 def test_locks_hold_for_holders():

@@ -17,7 +17,11 @@ from tensordict import (
     LazyStackedTensorDict,
     LazyView,
     MemoryMappedTensor,
+    MetaData,
+    NonTensorData,
+    NonTensorStack,
     TensorDict,
+    UnbatchedTensor,
     lazy_stack,
     set_lazy_legacy,
     set_printoptions,
@@ -152,6 +156,35 @@ def test_any_structure_in_a_lazy_stack(drawn: tuple[Plain, tuple[int, ...]], dat
     for key in data.draw(st.sets(st.sampled_from(sorted(plain)))) if plain else ():
         del items[data.draw(st.integers(0, count - 1))][key]
     assert_same_text(lazy_stack(items, data.draw(st.integers(0, len(batch_size)))))
+
+
+VALUES: list[Any] = ["text", "a, b=(c", "3", 3, 2.5, None, {"k": [1, 2]}, {1}, "", "x" * 300, object]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@pytest.mark.parametrize("kind", [NonTensorData, MetaData])
+def test_values(kind: Any, value: Any) -> None:
+    td = TensorDict({"a": torch.zeros(2), "b": {"s": kind(value)}, "z": torch.ones(2)}, [2], device="cpu")
+    again = assert_same_text(td)
+    held = again["b"].get("s")
+    assert type(held) is kind and held.batch_size == (2,)
+    if value in (3, 2.5, None, "text", {"k": [1, 2]}):
+        assert again["b", "s"] == value
+
+
+def test_lists_of_values() -> None:
+    td = TensorDict({"s": ["a", "b"], "n": [["a", 1], [None, 2.5]]}, [2])
+    assert_same_text(td)
+    assert parse(repr(td))["n"] == [["a", 1], [None, 2.5]]
+    assert_same_text(lazy_stack([td, td.clone()], 1))
+    cut = parse(repr(TensorDict({"s": ["x" * 40, "y" * 40]}, [2])))
+    assert cut["s"] == [None, None] and isinstance(cut.get("s"), NonTensorStack)
+    assert parse(repr(TensorDict({"s": [object(), 1]}, [2])))["s"] == [None, None]
+
+
+def test_tensors_of_their_own_shape() -> None:
+    again = assert_same_text(TensorDict({"u": UnbatchedTensor(torch.ones(5)), "a": torch.zeros(2)}, [2]))
+    assert type(again["u"]) is UnbatchedTensor
 
 
 def test_classes_of_leaves() -> None:
@@ -304,6 +337,8 @@ def lazy(fields: str, size: str, dim: int) -> str:
         ("TensorDict(fields={}, batch_size=torch.Size([3]), names=['a', 'b'])", 1, 1, "2 names"),
         (entry("Unknown(shape=torch.Size([2]))"), 3, 12, "one of the classes .*LazyStackedTensorDict.*Tensor"),
         (entry("Tensor(device=cpu)"), 3, 12, "shape="),
+        ("TensorDict(fields={a: NonTensorData(data=x)})", 1, 42, "a value and its batch_size="),
+        (entry("NonTensorStack(['a'], batch_size=torch.Size([-1]))"), 3, 45, "without -1"),
         (entry("Tensor(shape=torch.Size([3]))"), 3, 12, r"entry 'a' has shape \[3\]"),
         (entry("Tensor(shape=torch.Size([2]), dtype=torch.load)"), 3, 48, "a dtype"),
         (entry("Tensor(shape=torch.Size([2]), dtype=float32)"), 3, 48, "a dtype"),

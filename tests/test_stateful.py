@@ -236,14 +236,14 @@ class ContainerMachine(RuleBasedStateMachine):
             view[name] = ramp.clone().unsqueeze(0)
         self.plain[name] = ramp
 
-    @precondition(lambda self: not self.locked and self.kind.any_names)
+    @precondition(lambda self: not self.locked)
     @rule(name=simple_names())
     def write_flat(self, name: str) -> None:
         ramp = index_map(self.kind.batch_size)
         if name in self.plain:
             return
-        with self.td.flatten_keys("|") as flat:
-            flat[f"{name}|x"] = ramp.clone()
+        with self.td.flatten_keys("_") as flat:
+            flat[f"{name}_x"] = ramp.clone()
         self.plain[name] = {"x": ramp}
 
     @rule()

@@ -12,11 +12,13 @@ import pathlib
 import pickle
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar, Generic, NotRequired, Optional, TypeVar
+from typing import Any, ClassVar, Generic, Optional, Protocol, TypedDict, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._pytree import tree_map
+from typing_extensions import NotRequired
 
 from tensordict import (
     LazyStackedTensorDict,
@@ -319,6 +321,41 @@ def test_autocast() -> None:
         Cast("abc")
 
 
+class Sized(Protocol):
+    def size(self) -> int: ...
+
+
+class Row(TypedDict):
+    n: int
+
+
+def test_autocast_leaves_what_annotations_do_not_name_a_class_for() -> None:
+    class Cast(TensorClass["autocast"]):  # type: ignore[misc, type-arg]
+        anything: Any = None
+        maybe: Any | None = None
+        sized: Sized | None = None
+        row: Row | None = None
+        pair: tuple[int, str] | None = None
+
+    made = Cast(len, "a", {"no": "size"}, {"n": 1}, (1, "b"), batch_size=[2])
+    assert made.anything is len and made.maybe == "a" and made.sized == {"no": "size"} and made.row == {"n": 1}
+    assert made[0].pair == (1, "b")
+
+
+@pytest.mark.parametrize("value", [(1, 2), (1.5, 2), (), range(3), torch.Size([1, 2]), (torch.zeros(2), 1)], ids=str)
+def test_tuples_and_ranges_stay_what_they_are(value: Any) -> None:
+    class Held(TensorClass):
+        x: torch.Tensor
+        pair: Any = None
+
+    made = Held(torch.zeros(2), value, batch_size=[2])
+    assert made.pair is value and made[0].pair is value and torch.cat([made, made]).pair is value
+    made.pair = None
+    made.pair = value
+    assert made.set("pair", value).pair is value and made.replace(pair=value).pair is value
+    assert made.update({"pair": value}).pair is value
+
+
 def test_nocast() -> None:
     @tensorclass(nocast=True)
     class Kept:
@@ -354,6 +391,12 @@ def test_frozen() -> None:
         made.x = torch.ones(3)
     with pytest.raises(RuntimeError, match="locked"):
         made.set("x", torch.ones(3))
+    for name, value in ({"batch_size": [], "names": ["time"], "device": "cpu"}).items():
+        with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot assign to '{name}' of the frozen Frozen"):
+            setattr(made, name, value)
+    assert made.batch_size == torch.Size([3]) and made.names == [None]
+    for result in (made.reshape(3, 1), made.rename("time"), made.consolidate(), made.clone().share_memory_()):
+        assert type(result) is Frozen
     assert made.is_locked and hash(made) == hash(made)
     made[0] = made[1].clone()
     with pytest.raises(TypeError, match="unhashable"):
@@ -607,3 +650,15 @@ def test_typed_dict_from_tensordict() -> None:
     assert type(Step.from_tensordict(td.exclude("act"), check=False)) is Step
     with pytest.raises(TypeError, match="needs a container, got dict"):
         Step.from_tensordict({})
+
+
+class Counted(TensorClass):
+    x: torch.Tensor
+    y: Any
+
+
+def test_scalars_of_numpy_and_complex_numbers_stay_values():
+    for value in (np.int64(3), np.float32(0.5), 1 + 2j):
+        pair = Counted(torch.zeros(2), value, batch_size=[2])
+        assert pair.y == value and type(pair.y) is type(value)
+        assert type(pair[0].y) is type(value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
 
+import tensordict
 from tensordict import (
     LazyStackedTensorDict,
     TensorDict,
@@ -183,3 +185,18 @@ def test_dense_stack_of_other_things() -> None:
         dense_stack_tds([a, a])
     with pytest.raises(TypeError, match="Tensor"):
         dense_stack_tds([torch.zeros(1)], 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("base", ["NO_DEFAULT", "TensorDictBase", "is_tensor_collection"]),
+        ("tensorclass", ["NonTensorData", "NonTensorStack", "TensorClass", "is_tensorclass", "tensorclass"]),
+        ("prototype", ["TensorClass", "from_dataclass", "tensorclass"]),
+        ("utils", ["capture_non_tensor_stack", "list_to_stack", "set_capture_non_tensor_stack", "set_list_to_stack"]),
+    ],
+)
+def test_modules_that_programs_import_from(module: str, names: list[str]) -> None:
+    found = importlib.import_module(f"tensordict.{module}")
+    for name in names:
+        assert name in found.__all__ and getattr(found, name) is getattr(tensordict, name, getattr(found, name))

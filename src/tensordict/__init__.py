@@ -1,13 +1,20 @@
 """TensorDict: a container that holds many tensors under nested keys and behaves as one tensor."""
 
+from tensordict import following as following  # makes itself known to the loaders
+from tensordict import llm as llm  # makes its records known to the loaders
 from tensordict.attributes import TensorAttrs
 from tensordict.base import TensorDictBase
 from tensordict.collection import TensorCollection
+from tensordict.convert.any import from_any, from_namedtuple, from_tuple
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import from_dict, fromkeys, make_tensordict
+from tensordict.convert.numpy import from_struct_array
+from tensordict.convert.pytrees import from_pytree
 from tensordict.functional import (
     cat,
     dense_stack_tds,
+    from_module,
+    from_modules,
     is_batchedtensor,
     lazy_stack,
     maybe_dense_stack,
@@ -16,13 +23,26 @@ from tensordict.functional import (
     pad_sequence,
     stack,
 )
-from tensordict.io.api import load, load_memmap, memmap, save
+from tensordict.io.api import (
+    from_consolidated,
+    from_h5,
+    from_safetensors,
+    load,
+    load_memmap,
+    memmap,
+    save,
+    to_safetensors,
+)
+from tensordict.io.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
+from tensordict.io.verify import verify
 from tensordict.keys import NestedKey, unravel_key, unravel_key_list
 from tensordict.lazy import LazyStackedTensorDict
 from tensordict.legacy import LazyView
 from tensordict.memmap import MemmapTensor, MemoryMappedTensor
+from tensordict.nn import TensorDictParams
 from tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from tensordict.parsing import parse_tensor_dict_string
+from tensordict.persistent import PersistentTensorDict
 from tensordict.printing import get_printoptions, set_printoptions
 from tensordict.settings import (
     capture_non_tensor_stack,
@@ -53,11 +73,13 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PersistentTensorDict",
     "TensorAttrs",
     "TensorClass",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
+    "TensorDictParams",
     "TypedTensorDict",
     "UnbatchedTensor",
     "assert_allclose_td",
@@ -66,13 +88,24 @@ __all__ = [
     "cat",
     "default_is_leaf",
     "dense_stack_tds",
+    "from_any",
+    "from_consolidated",
     "from_dataclass",
     "from_dict",
+    "from_h5",
+    "from_module",
+    "from_modules",
+    "from_namedtuple",
+    "from_pytree",
+    "from_safetensors",
+    "from_struct_array",
+    "from_tuple",
     "fromkeys",
     "get_defaults_to_none",
     "get_printoptions",
     "is_batchedtensor",
     "is_leaf_nontensor",
+    "is_memmap_archive",
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
@@ -85,9 +118,11 @@ __all__ = [
     "maybe_dense_stack",
     "memmap",
     "merge_tensordicts",
+    "pack_memmap",
     "pad",
     "pad_sequence",
     "parse_tensor_dict_string",
+    "refresh_archive_checksums",
     "save",
     "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
@@ -96,6 +131,9 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "to_safetensors",
+    "unpack_memmap",
     "unravel_key",
     "unravel_key_list",
+    "verify",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import is_typeddict
 
 from tensordict.contract import Contract
 
@@ -55,6 +56,13 @@ def is_tensor_hint(hint: Any) -> bool:
     return hint is None or hint is type(None) or (isinstance(hint, type) and issubclass(hint, Tensor))
 
 
+def _says_what(kind: Any) -> bool:
+    """Whether this is a class of its own, which values can be instances of."""
+    if not isinstance(kind, type) or kind is object or kind is Any:  # `Any` is a class from Python 3.11 on
+        return False
+    return not is_typeddict(kind) and not getattr(kind, "_is_protocol", False)
+
+
 def cast(value: Any, hint: Any, where: str) -> Any:
     """`value` as its annotation has it; a value that the annotation says nothing about is given back.
 
@@ -71,18 +79,18 @@ def cast(value: Any, hint: Any, where: str) -> Any:
         parts = [part for part in typing.get_args(hint) if part is not type(None)]
         return cast(value, parts[0], where) if len(parts) == 1 else value
     kind: Any = hint if origin is None else origin
-    if not isinstance(kind, type) or isinstance(value, kind) or kind is object:
+    if not _says_what(kind) or isinstance(value, kind):
         return value
     try:
         if issubclass(kind, Tensor):
             return torch.as_tensor(value)
         if issubclass(kind, Contract):
             if isinstance(value, Mapping):
-                return kind.from_dict(value)  # type: ignore[attr-defined]
+                return kind.from_dict(value)
             if isinstance(value, Contract) and hasattr(kind, "from_tensordict"):
                 return kind.from_tensordict(value)
             return value
-        return value if isinstance(value, Contract) or origin is not None else kind(value)  # type: ignore[call-arg]
+        return value if isinstance(value, Contract) or origin is not None else kind(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{where} cannot be cast: it is annotated {getattr(hint, '__name__', hint)} and got a "

@@ -6,8 +6,9 @@ from collections.abc import MutableMapping
 
 from tensordict.collection import TensorCollection
 from tensordict.ops.reading import NO_DEFAULT
+from tensordict.views import is_tensor_collection
 
-__all__ = ["NO_DEFAULT", "TensorDictBase"]
+__all__ = ["NO_DEFAULT", "TensorDictBase", "is_tensor_collection"]
 
 
 class TensorDictBase(TensorCollection):

@@ -11,20 +11,27 @@ from tensordict.ops.applying import Applying
 from tensordict.ops.arithmetic import Arithmetic
 from tensordict.ops.autograd import Autograd
 from tensordict.ops.casting import Casting
+from tensordict.ops.checkpointing import Checkpointing
+from tensordict.ops.communicating import Communicating
 from tensordict.ops.comparison import Comparison
-from tensordict.ops.converting import Converting
+from tensordict.ops.consolidating import Consolidating
 from tensordict.ops.copying import Copying
 from tensordict.ops.describing import Describing
 from tensordict.ops.distributing import Distributing
 from tensordict.ops.factories import Factories
+from tensordict.ops.foreign import Foreign
 from tensordict.ops.gathering import Gathering
 from tensordict.ops.indexing import Indexing
+from tensordict.ops.mapping import Mapping
+from tensordict.ops.modules import Modules
 from tensordict.ops.naming import Naming
 from tensordict.ops.padding import Padding
+from tensordict.ops.persisting import Persisting
 from tensordict.ops.pointwise import Pointwise
 from tensordict.ops.reducing import Reducing
 from tensordict.ops.saving import Saving
 from tensordict.ops.shape import Shape
+from tensordict.ops.sharing import Sharing
 from tensordict.ops.stacking import Stacking
 from tensordict.ops.structure import Structure
 from tensordict.ops.values import Values
@@ -48,10 +55,17 @@ class TensorCollection(
     Autograd,
     Describing,
     Distributing,
+    Communicating,
     Copying,
-    Converting,
+    Sharing,
+    Mapping,
+    Consolidating,
+    Foreign,
     Saving,
+    Persisting,
+    Checkpointing,
     Values,
+    Modules,
     Naming,
     Printing,
     Context,

@@ -42,6 +42,8 @@ class Contract:
     _lock_owners: list[weakref.ref[Any]] | None = None
     _is_memmap: bool = False
     _is_shared: bool = False
+    # The storage that all leaves were put in, and how many there were then; see `blocks`.
+    _consolidated: tuple[Tensor, int] | None = None
     # Whether the class stands for a value that is no tensor.
     _is_non_tensor: bool = False
     _memmap_prefix: pathlib.Path | None = None
@@ -60,6 +62,14 @@ class Contract:
         """
         return self._entries
 
+    def _targets(self) -> Mapping[str, Any]:
+        """The entries for those who may write into them, as operands of what is done in place.
+
+        A container that makes its leaves when they are read gives, where it can, tensors that write to where it keeps
+        them.
+        """
+        return self._entries
+
     def _shape_of(self, name: str) -> torch.Size:
         """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
         value = self._entries[name]
@@ -69,6 +79,9 @@ class Contract:
         """The nested container of this name, `None` when there is none."""
         value = self._entries.get(name)
         return value if isinstance(value, Contract) else None
+
+    def _check_field(self, name: str) -> None:
+        """Refuse the name of a new entry: none, unless the class declares those that there can be."""
 
     def _build(
         self,
@@ -118,6 +131,20 @@ class Contract:
         found: list[Any] = []
         value._gather(found)
         return found
+
+    def _mark_memmap(self) -> None:
+        """Say that the tree is memory-mapped."""
+        self._is_memmap = True
+        for value in self._entries.values():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                value._mark_memmap()
+
+    def _mark_shared(self) -> None:
+        """Say that the tree is in shared memory."""
+        self._is_shared = True
+        for value in self._entries.values():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                value._mark_shared()
 
     # --- structural walks -----------------------------------------------------------------------------------------
     # All take the new batch size of the root and `lead`, the number of batch dims of the root that it replaces: a

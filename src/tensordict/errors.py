@@ -52,3 +52,37 @@ class FieldError(AttributeError, TypeError, ValueError):
 
 class ContainerExpected(TypeError, RuntimeError):
     """A container was expected, and something else was given."""
+
+
+class DuplicateKeyError(KeyError, ValueError):
+    """Two keys of an input lead to the same entry."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class StateError(KeyMismatchError, ShapeError):
+    """A state dict does not fit the container that it is to be loaded into; lists all that does not."""
+
+
+class ModuleError(KeyMismatchError):
+    """A container of parameters does not fit a module."""
+
+
+class WorkerError(RuntimeError):
+    """A worker process ended before its work did."""
+
+
+class OptionError(ValueError, RuntimeError):
+    """Options that exclude one another."""
+
+
+class InstructionError(ValueError):
+    """An instruction of IFEval, or a whole row, that cannot be scored; names the row and the field."""
+
+
+class TransferError(RuntimeError):
+    """A container did not get from one process to another: the two sides do not fit, or the connection broke.
+
+    Both sides raise it, and name the key.
+    """

@@ -307,3 +307,41 @@ def is_batchedtensor(tensor: Tensor) -> bool:
 
 def _are_tensors(input: Any) -> bool:
     return isinstance(input, (list, tuple)) and bool(input) and isinstance(input[0], Tensor)
+
+
+def from_module(module: Any, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
+    """The parameters and buffers of a module in a container, locked by default; see :meth:`TensorDict.from_module`.
+
+    Example:
+        >>> from torch import nn
+        >>> from tensordict import from_module
+        >>> sorted(from_module(nn.Linear(3, 4)).keys())
+        ['bias', 'weight']
+    """
+    return registry.lookup("TensorDict").from_module(module, as_module, lock, use_state_dict)
+
+
+def from_modules(
+    *modules: Any,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    lazy_stack: bool = False,
+    expand_identical: bool = False,
+) -> Any:
+    """The parameters of several modules, stacked; see :meth:`TensorDict.from_modules`.
+
+    Example:
+        >>> from torch import nn
+        >>> from tensordict import from_modules
+        >>> from_modules(nn.Linear(3, 4), nn.Linear(3, 4))["weight"].shape
+        torch.Size([2, 4, 3])
+    """
+    return registry.lookup("TensorDict").from_modules(
+        *modules,
+        as_module=as_module,
+        lock=lock,
+        use_state_dict=use_state_dict,
+        lazy_stack=lazy_stack,
+        expand_identical=expand_identical,
+    )

@@ -17,14 +17,23 @@ from tensordict.collection import TensorCollection
 from tensordict.contract import Clones, Contract, Names
 from tensordict.devices import as_device
 from tensordict.errors import ShapeError
-from tensordict.holders import flatten_holder, flatten_holder_with_keys, same_value, unflatten_holder
+from tensordict.holders import (
+    Saved,
+    check_held,
+    flatten_holder,
+    flatten_holder_with_keys,
+    is_all,
+    nested_lists,
+    same_value,
+    unflatten_holder,
+)
 from tensordict.indexing import checked_size, leaf_index
 from tensordict.keys import Path, joined
 from tensordict.lazy import LazyStackedTensorDict
 from tensordict.lazy.members import Members
 from tensordict.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
 from tensordict.ops.converting import LinkedList
-from tensordict.ops.locking import adopt, raise_locked
+from tensordict.ops.locking import adopt
 from tensordict.ops.naming import checked_names
 from tensordict.shapes import as_size
 from tensordict.views import is_non_tensor
@@ -42,7 +51,7 @@ class _Fields:
     _is_non_tensor: bool = True
 
 
-class _Holding(TensorCollection):
+class _Holding(Saved, TensorCollection):
     """What holders and stacks of holders have in common: they have no entries, and values are no operands."""
 
     _is_non_tensor: bool = True
@@ -83,7 +92,12 @@ class _Holding(TensorCollection):
     def _assign(self, index: Any, value: Any) -> None:
         at = leaf_index(index, self._batch_size)
         size = checked_size(at, self._batch_size)
-        if self._assigned(at, _fitting(value, size, ())) is not self:
+        new = _fitting(value, size, ())
+        if self._place is not None:
+            after = self.copy()
+            if after._assigned(at, new) is after:
+                self._writing(after)()
+        if self._assigned(at, new) is not self:
             raise ShapeError(
                 f"a {type(self).__name__} holds one value for all of its batch: assign through the container that it "
                 "is in, or call maybe_to_stack() first"
@@ -103,15 +117,18 @@ class _Holding(TensorCollection):
         """
         if isinstance(item, Contract) and not item._is_non_tensor:
             raise TypeError(f"entry {joined(path)!r} is a value that is no tensor and cannot be assigned a container")
-        if parent._is_memmap:
-            raise_locked(f"change the value {joined(path)!r}, which is saved on disk")
         new = _fitting(item, size, path)
+        save = None if self._place is None else self._writing(self.copy()._assigned(at, new), path)
 
         def write() -> None:
+            if save is not None:
+                save()
             fresh = self._assigned(at, new)
             if fresh is not parent._entries.get(name):
                 adopt(parent, fresh)
                 parent._entries[name] = fresh
+                fresh._is_memmap, fresh._memmap_prefix = self._is_memmap, self._memmap_prefix
+                fresh._put_at(self._place, self._follows)
 
         return write
 
@@ -127,7 +144,7 @@ class _Holding(TensorCollection):
     def _merge(
         self, others: Any, fn: Any, size: Any, lead: int, rename: Any, path: Path = (), whole: Any = None
     ) -> Any:
-        _check_held(others, path)
+        check_held(others, path)
         return whole(others)
 
     def _apply_tree(self, call: Any, others: Sequence[Any], path: Path) -> Any:
@@ -137,7 +154,7 @@ class _Holding(TensorCollection):
         return self._build({}, size, self._device, self._names if call.batch_size is None else None)
 
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
-        _check_held(items, ())
+        check_held(items, ())
         if _one_for_all(items):
             size = list(self._batch_size)
             size.insert(dim, len(items))
@@ -146,7 +163,7 @@ class _Holding(TensorCollection):
         return NonTensorStack._along([item.copy() for item in items], dim)
 
     def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
-        _check_held(items, ())
+        check_held(items, ())
         parts = [part.copy() for item in items for part in item.unbind(dim)]
         return NonTensorStack._along(parts, dim) if parts else NonTensorData._of(None, self._batch_size, self._device)
 
@@ -179,6 +196,8 @@ class NonTensorDataBase(_Holding):
     container is done to that of its holders, and the value goes along.
     """
 
+    # `is_tensorclass` holds for them: programs ask it to tell whatever is no plain container.
+    _is_tensorclass: bool = True
     _entries: Any = MappingProxyType({})
     _value: Any
     # Whether the stack of equal ones is one whatever the settings say, and the concatenation has the first value.
@@ -234,7 +253,7 @@ class NonTensorDataBase(_Holding):
     @data.setter
     def data(self, value: Any) -> None:
         self._refuse_if_locked("replace the value of a holder")
-        self._value = unwrap(value)
+        self.update_(unwrap(value))
 
     def _unwrapped(self) -> Any:
         return self._value
@@ -258,7 +277,7 @@ class NonTensorDataBase(_Holding):
             >>> NonTensorData("a", batch_size=[2]).tolist()
             ['a', 'a']
         """
-        return _nested(self._flat_values(), self._batch_size)
+        return nested_lists(self._flat_values(), self._batch_size)
 
     def to_dict(self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
         """The value, which is what a dict of the entries of a container has in the place of its holder."""
@@ -321,15 +340,21 @@ class NonTensorDataBase(_Holding):
         """As :meth:`update`; allowed on a locked holder."""
         if isinstance(input_dict_or_td, NonTensorStack):
             raise ShapeError(f"a {type(self).__name__} holds one value: it cannot take over those of a NonTensorStack")
-        self._value = unwrap(input_dict_or_td)
+        value = unwrap(input_dict_or_td)
+        if self._place is not None:
+            self._writing(self._of(value, self._batch_size, None, self._names))()
+        self._value = value
         return self
+
+    def _take_value(self, other: Any) -> None:
+        self._value = other._value
 
     def _assigned(self, at: Any, new: Any) -> Any:
         """What this becomes when the values of `new` are assigned to a part of the batch: itself, or a stack."""
         one = isinstance(new, NonTensorDataBase)
         if one and same_value(self._value, new._value):
             return self
-        if _is_all(at) or not self._batch_size:
+        if is_all(at) or not self._batch_size:
             if one:
                 self._value = new._value
                 return self
@@ -387,6 +412,8 @@ class NonTensorDataBase(_Holding):
 # The length from which on the text of a value is shortened, and that at which the text of several is cut.
 _LONG = 200
 _CUT = 50
+# A stack of more members than this, which have no elements, is taken for a size that is made up.
+_MOST_EMPTY = 1 << 20
 
 
 @registry.register
@@ -482,7 +509,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return cls._over(Members(list(members), dim, template=None if members else NonTensorData._of(None, _SCALAR)))
 
     @classmethod
-    def from_list(cls, non_tensors: Any) -> Any:
+    def from_list(cls, non_tensors: Any) -> Any:  # type: ignore[override]
         """The stack of the values of a list, nested lists being further batch dims.
 
         Example:
@@ -505,6 +532,9 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
                 raise ValueError(f"the values do not lie in nested lists of {list(size)}")
             flat = [item for part in flat for item in part]
         if not flat:
+            if size[dim] > _MOST_EMPTY:
+                # A size that is made up, in a file: every member is an object.
+                raise ValueError(f"a stack of {size[dim]} members without elements is not made")
             empty = NonTensorData._of(None, size[:dim] + size[dim + 1 :], device)
             return cls._over(Members([empty] * size[dim], dim, template=None if size[dim] else empty))
         return cls._along(_grid(flat, size, device).unbind(dim), dim)
@@ -615,6 +645,12 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
                 adopt(self, fresh)
                 members[position] = fresh
         return self
+
+    def _take_value(self, other: Any) -> None:
+        locked = self._locked
+        self._entries, self._size = other._entries, None
+        if locked:
+            self._lock_tree()
 
     def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
         if len(size) > len(self._batch_size):
@@ -742,28 +778,6 @@ def _fitting(item: Any, size: torch.Size, path: Path) -> Any:
         where = f"entry {joined(path)!r}: " if path else ""
         raise ShapeError(f"{where}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}")
     return new
-
-
-def _check_held(items: Sequence[Any], path: Path) -> None:
-    """Raise unless all of these are holders."""
-    for item in items:
-        if not item._is_non_tensor:
-            where = f"entry {joined(path)!r} is" if path else "joining takes"
-            raise TypeError(f"{where} a value that is no tensor in one input and a {type(item).__name__} in another")
-
-
-def _is_all(at: Any) -> bool:
-    """Whether an index takes everything."""
-    items = at if type(at) is tuple else (at,)
-    return all(type(item) is slice and item == slice(None) for item in items)
-
-
-def _nested(values: list[Any], size: Sequence[int]) -> Any:
-    """Values in nested lists whose levels are the dims of `size`; the one value when there are none."""
-    if not size:
-        return values[0]
-    step = math.prod(size[1:])
-    return [_nested(values[i * step : (i + 1) * step], size[1:]) for i in range(size[0])]
 
 
 def _grid(values: list[Any], size: torch.Size, device: torch.device | None) -> Any:

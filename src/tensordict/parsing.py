@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tensordict import registry
 from tensordict.memmap import MemoryMappedTensor
 from tensordict.settings import set_lazy_legacy
 from tensordict.tensordict import TensorDict
+from tensordict.unbatched import UnbatchedTensor
 
 
 def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: Any = None) -> Any:
@@ -32,7 +34,8 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: Any = N
         a new container with the keys, batch sizes, devices and classes of the text, its leaves with their shapes and
         dtypes, shared where the text says so. What the text leaves open: a dtype that was not printed is torch's
         default; the rows of ragged leaves have one and two elements in turn, and so have the members of a lazy stack
-        where a shape shows -1.
+        where a shape shows -1; a value that is no tensor, and not a literal of Python's either, is its text, and `None`
+        in a list that was cut.
 
     Raises:
         ValueError: the text is malformed, does not add up, or names a class or device that cannot be made here; the
@@ -101,6 +104,7 @@ _NEXT_GROUP = re.compile(r"\s*\d+ ->\s")
 _KEY = re.compile(r"([^\n]*?):\s(?=\s*[A-Za-z_]\w*\()")
 _NO_KEY = re.compile(r"\w\((?:shape|fields|source|device)=")
 _CLOSED = re.compile(r"\}\s*(?:\)|,\s*[a-z_]+=)")
+_HELD = re.compile(r"(.*?)(?=,\s*batch_size=torch\.Size\()", re.DOTALL)
 _QUOTED = re.compile(r"None|'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
 
 
@@ -156,6 +160,9 @@ class _Reader:
             known = _LEAVES | _CONTAINERS.keys()
             self.fail(f"one of the classes that can be made from text, {', '.join(sorted(known))}")
         value = _Value(name, start)
+        if name == "NonTensorStack":
+            value.facts["data"] = self.held()
+            self.take(",")
         if self.taken(")"):
             return value
         while True:
@@ -292,6 +299,10 @@ class _Reader:
             self.fail("a dtype, such as torch.float32")
         return dtype
 
+    def held(self) -> str:
+        """The text of a value, which may be anything."""
+        return self.find(_HELD, "a value and its batch_size=").group(1)
+
     def boolean(self) -> bool:
         return self.find(_BOOLEAN, "True or False").group() == "True"
 
@@ -355,6 +366,12 @@ _DENSE_FACTS: dict[str, _Read] = {
     "names": _Reader.names,
 }
 
+_HOLDER_FACTS: dict[str, _Read] = {
+    "data": _Reader.held,
+    "batch_size": _Reader.plain_size,
+    "device": _Reader.device,
+}
+
 _CONTAINER_FACTS: dict[str, dict[str, _Read]] = {
     "TensorDict": _DENSE_FACTS,
     "LazyStackedTensorDict": {
@@ -364,6 +381,9 @@ _CONTAINER_FACTS: dict[str, dict[str, _Read]] = {
         "stack_dim": _Reader.integer,
     },
     "LazyView": {"source": _Reader.value, "op": _Reader.operation},
+    "NonTensorData": _HOLDER_FACTS,
+    "MetaData": _HOLDER_FACTS,
+    "NonTensorStack": _HOLDER_FACTS,
 }
 
 
@@ -483,6 +503,27 @@ class _Maker:
             _fail(self.text, value.at, f"a size for the dims that are -1, which the one member of dim {dim} has,")
         return [tuple([1 + i % 2 if n == -1 else n for n in rest]) for i in range(count)]
 
+    def holder(self, value: _Value) -> Any:
+        """The holder of what a text stands for, as far as it is a literal; else of the text."""
+        text = self.fact(value, "data")
+        held = _literal(text)
+        size = torch.Size(self.fact(value, "batch_size"))
+        return registry.lookup(value.cls)(
+            text if str(held) != text else held, batch_size=size, device=self.device(value)
+        )
+
+    def values(self, value: _Value) -> Any:
+        """A stack of the values of a printed list; of `None` where it is cut or made of other things than literals."""
+        size = torch.Size(self.fact(value, "batch_size"))
+        make = registry.lookup("NonTensorStack")
+        try:
+            return make._of_lists(_literal(self.fact(value, "data")), size, 0, self.device(value))
+        except ValueError:
+            unknown: Any = None
+            for length in reversed(size):
+                unknown = [unknown] * length
+            return make._of_lists(unknown, size, 0, self.device(value))
+
     def view(self, value: _Value) -> Any:
         source = self.fact(value, "source")
         if source.is_leaf:
@@ -524,6 +565,8 @@ class _Maker:
         if value.cls == "Parameter":
             differentiable = dtype.is_floating_point or dtype.is_complex
             return torch.nn.Parameter(numbers, requires_grad=value.facts.get("requires_grad", differentiable))
+        if value.cls == "UnbatchedTensor":
+            return UnbatchedTensor(numbers)
         return torch.nn.Buffer(numbers) if value.cls == "Buffer" else numbers
 
     def numbers(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -561,10 +604,23 @@ class _Maker:
         return torch.nested.nested_tensor(rows, dtype=dtype, device=device)
 
 
+def _literal(text: str) -> Any:
+    """What a text stands for in Python; `None` when it is no literal."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+
+
 _CONTAINERS: dict[str, Callable[[_Maker, _Value], Any]] = {
     "TensorDict": _Maker.tensordict,
     "LazyStackedTensorDict": _Maker.stack,
     "LazyView": _Maker.view,
+    "NonTensorData": _Maker.holder,
+    "MetaData": _Maker.holder,
+    "NonTensorStack": _Maker.values,
 }
 
-_LEAVES = frozenset(("Tensor", "Parameter", "Buffer", "MemoryMappedTensor", "FakeTensor", "NestedTensor"))
+_LEAVES = frozenset(
+    ("Tensor", "Parameter", "Buffer", "MemoryMappedTensor", "FakeTensor", "NestedTensor", "UnbatchedTensor")
+)

@@ -194,9 +194,9 @@ def fields_text(entries: Any) -> str:
 def _is_shared(leaf: Tensor) -> bool:
     try:
         return bool(leaf.is_shared())  # type: ignore[no-untyped-call]
-    except (NotImplementedError, RuntimeError):
-        # Sparse tensors and the wrappers of function transforms have no storage, so none that could be
-        # shared.
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Sparse tensors, the wrappers of function transforms and the parameters of lazy modules (a ValueError) have no
+        # storage, so none that could be shared.
         return False
 
 

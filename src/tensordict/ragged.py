@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from tensordict.errors import ShapeError
 
@@ -36,9 +37,14 @@ def is_ragged(value: Any) -> bool:
 
 
 def shape_of(leaf: Any) -> torch.Size:
-    """The shape of a leaf; -1 stands for a ragged dim of the strided layout, torch's `j1` for one of the jagged."""
+    """The shape of a leaf; -1 stands for a ragged dim of the strided layout, torch's `j1` for one of the jagged.
+
+    A parameter of a lazy module, which has no shape yet, counts as one of a single unknown dim.
+    """
     if not leaf.is_nested or leaf.layout is torch.jagged:
-        return leaf.shape  # type: ignore[no-any-return]
+        if type(leaf) is not Tensor and is_lazy(leaf):
+            return torch.Size((-1,))
+        return leaf.shape
     sizes = _table(leaf)
     if not len(sizes):
         return torch.Size((0,))
@@ -96,6 +102,9 @@ def from_buffer(buffer: Tensor, sizes: Tensor) -> Tensor:
     """The nested tensor of the strided layout over the rows of these sizes, one behind the other in a flat `buffer`."""
     if not len(sizes):
         return torch.nested.nested_tensor([], dtype=buffer.dtype, device=buffer.device)
+    if buffer.storage_offset():
+        # Torch counts from where the storage begins, whatever the buffer is a part of.
+        buffer = buffer.clone()
     sizes = sizes.contiguous()
     strides = torch.ones_like(sizes)
     if sizes.shape[1] > 1:

@@ -7,8 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import CellType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree
@@ -21,20 +22,26 @@ from tensordict.errors import ContainerExpected, FieldError
 from tensordict.face import Face, bare
 from tensordict.fields import OPTIONS, Layout, layout_of
 from tensordict.keys import Path
-from tensordict.nontensor import unwrap, wrap
+from tensordict.nontensor import NonTensorData, NonTensorStack, unwrap, wrap
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.printing import leaf_repr
 from tensordict.shapes import as_size
 from tensordict.tensordict import TensorDict
 
+# Programs know the holders under the name of this module, too.
+__all__ = ["NonTensorData", "NonTensorStack", "TensorClass", "is_tensorclass", "tensorclass"]
+
 if TYPE_CHECKING:
-    from typing import Generic, TypeVar, overload
+    from typing import Generic, TypeVar
 
     from typing_extensions import Self
 
+    C = TypeVar("C")
     V = TypeVar("V")
 
 _NUMBERS = (bool, int, float, complex)
+# What a field keeps as it is, whatever could be made of it.
+_VALUES = (str, tuple, range, complex, np.generic)
 _ONLY_TENSORS = {Tensor}
 
 
@@ -65,7 +72,8 @@ class TensorClass(_Declared):
     does, and whose results are `Data` again. A field holds a tensor, a container, or any other value; one that is
     `None` has no entry. `@tensorclass` above a plain class makes the same kind of class.
 
-    Options are given as `TensorClass["autocast", "frozen"]`, or as `class Data(TensorClass, frozen=True)`:
+    Options are given as `TensorClass["autocast", "frozen"]`, as `class Data(TensorClass, autocast=True)`, or to the
+    decorator; mypy knows the last two, and frozen classes by the decorator only.
 
     - `autocast`: values are cast to the type that the field is annotated with.
     - `nocast`: numbers are kept as they are, where other classes store them as tensors.
@@ -104,8 +112,9 @@ class TensorClass(_Declared):
         batch_size: _Argument[torch.Size] = dataclasses.field(default=_NONE, kw_only=True)
         device: _Argument[torch.device | None] = dataclasses.field(default=_NONE, kw_only=True)
         names: _Argument[list[str | None]] = dataclasses.field(default=_NONE, kw_only=True)  # type: ignore[override]
-        non_blocking: dataclasses.InitVar[bool | None] = dataclasses.field(default=None, kw_only=True)
-        lock: dataclasses.InitVar[bool] = dataclasses.field(default=False, kw_only=True)
+        # Not `InitVar`s: mypy would have every `__post_init__` take them.
+        non_blocking: bool | None = dataclasses.field(default=None, kw_only=True)
+        lock: bool = dataclasses.field(default=False, kw_only=True)
 
     _layout: ClassVar[Layout]
     _is_tensorclass: ClassVar[bool] = True
@@ -213,7 +222,7 @@ class TensorClass(_Declared):
         if isinstance(value, (Tensor, Contract)):
             return value
         if (
-            type(value) is str
+            isinstance(value, _VALUES)
             or (keep and isinstance(value, Mapping))
             or (self._nocast and isinstance(value, _NUMBERS))
             or (self._autocast and not hasattr(value, "__array__"))
@@ -298,6 +307,8 @@ class TensorClass(_Declared):
             return
         if not hasattr(type(self), name):
             raise FieldError(f"cannot set the attribute {name!r}, {self._layout.known()}")
+        if self._frozen and not name.startswith("_"):
+            raise dataclasses.FrozenInstanceError(f"cannot assign to {name!r} of the frozen {type(self).__name__}")
         object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:
@@ -312,7 +323,11 @@ class TensorClass(_Declared):
             return partial(self._hand_over, value) if callable(value) else value
 
     def _hand_over(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method that only the wrapped container has."""
+        """Call a method that only the wrapped container has; it takes what has no other fields than this."""
+        for arg in args:
+            for item in arg if isinstance(arg, (list, tuple)) else [arg]:
+                if isinstance(item, Contract):
+                    self._check_fields(item)
         plain = [list(map(bare, arg)) if isinstance(arg, (list, tuple)) else bare(arg) for arg in args]
         return self._faced(method(*plain, **kwargs))
 
@@ -343,12 +358,27 @@ class TensorClass(_Declared):
             ('a', 0)
         """
         if type(key) is str:
-            value = self._tensordict._entries.get(key)
-            if type(value) is Tensor and not kwargs:
+            value = None if kwargs else self._tensordict._entries.get(key)
+            if type(value) is Tensor:
                 return value
             if default is NO_DEFAULT and key in self._layout.names:
                 default = None
         return _shown(self._tensordict.get(key, default, **kwargs))
+
+    def set(  # type: ignore[override]
+        self, key: Any, value: Any, inplace: bool = False, non_blocking: bool = False
+    ) -> Self:
+        """Write a field, or an entry of a nested container; as for any container, but for the name of `value`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorClass
+            >>> class Point(TensorClass):
+            ...     x: torch.Tensor
+            >>> Point(torch.zeros(2)).set("x", value=torch.ones(2)).x
+            tensor([1., 1.])
+        """
+        return super().set(key, value, inplace, non_blocking=non_blocking)
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return its value; arguments and errors as for any container."""
@@ -530,6 +560,14 @@ def _register(cls: type[TensorClass]) -> None:
     _pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 
 
+@overload
+@dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
+def tensorclass(cls: type[C], /) -> type[C]: ...
+@overload
+@dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
+def tensorclass(
+    *, autocast: bool = ..., frozen: bool = ..., nocast: bool = ..., shadow: bool = ..., tensor_only: bool = ...
+) -> Callable[[type[C]], type[C]]: ...
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 def tensorclass(
     cls: Any = None,

@@ -48,6 +48,12 @@ class TensorDict(TensorDictBase):
     """
 
     _entries: dict[str, Any]
+    # As in `Contract`. Said again here because `torch.compile` checks on every call that no class between the one of
+    # the object and the one that has an attribute has got it: 90 checks for the two that nearly all code reads.
+    _device: torch.device | None = None
+    _names: Names | None = None
+    _locked: bool = False
+    _is_non_tensor: bool = False
 
     def __init__(
         self,

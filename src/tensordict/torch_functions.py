@@ -51,6 +51,20 @@ def _method(name: str, **renamed: str) -> Callable[..., Any]:
     return implementation
 
 
+def _compared(name: str, mirrored: str) -> Callable[..., Any]:
+    """The comparison `name` of the first argument, or its mirror image of the second.
+
+    Outside compiled code Python finds the container's own method by itself. Dynamo calls this, for `td < tensor` too.
+    """
+
+    def implementation(input: Any, other: Any) -> Any:
+        if isinstance(input, Contract):
+            return getattr(input, name)(other)
+        return getattr(other, mirrored)(input)
+
+    return implementation
+
+
 def _joining(join: Callable[[Any, int, Any], Any]) -> Callable[..., Any]:
     def implementation(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
         return join(tensors, dim, out)
@@ -152,6 +166,13 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     torch.where: _where,
     torch.gather: _gather,
     torch.clone: _clone,
+    Tensor.lt: _compared("__lt__", "__gt__"),
+    Tensor.gt: _compared("__gt__", "__lt__"),
+    Tensor.le: _compared("__le__", "__ge__"),
+    Tensor.ge: _compared("__ge__", "__le__"),
+    Tensor.eq: _compared("__eq__", "__eq__"),
+    Tensor.__eq__: _compared("__eq__", "__eq__"),
+    Tensor.ne: _compared("__ne__", "__ne__"),
     torch.autograd.grad: gradients,
     torch.full_like: _full_like,
     **{

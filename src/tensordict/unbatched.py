@@ -14,6 +14,7 @@ from torch import Tensor
 from tensordict import registry
 from tensordict.contract import Contract, LeafFn, Rename
 from tensordict.errors import ShapeError
+from tensordict.io import torch_files
 from tensordict.keys import Path, joined
 from tensordict.shapes import as_size
 
@@ -80,6 +81,10 @@ class UnbatchedTensor(Tensor, Contract):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         result = memo[id(self)] = self._over(copy.deepcopy(self.as_subclass(Tensor), memo), self._batch_size)
         return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
+        return super().__reduce_ex__(protocol) if found is None else found  # type: ignore[no-untyped-call]
 
     # --- the contract -----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,14 @@ from tensordict.io.tree import print_directory_tree
 from tensordict.keys import NestedKey, path_of, unravel_key, unravel_key_list
 from tensordict.parsing import parse_tensor_dict_string
 from tensordict.printing import get_printoptions, set_printoptions
-from tensordict.settings import lazy_legacy, set_lazy_legacy
+from tensordict.settings import (
+    capture_non_tensor_stack,
+    lazy_legacy,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_lazy_legacy,
+    set_list_to_stack,
+)
 from tensordict.shapes import as_dim
 from tensordict.tensorclass import is_tensorclass
 from tensordict.testing import assert_allclose_td, assert_close
@@ -28,6 +35,7 @@ __all__ = [
     "NestedKey",
     "assert_allclose_td",
     "assert_close",
+    "capture_non_tensor_stack",
     "expand_as_right",
     "expand_right",
     "get_printoptions",
@@ -35,11 +43,14 @@ __all__ = [
     "is_tensorclass",
     "isin",
     "lazy_legacy",
+    "list_to_stack",
     "logger",
     "parse_tensor_dict_string",
     "print_directory_tree",
     "remove_duplicates",
+    "set_capture_non_tensor_stack",
     "set_lazy_legacy",
+    "set_list_to_stack",
     "set_printoptions",
     "unravel_key",
     "unravel_key_list",

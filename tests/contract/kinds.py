@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from contract.model import Path, Plain
-from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, lazy_stack, set_lazy_legacy
+from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack, set_lazy_legacy
 
 # The nested containers that have a batch size longer than their parent's, and by what.
 EXTRA: dict[Path, tuple[int, ...]] = {("b", "d"): (5,)}
@@ -34,10 +34,14 @@ class Kind:
     resizes: whether the batch size can be set.
     gives_own_class: whether the results of operations are of the same class.
     reads_memory: whether the tensor that a key gives is the memory of the entry, so that writing to it writes there.
+    in_memory: whether the entries are in memory, each at its address, and are pickled with the container; otherwise
+        they are in a file that it is over.
+    any_values: whether any value can be an entry, rather than what a file can hold.
     any_names: whether entries of any name can be added, rather than those that a class declares.
+    is_module: whether it is a module of torch, too: its state dict, pickle and `repr` are those of one, and its tensors
+        are not exchanged for memory-mapped ones.
     stacked_at: the nested container that is a lazy stack.
     stack_dims: the dims that lazy stacks run over, the outermost first, each of the dims that are left to it.
-    shows_fields: whether `repr` is that of the documents, `fields={...}` and what is known of the container.
     """
 
     name: str
@@ -52,9 +56,11 @@ class Kind:
     holds_views: bool = True
     resizes: bool = True
     gives_own_class: bool = True
-    shows_fields: bool = True
     reads_memory: bool = True
+    in_memory: bool = True
+    any_values: bool = True
     any_names: bool = True
+    is_module: bool = False
     stack_dims: tuple[int, ...] = ()
     stacked_at: Path = ()
 
@@ -115,6 +121,10 @@ def build_locked(plain: Plain, kind: Kind, folder: pathlib.Path) -> TensorDict:
     return build_dense(plain, kind, folder).lock_()
 
 
+def build_consolidated(plain: Plain, kind: Kind, folder: pathlib.Path) -> TensorDict:
+    return build_dense(plain, kind, folder).consolidate()
+
+
 def build_memmap(plain: Plain, kind: Kind, folder: pathlib.Path) -> TensorDict:
     return build_dense(plain, kind, folder).memmap_(folder / "saved")
 
@@ -152,9 +162,42 @@ def build_lazy_inside(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     return dense
 
 
-LAZY = dict.fromkeys(("keeps_identity", "gives_own_class", "shows_fields", "reads_memory"), False)
+def build_h5(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    made = build_dense(plain, kind, folder).to_h5(folder / "saved.h5")
+    if kind.device is None:
+        return made
+    made.close()
+    return TensorDict.from_h5(folder / "saved.h5", mode="r+", device=kind.device)
 
-VIEW = dict.fromkeys(("keeps_identity", "resizes", "gives_own_class", "shows_fields"), False)
+
+def build_h5_locked(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    return build_h5(plain, kind, folder).lock_()
+
+
+def build_params(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    """Of buffers, which may be written in place as parameters may not."""
+    return TensorDictParams(build_dense(plain, kind, folder), no_convert=True)
+
+
+def build_params_frozen(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    """Of parameters, beside tensors of integers, which are buffers."""
+    return TensorDictParams(build_dense(plain, kind, folder)).requires_grad_(False)
+
+
+def build_params_locked(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    return build_params(plain, kind, folder).lock_()
+
+
+LAZY = dict.fromkeys(("keeps_identity", "gives_own_class", "reads_memory"), False)
+
+VIEW = dict.fromkeys(("keeps_identity", "resizes", "gives_own_class"), False)
+
+FILE = dict.fromkeys(
+    ("keeps_identity", "keeps_order", "holds_views", "gives_own_class", "reads_memory", "in_memory", "any_values"),
+    False,
+)
+
+PARAMS: dict[str, Any] = {"gives_own_class": False, "is_module": True}
 
 KINDS: list[Kind] = [
     Kind("dense", build_dense, nested=False),
@@ -165,6 +208,7 @@ KINDS: list[Kind] = [
     Kind("named", build_dense, names=("time", "env")),
     Kind("on-device", build_dense, device="cpu"),
     Kind("locked", build_locked, locked=True),
+    Kind("consolidated", build_consolidated, locked=True),
     Kind("memmap", build_memmap, device="cpu", locked=True),
     Kind("memmap-anonymous", build_anonymous, batch_size=(4,), device="cpu", locked=True),
     Kind("lazy-view", build_lazy_view, **VIEW),
@@ -178,6 +222,13 @@ KINDS: list[Kind] = [
     Kind("lazy-on-device", build_lazy, device="cpu", stack_dims=(0,), **LAZY),
     Kind("lazy-locked", build_lazy_locked, locked=True, stack_dims=(0,), **LAZY),
     Kind("lazy-inside", build_lazy_inside, stack_dims=(0,), stacked_at=("b",), **{**LAZY, "gives_own_class": True}),
+    Kind("h5", build_h5, **FILE),
+    Kind("h5-named", build_h5, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE),
+    Kind("h5-locked", build_h5_locked, locked=True, **FILE),
+    Kind("params", build_params, **PARAMS),
+    Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
+    Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),
+    Kind("params-locked", build_params_locked, locked=True, **PARAMS),
 ]
 
 
@@ -238,6 +289,16 @@ class Content(TensorClass):
     deep: Any = None
     deeper: Any = None
     moved: Any = None
+    top: Any = None
+    # The flat names of nested entries.
+    b_c: Any = None
+    b_d_e: Any = None
+    n_new: Any = None
+    a_x: Any = None
+    b_x: Any = None
+    c_x: Any = None
+    d_x: Any = None
+    e_x: Any = None
 
 
 def build_tensorclass(of: Kind) -> Callable[[Plain, Kind, pathlib.Path], Any]:
@@ -270,8 +331,8 @@ def build_typed_lazy(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
 
 
 # One for every class and state of container; the shapes of the batch are the business of the kinds above.
-FACED = {"nested", "named", "on-device", "locked", "memmap", "lazy-view", "lazy", "lazy-dim-1", "lazy-in-lazy"}
-DECLARED = {"shows_fields": False, "any_names": False}
+FACED = {"nested", "named", "on-device", "locked", "memmap", "lazy-view", "lazy", "lazy-dim-1", "lazy-in-lazy", "h5"}
+DECLARED = {"any_names": False}
 KINDS += [
     replace(kind, name=f"tensorclass-{kind.name}", build=build_tensorclass(kind), **DECLARED)
     for kind in KINDS
@@ -279,6 +340,6 @@ KINDS += [
 ]
 KINDS += [
     Kind("typed", build_typed, **DECLARED),
-    Kind("typed-inside", build_typed_inside, **DECLARED),
+    Kind("typed-inside", build_typed_inside),
     Kind("typed-lazy", build_typed_lazy, stack_dims=(0,), **{**LAZY, **DECLARED}),
 ]

@@ -220,8 +220,8 @@ def test_deleting(writable: Any, plain: Plain, kind: Kind) -> None:
 
 
 def test_rename_key(writable: Any, plain: Plain, kind: Kind) -> None:
-    assert writable.rename_key_("a", "A") is writable
-    plain["A"] = plain.pop("a")
+    assert writable.rename_key_("a", "renamed") is writable
+    plain["renamed"] = plain.pop("a")
     writable.rename_key_("mask", ("other", "mask"))
     plain["other"] = {"mask": plain.pop("mask")}
     if kind.nested:

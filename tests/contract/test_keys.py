@@ -106,9 +106,13 @@ def test_keys_view_is_reusable(td: Any) -> None:
 
 
 def test_dot_is_no_separator(writable: Any, kind: Kind) -> None:
-    if not kind.any_names:
-        pytest.skip("no attribute has such a name")
     value = torch.zeros(kind.batch_size)
+    if not kind.any_names:
+        # No attribute has such a name: it is refused, and not taken for that of `y` in the declared `x`.
+        with pytest.raises(TypeError, match=r"'x\.y'"):
+            writable["x.y"] = value
+        assert "x" not in writable.keys()
+        return
     writable["x.y"] = value
     assert "x.y" in writable.keys() and "x" not in writable.keys()
     assert ("x", "y") not in writable.keys(True)

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from tensordict import TensorClass
+from tensordict import TensorClass, TypedTensorDict, tensorclass
 
 
 class Data(TensorClass):
     x: torch.Tensor
     label: str = "none"
+
+
+class More(Data):
+    count: int = 0
+
+
+@tensorclass
+class Decorated:
+    x: torch.Tensor
+    label: str = "none"
+
+
+@tensorclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+
+
+class Step(TypedTensorDict):
+    obs: torch.Tensor
 
 
 item = Data(torch.zeros(3), batch_size=[3])
@@ -21,3 +40,15 @@ Data("x")  # bad
 item.x = "a"  # bad
 print(item.unknown)  # bad
 item.label.missing()  # bad
+print(item.reshape(3, 1).unknown)  # bad
+item.x.missing()  # bad
+More(torch.zeros(3), "a", "b")  # bad
+More(torch.zeros(3)).count = "many"  # bad
+Decorated()  # bad
+Decorated(torch.zeros(3), unknown=1)  # bad
+Decorated(torch.zeros(3), label=3)  # bad
+Decorated(torch.zeros(3)).x = "a"  # bad
+print(Decorated(torch.zeros(3)).unknown)  # bad
+print(Frozen(torch.zeros(3)).y)  # bad
+Step(obs=torch.zeros(3)).obs = "a"  # bad
+print(Step(obs=torch.zeros(3)).unknown)  # bad

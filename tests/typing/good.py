@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from dataclasses import field
+from typing import Any, ClassVar, Generic, TypeVar, assert_type
 
 import torch
 
-from tensordict import TensorClass, TypedTensorDict
+from tensordict import TensorClass, TypedTensorDict, tensorclass
 
 
 class Inner(TensorClass):
@@ -21,6 +22,47 @@ class Data(TensorClass):
 
     def doubled(self) -> torch.Tensor:
         return self.x * 2
+
+
+class More(Data):
+    count: ClassVar[int] = 0
+    parts: list[int] = field(default_factory=list)
+    anything: Any = None
+
+    @property
+    def total(self) -> torch.Tensor:
+        return self.x.sum()
+
+    @classmethod
+    def of_none(cls) -> More:
+        return cls(torch.zeros(0))
+
+
+class Cast(TensorClass, autocast=True):
+    x: torch.Tensor
+    n: int = 0
+
+
+T = TypeVar("T")
+
+
+class Holding(TensorClass, Generic[T]):
+    x: torch.Tensor
+    held: T
+
+
+@tensorclass
+class Decorated:
+    x: torch.Tensor
+    label: str = "none"
+
+    def doubled(self) -> torch.Tensor:
+        return self.x * 2
+
+
+@tensorclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
 
 
 class Step(TypedTensorDict):
@@ -39,3 +81,27 @@ assert_type(Data.from_tensordict(item.to_tensordict()), Data)
 item.x = torch.ones(3)
 item.batch_size = []
 assert_type(Step(obs=torch.zeros(3), batch_size=[3]).obs, torch.Tensor)
+
+more = More(torch.zeros(3), label="b", parts=[1], batch_size=[3])
+assert_type(more.parts, list[int])
+assert_type(more.total, torch.Tensor)
+assert_type(More.of_none().to("cpu"), More)
+assert_type(more.inner, Inner | None)
+assert_type(Cast(torch.zeros(3), 2).n, int)
+assert_type(Holding(torch.zeros(3), "a").held, str)
+assert_type(Decorated(torch.zeros(3), label="a").doubled(), torch.Tensor)
+assert_type(Frozen(torch.zeros(3)).x, torch.Tensor)
+assert_type(Data.from_dict({"x": torch.zeros(3)}), Data)
+assert_type(Data.from_namedtuple((1, 2)), Data)
+assert_type(item.lock_(), Data)
+assert_type(item.apply(torch.exp), Data | None)
+assert_type(Data.fields()[0].name, str)
+
+
+class Counted(TensorClass):
+    """A class with something to do once its fields are there."""
+
+    x: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.x = self.x + 1

@@ -25,16 +25,27 @@ def run(*command: str, folder: pathlib.Path) -> str:
     return done.stdout
 
 
+def compare(found: dict[tuple[str, int], str]) -> None:
+    """Every mistake is found and nothing else; `found` has the messages by file and line."""
+    bad = {("bad.py", number) for number in bad_lines()}
+    lines = {name: (HERE / name).read_text().splitlines() for name in ("good.py", "bad.py")}
+    wrong = [f"{name}:{number}: {text}" for (name, number), text in sorted(found.items()) if (name, number) not in bad]
+    missed = [f"{name}:{number}: {lines[name][number - 1]}" for name, number in sorted(bad - found.keys())]
+    report = ["refused although it is good:", *wrong, "accepted although it is bad:", *missed]
+    assert not wrong and not missed, "\n".join(report)
+
+
 def test_mypy(tmp_path: pathlib.Path) -> None:
     config = tmp_path / "mypy.ini"
     config.write_text(f"[mypy]\nmypy_path = {SOURCE}\nfollow_imports = silent\ncache_dir = {tmp_path / 'cache'}\n")
     text = run("mypy", "--config-file", str(config), str(HERE / "good.py"), str(HERE / "bad.py"), folder=tmp_path)
-    found = {
-        (pathlib.Path(line.split(":")[0]).name, int(line.split(":")[1]))
-        for line in text.splitlines()
-        if ": error:" in line
-    }
-    assert found == {("bad.py", number) for number in bad_lines()}, text
+    found = {}
+    for line in text.splitlines():
+        if ": error:" in line:
+            place, _, message = line.partition(": error: ")
+            name, number = place.rsplit(":", 1)
+            found[pathlib.Path(name).name, int(number)] = message
+    compare(found)
 
 
 def test_pyright(tmp_path: pathlib.Path) -> None:
@@ -43,5 +54,9 @@ def test_pyright(tmp_path: pathlib.Path) -> None:
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(SOURCE)]}))
     text = run("pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path), folder=tmp_path)
     problems = [problem for problem in json.loads(text)["generalDiagnostics"] if problem["severity"] == "error"]
-    found = {(pathlib.Path(problem["file"]).name, problem["range"]["start"]["line"] + 1) for problem in problems}
-    assert found == {("bad.py", number) for number in bad_lines()}, text
+    compare(
+        {
+            (pathlib.Path(problem["file"]).name, problem["range"]["start"]["line"] + 1): problem["message"]
+            for problem in problems
+        }
+    )

@@ -166,11 +166,24 @@ class LazyCore(TensorDictBase):
 
     def _unlock_tree(self) -> None:
         self._sealed = False
+        if self._is_memmap or self._is_shared or self._memmap_prefix is not None:
+            self._is_memmap = self._is_shared = False
+            self._memmap_prefix = None
         for member in self._entries.sample:
             owners = [owner for owner in _locked_owners(member) if owner() is not self]
             member._lock_owners = owners or None
             if not owners and member._locked:
                 member._unlock_tree()
+
+    def _mark_memmap(self) -> None:
+        self._is_memmap = True
+        for member in self._entries.sample:
+            member._mark_memmap()
+
+    def _mark_shared(self) -> None:
+        self._is_shared = True
+        for member in self._entries.sample:
+            member._mark_shared()
 
     def unlock_(self) -> Self:
         """Unlock the stack and its members; arguments, result and errors as for any container.

@@ -107,7 +107,7 @@ def map_over_stacks() -> bool:
         return take_apart(*_mappable(in_dims, args), func)
 
     def unwrap(batched_outputs: Any, out_dims: Any, vmap_level: int, batch_size: int, func: Callable[..., Any]) -> Any:
-        if not isinstance(batched_outputs, Tensor):
+        if not _is_plain(batched_outputs):
             out_dims, batched_outputs = _mapped(out_dims, batched_outputs)
         return put_together(batched_outputs, out_dims, vmap_level, batch_size, func)
 
@@ -119,7 +119,7 @@ def map_over_stacks() -> bool:
 
 def _mappable(in_dims: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The arguments and their mapped dims, with lazy stacks in a form whose leaves have the mapped dim."""
-    if all(isinstance(arg, Tensor) and not isinstance(arg, Contract) for arg in args):
+    if all(map(_is_plain, args)):
         return in_dims, args
     return _transformed(in_dims, args, _entering)
 
@@ -130,7 +130,10 @@ def _mapped(out_dims: Any, outputs: Any) -> tuple[Any, Any]:
 
 
 def _transformed(dims: Any, tree: Any, fn: Callable[[Any, int], tuple[Any, int]]) -> tuple[Any, Any]:
-    """`fn` of every lazy stack in a tree and its dim; what has a shape of its own is not mapped."""
+    """`fn` of every lazy stack in a tree and its dim; what has a shape of its own is not mapped.
+
+    What was made of one element of the batch differs between them, whatever its class: it leaves as a plain tensor.
+    """
     flat, spec = tree_flatten(tree, is_leaf=_is_stack)
     if not any(map(_is_stack, flat)) and not any(map(_has_own_shape, flat)):
         return dims, tree
@@ -141,9 +144,18 @@ def _transformed(dims: Any, tree: Any, fn: Callable[[Any, int], tuple[Any, int]]
         if _is_stack(stack) and isinstance(dim, int):
             form, each[i] = fn(stack._bare(), dim)
             flat[i] = stack._faced(form)
+        elif _has_own_shape(stack) and torch._C._functorch.is_batchedtensor(stack):
+            flat[i] = stack.as_subclass(Tensor)
         elif _has_own_shape(stack):
             each[i] = None
     return tree_unflatten(each, spec), tree_unflatten(flat, spec)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor or a container, and torch's way with it is right; a quick look that may say no."""
+    if isinstance(value, Contract):
+        return not (isinstance(value, Tensor) or _is_stack(value)) and all(map(_is_plain, value._outline().values()))
+    return isinstance(value, Tensor)
 
 
 def _is_stack(value: Any) -> bool:

@@ -17,6 +17,7 @@ from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing, _plan_copy
 from tensordict.shapes import as_size
+from tensordict.views import IsLeaf
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,6 +39,7 @@ class _Call:
     # With `inplace`, the leaves and what is copied into them once every call has succeeded.
     targets: list[Tensor] | None
     results: list[Any]
+    is_leaf: IsLeaf | None = None
 
 
 class Applying(Writing):
@@ -55,6 +57,7 @@ class Applying(Writing):
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
+        is_leaf: IsLeaf | None = None,
         out: Any = None,
         **constructor_kwargs: Any,
     ) -> Self | None:
@@ -73,6 +76,8 @@ class Applying(Writing):
                 whose entries `fn` all left out. When nothing at all is left the result is `None`.
             propagate_lock: lock the result if this container is locked.
             call_on_nested: call `fn` on the entries of this level only, nested containers included.
+            is_leaf: takes the class of a nested container, or of the holder of a value that is no tensor, and says
+                whether `fn` is called on it as a whole; by default on none of them.
             out: a container that the results are written to, in place where it has the entry.
 
         Returns:
@@ -92,7 +97,7 @@ class Applying(Writing):
         _refuse_unknown(constructor_kwargs)
         call = _Call(
             fn, False, False, default, filter_empty, call_on_nested, _size(batch_size), device, names,
-            [] if inplace else None, [],
+            [] if inplace else None, [], is_leaf,
         )  # fmt: skip
         return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
 
@@ -109,6 +114,7 @@ class Applying(Writing):
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
+        is_leaf: IsLeaf | None = None,
         out: Any = None,
         **constructor_kwargs: Any,
     ) -> Self | None:
@@ -127,7 +133,7 @@ class Applying(Writing):
         _refuse_unknown(constructor_kwargs)
         call = _Call(
             fn, True, nested_keys, default, filter_empty, call_on_nested, _size(batch_size), device, names,
-            [] if inplace else None, [],
+            [] if inplace else None, [], is_leaf,
         )  # fmt: skip
         return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
 
@@ -152,13 +158,18 @@ class Applying(Writing):
         mapping = self._entries
         size = self._batch_size if call.batch_size is None else call.batch_size
         entries: dict[str, Any] = {}
-        fn, ndim, in_place = call.fn, len(size), call.targets is not None
+        fn, ndim, in_place, is_leaf = call.fn, len(size), call.targets is not None, call.is_leaf
         first = size[0] if ndim == 1 else None
         theirs = others[0]._entries if len(others) == 1 and isinstance(others[0], Contract) else None
         # What `fn` gives back as it came has the batch size already.
         check_same = call.batch_size is not None
         for name, value in mapping.items():
-            if type(value) is not Tensor and not call.call_on_nested and isinstance(value, Applying):
+            if (
+                type(value) is not Tensor
+                and not call.call_on_nested
+                and isinstance(value, Applying)
+                and (is_leaf is None or not is_leaf(type(value)))
+            ):
                 counterparts = (
                     self._counterparts(name, call, others, path) if others and not value._is_non_tensor else ()
                 )
@@ -191,12 +202,20 @@ class Applying(Writing):
                     ndim
                     and not own_shape
                     and (result is not value or check_same)
-                    and (result.shape[:ndim] != size if ndim > 1 else not (shape := result.shape) or shape[0] != first)
+                    and (
+                        result.shape[:ndim] != size
+                        if ndim > 1
+                        else len(shape := result.shape) == 0 or shape[0] != first
+                    )
                 )
             except RuntimeError:
                 # A ragged tensor of the strided layout has no shape, as far as torch can tell.
                 misfit = ragged.shape_of(result)[:ndim] != size
-            if misfit:
+            if misfit and is_node(result):
+                # A container that `is_leaf` or `call_on_nested` had made: it is given the batch size if that fits it.
+                result = result.copy()
+                result._rebatch(size, (*path, name))
+            elif misfit:
                 raise RuntimeError(
                     f"apply: the result for {joined((*path, name))!r} has shape {list(ragged.shape_of(result))}, which "
                     f"does not begin with the batch size {list(size)}; pass batch_size= for a function that changes it"

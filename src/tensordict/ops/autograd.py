@@ -68,7 +68,9 @@ class Autograd(Leaves):
     @property
     def data(self) -> Self:
         """A container of the same memory that autograd does not see; locked if this one is."""
-        return self._same_lock(self._map(_data))  # type: ignore[no-any-return]
+        # 30 instead of 55 ns a leaf; torch.compile knows no attrgetter.
+        data = _data if not torch.compiler.is_compiling() else lambda leaf: leaf.data
+        return self._same_lock(self._map(data))  # type: ignore[no-any-return]
 
     @property
     def grad(self) -> Self | None:

@@ -181,6 +181,10 @@ class Casting(Leaves):
         device = request.device
         if device is None:
             return self._map_or_name(_formatted(request, {}))
+        if self._consolidated is not None and request.plain:
+            whole = self._moved_whole(device, request.non_blocking)  # type: ignore[attr-defined]
+            if whole is not None:
+                return whole  # type: ignore[no-any-return]
         source = self
         if request.non_blocking_pin and device.type not in ("cpu", "meta"):
             source = self.pin_memory(

@@ -455,7 +455,8 @@ def settled(leaves: list[Any], method: Callable[..., Any], answer: bool) -> bool
     return any(bool(method(torch.stack(flags))) is answer for flags in by_device.values())
 
 
-_kind = attrgetter("dtype", "device")
+def _kind(leaf: Tensor) -> tuple[torch.dtype, torch.device]:
+    return leaf.dtype, leaf.device
 
 
 def with_keys(node: Any, key_transform: KeyTransform) -> Any:

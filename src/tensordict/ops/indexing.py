@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import foreach, indexing, ragged, registry
+from tensordict import foreach, indexing, ragged, registry, rows
 from tensordict.contract import Contract, Names, named_error
 from tensordict.errors import ShapeError
 from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
@@ -102,25 +102,28 @@ class Indexing(Writing):
 
     def _index(self, index: Any) -> Any:
         size = self._batch_size
-        if type(index) is int and size and not self._is_memmap:
+        if type(index) is int and len(size) and not (self._is_memmap or self._is_shared):
             # The same in fewer steps: an integer is what most containers are indexed with.
-            fn = itemgetter(index)
-            return self._map(fn, result_size(index, size), len(size), _all_but_first, fn)
+            item = itemgetter(index)
+            return self._map(item, result_size(index, size), len(size), _all_but_first, item)
         at = leaf_index(index, size)
         # Leaves check their bounds themselves; without leaves, somebody has to.
         new_size = checked_size(at, size) if type(at) is Tensor and self.is_empty() else result_size(at, size)
         rename = None
         if self._names is not None:
             rename = lambda names: indexing.renamed(names, at, len(new_size))  # noqa: E731
-        fn = itemgetter(at)
+        fn = rows.reader(at) if rows.maps else itemgetter(at)
         try:
             out = self._map(fn, new_size, len(size), rename, fn)
         except REFUSALS:
             if not has_ragged(self):
                 raise
             out = retried(self, self._map, ragged.Index(at), new_size, len(size), rename)
-        if self._is_memmap and is_basic(at):
-            _mark_memmap(out)
+        if (self._is_memmap or self._is_shared) and is_basic(at):
+            if self._is_memmap:
+                out._mark_memmap()
+            if self._is_shared:
+                out._mark_shared()
             out.lock_()
             out._undo = None
         return out
@@ -280,7 +283,8 @@ class Indexing(Writing):
 
     def __len__(self) -> int:
         """The size of the first batch dimension; 0 when there is none."""
-        return self._batch_size[0] if self._batch_size else 0
+        size = self._batch_size
+        return size[0] if len(size) else 0
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the first batch dimension.
@@ -288,7 +292,7 @@ class Indexing(Writing):
         Raises:
             TypeError: the container has no batch dimension.
         """
-        if not self._batch_size:
+        if len(self._batch_size) == 0:
             raise TypeError(
                 "iteration over a container without batch dims (batch_size=[]); iterate over td.items() for its entries"
             )
@@ -309,13 +313,6 @@ def _given(value: Any) -> Any:
 
 def _all_but_first(names: Names) -> Names:
     return names[1:]
-
-
-def _mark_memmap(node: Contract) -> None:
-    node._is_memmap = True
-    for value in node._entries.values():
-        if type(value) is not Tensor and isinstance(value, Contract):
-            _mark_memmap(value)
 
 
 def _is_mask(index: Any) -> bool:

@@ -73,12 +73,14 @@ class Locking(Contract):
                     "call unlock_() on the outermost container"
                 )
             self._unlock_tree()
+            if self._consolidated is not None:
+                self._consolidated = None
         return remember_state(self, _lock if was_locked else _keep)  # type: ignore[no-any-return]
 
     def _lock_tree(self) -> None:
         self._locked = True
         own = None
-        for value in self._entries.values():
+        for value in self._outline().values():
             if type(value) is not Tensor and isinstance(value, Locking):
                 if own is None:
                     own = weakref.ref(self)
@@ -92,9 +94,9 @@ class Locking(Contract):
         if self._is_memmap or self._is_shared or self._memmap_prefix is not None:
             self._is_memmap = self._is_shared = False
             self._memmap_prefix = None
-        for value in self._entries.values():
+        for value in self._outline().values():
             if type(value) is not Tensor and isinstance(value, Locking):
-                owners = [owner for owner in _locked_owners(value) if owner() is not self]
+                owners = _locked_owners(value, self)
                 value._lock_owners = owners or None
                 if not owners and value._locked:
                     value._unlock_tree()
@@ -119,9 +121,14 @@ def raise_locked(what: str) -> None:
     )
 
 
-def _locked_owners(node: Contract) -> list[weakref.ref[Any]]:
-    """The parents that are alive and locked."""
-    return [ref for ref in node._lock_owners or () if (owner := ref()) is not None and owner._locked]
+def _locked_owners(node: Contract, but: Any = None) -> list[weakref.ref[Any]]:
+    """The parents that are alive and locked, `but` left out."""
+    owners = []
+    for ref in node._lock_owners or ():
+        owner = ref()
+        if owner is not None and owner is not but and owner._locked:
+            owners.append(ref)
+    return owners
 
 
 def _lock(container: Any) -> None:

@@ -89,7 +89,7 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Any], right: lis
         for mine, theirs in parts:
             _pair_exactly(mine, theirs, path, left, right)
         return
-    entries, others = node._entries, other._entries
+    entries, others = node._targets(), other._entries
     names = list(entries)
     if names == list(others):
         values, counterparts = list(entries.values()), list(others.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import ItemsView, KeysView, ValuesView
 from typing import Any
 
@@ -15,17 +16,16 @@ from tensordict.keys import Path, joined, path_of
 from tensordict.views import IsLeaf, _Items, _Keys, _Values
 
 
-class _NoDefault:
-    """The type of the marker for 'no default was given'."""
+class _NoDefault(enum.Enum):
+    """The type of the marker for 'no default was given'; an enumeration, which compiled code can pass on."""
+
+    NO_DEFAULT = enum.auto()
 
     def __repr__(self) -> str:
         return "<no default>"
 
-    def __reduce__(self) -> str:
-        return "NO_DEFAULT"
 
-
-NO_DEFAULT: Any = _NoDefault()
+NO_DEFAULT: Any = _NoDefault.NO_DEFAULT
 
 
 class Reading(Contract):

@@ -158,10 +158,13 @@ def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
 def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
     """The longest size with which every leaf of the tree begins; `None` when there is no leaf."""
     common: torch.Size | None = None
-    for value in node._entries.values():
+    # What a lazy stack makes on reading is asked for its shape only: where its members differ it cannot be made.
+    outline = node._outline()
+    made = outline is not node._entries
+    for name, value in outline.items():
         shape: torch.Size | None
         if not isinstance(value, Contract):
-            shape = _leading_size(value)[:limit]
+            shape = (_before_uneven(node._shape_of(name)) if made else _leading_size(value))[:limit]
         elif isinstance(value, Tensor):
             shape = None  # An `UnbatchedTensor` fits any batch.
         elif value._is_non_tensor:
@@ -183,6 +186,10 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
     return common
 
 
+def _before_uneven(shape: torch.Size) -> torch.Size:
+    return shape[: shape.index(-1)] if -1 in shape else shape
+
+
 def _leading_size(leaf: Any) -> torch.Size:
     """The dims of a leaf that can be batch dims: those before a ragged one."""
     try:
@@ -195,7 +202,7 @@ def _leading_size(leaf: Any) -> torch.Size:
 def _spread(node: Contract, size: torch.Size, limit: int | None, keep: bool) -> None:
     """Set the size of a container and the longest fitting ones of those nested in it."""
     resize(node, size)
-    for value in node._entries.values():
+    for value in node._outline().values():
         if isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor)):
             if value._batch_size[: len(size)] != size:
                 resize(value, size)

@@ -531,6 +531,7 @@ def _plan_join(
         if target is None:
             if out._locked:
                 raise_locked(f"add the entry {joined(path)!r}, which out lacks")
+            out._check_field(name)
             whole = _joined(join, column, dim, path)
             missing.append((out, name, out._admit(whole, path)))
         elif True in nodes and any(node._is_non_tensor or isinstance(node, Tensor) for node in together):

@@ -102,7 +102,8 @@ class Writing(Reading, Locking):
         if type(item) is Tensor and self._device is None:
             size = self._batch_size
             try:
-                fits = not size or item.shape[: len(size)] == size
+                ndim = len(size)
+                fits = not ndim or item.shape[:ndim] == size
             except RuntimeError:
                 fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
             if fits:
@@ -172,7 +173,7 @@ class Writing(Reading, Locking):
         size = self._batch_size
         if isinstance(item, Contract):
             return item._over(item, size)  # type: ignore[attr-defined]
-        if not size:
+        if len(size) == 0:
             return item
         try:
             shape = item.shape
@@ -619,6 +620,7 @@ class Writing(Reading, Locking):
             return self
         if len(old) == len(new) == 1:
             # Within a level the value fits as it did before.
+            self._check_field(new[0])
             self._entries[new[0]] = value
             del self._entries[old[0]]
             return self
