@@ -3,6 +3,8 @@
 # constraints.txt change.
 
 PYTHON ?= python3
+# In how many processes the tests run, a file in each at a time.
+JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: help demo test lint format bench
@@ -20,7 +22,7 @@ demo: .venv/installed
 
 # The tests of both directions of the disk formats need the reference beside us.
 test: .venv/installed .venv-reference/installed
-	.venv/bin/python -m pytest $(TESTS)
+	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: .venv/installed
 	.venv/bin/ruff format --check .
@@ -42,5 +44,5 @@ bench: .venv/installed .venv-reference/installed
 # The implementation that this one is measured against, never read: its public behaviour and speed only.
 .venv-reference/installed: Makefile constraints.txt
 	test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
-	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors --constraint constraints.txt
 	touch $@
