@@ -23,4 +23,4 @@ IN_MEMORY = (
     "functional",
     "compile",
 )
-FAMILIES = (*IN_MEMORY, "storage", "distributed")
+FAMILIES = (*IN_MEMORY, "storage", "distributed", "parallel")

@@ -694,15 +694,18 @@ def over_same(tensor: MemoryMappedTensor, other: Tensor) -> MemoryMappedTensor:
     return _wrap(other, tensor._source)
 
 
-def _from_descriptor(
-    descriptor: Any,
-    nbytes: int,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
+def _from_descriptor(descriptor: Any, nbytes: int) -> SharedBlock:
+    return received(descriptor.detach(), nbytes)
+
+
+def _reduce_block(block: SharedBlock) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
+    """How `multiprocessing` sends a block: once for all tensors of a message."""
+    return _from_descriptor, (DupFd(block.fd), block.nbytes)
+
+
+def _over_block(
+    block: SharedBlock, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> MemoryMappedTensor:
-    block = received(descriptor.detach(), nbytes)
     flat = torch.frombuffer(block.buffer, dtype=torch.uint8)
     tensor = torch.empty(0, dtype=dtype, device="cpu").set_(flat.untyped_storage(), offset, shape, strides)
     return _wrap(tensor, block)
@@ -718,10 +721,11 @@ def _reduce_for_process(
     # The storage of a tensor over a block may begin anywhere in it; the receiver's begins with the block.
     dtype, shape, strides, _ = _layout(tensor)
     offset = (tensor.data_ptr() - block.address) // dtype.itemsize if tensor.numel() else 0
-    return _from_descriptor, (DupFd(block.fd), block.nbytes, dtype, shape, strides, offset)
+    return _over_block, (block, dtype, shape, strides, offset)
 
 
 ForkingPickler.register(MemoryMappedTensor, _reduce_for_process)
+ForkingPickler.register(SharedBlock, _reduce_block)
 
 
 # The name of the class in older releases.

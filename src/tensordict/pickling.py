@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,6 +122,16 @@ def over_storage(outline: Any, storage: Any, starts: Any, locked: Any) -> Any:
 torch.serialization.add_safe_globals([over_storage])
 
 
+def is_ours(kind: Any) -> bool:
+    """Whether containers of a class are pickled in the way of this package, and not in one of the program."""
+    return kind.__reduce_ex__ is _way_of_ours() and kind.__reduce__ is object.__reduce__
+
+
+@functools.cache
+def _way_of_ours() -> Any:
+    return registry.lookup("TensorDict").__reduce_ex__
+
+
 def _is_tree(value: Any) -> bool:
     """Whether a container holds nothing but its entries, its members or the container that it is a face of."""
     if isinstance(value, Tensor):
@@ -164,7 +175,6 @@ class _Packed:
         self.layouts: list[tuple[Any, ...]] = []
         self.columns: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._plain, self._apart = plain, apart
-        self._reduce = type(root).__reduce_ex__
         self._known: dict[int, Any] = {}
         # Tensors made on the way: no other may get the id of one of these.
         self._kept: list[Any] = []
@@ -204,8 +214,7 @@ class _Packed:
     def _slot(self, value: Any) -> Any:
         if type(value) is not Tensor and isinstance(value, Contract):
             if not isinstance(value, Tensor):
-                is_ours = type(value).__reduce_ex__ is self._reduce and type(value).__reduce__ is object.__reduce__
-                return self._node(value) if is_ours and _is_tree(value) else value
+                return self._node(value) if is_ours(type(value)) and _is_tree(value) else value
             if type(value) is not registry.lookup(_UNBATCHED) or value.requires_grad:
                 return value
             return self._made_of(value, _UNBATCHED, [value.as_subclass(Tensor)], value._batch_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import pickle
 import random
 import signal
 import time
@@ -86,6 +87,10 @@ def children() -> set[int]:
     for thread in pathlib.Path("/proc/self/task").iterdir():
         found.update(map(int, (thread / "children").read_text().split()))
     return found
+
+
+def command_of(pid: int) -> str:
+    return pathlib.Path(f"/proc/{pid}/cmdline").read_text()
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -177,6 +182,19 @@ def test_other_containers(container):
     )
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_ragged_entries(layout, by):
+    rows = [torch.arange(float(n)).unsqueeze(-1) for n in (1, 2, 3, 4)]
+    td = TensorDict(x=torch.nested.nested_tensor(rows, layout=layout), at=torch.arange(4), batch_size=[4])
+    found = list(td.map_iter(row_sums, chunksize=0, **by))
+    assert found == [0, 1, 3, 6]
+
+
+def row_sums(chunk: Any) -> float:
+    return float(chunk["x"].sum())
+
+
 def test_a_container_without_elements():
     assert make(0).map(plus_one, **FORK)["z"].shape == (0,)
     assert make(0).map(nothing, **FORK) is None
@@ -211,6 +229,93 @@ def write(chunk: Any) -> None:
     chunk["inner", "y"].add_(1)
 
 
+@pytest.mark.parametrize("kind", ["plain", "shared", "mapped", "file", "view"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "pool"])
+def test_parts_of_the_container_come_back_as_parts_of_it(kind, method, pool, tmp_path):
+    if method == "spawn" and kind not in ("shared", "mapped"):
+        pytest.skip("spawning takes seconds")
+    td = make().exclude("label")
+    td = {
+        "plain": lambda: td,
+        "shared": td.share_memory_,
+        "mapped": td.memmap_,
+        "file": lambda: td.memmap_(tmp_path / "saved"),
+        "view": lambda: TensorDict(whole=td.share_memory_(), batch_size=[10])["whole"][2:],
+    }[kind]()
+    options = {"pool": pool} if method == "pool" else {"num_workers": 1, "mp_start_method": method}
+    for number, piece in enumerate(td.map_iter(as_it_is, chunksize=3, **options)):
+        part = td[3 * number : 3 * number + 3]
+        for key in ("x", ("inner", "y")):
+            assert piece[key].data_ptr() == part[key].data_ptr() and torch.equal(piece[key], part[key])
+            assert type(piece[key]) is type(part[key])
+        assert piece["again"] is piece["x"]
+    joined = td.map(as_it_is, num_chunks=1, **options)
+    joined["x"].fill_(-1)
+    assert torch.equal(td["x"], make()["x"][10 - len(td) :])  # What is joined is a copy.
+
+
+def as_it_is(chunk: Any) -> Any:
+    return chunk.set("again", chunk["x"])
+
+
+def test_a_file_that_is_no_part_of_the_container_is_not_copied(by, tmp_path):
+    other = TensorDict(x=torch.arange(10.0), batch_size=[10]).memmap_(tmp_path / "other")
+    for piece in make().set("path", str(tmp_path / "other")).map_iter(of_file, chunksize=5, **by):
+        assert type(piece) is MemoryMappedTensor and piece.filename == other["x"].filename
+        piece.neg_()
+    assert other["x"].tolist() == [-i for i in range(10)]
+
+
+def of_file(chunk: Any) -> torch.Tensor:
+    start = int(chunk["x"][0])
+    return TensorDict.load_memmap(chunk["path"])["x"][start : start + len(chunk)]
+
+
+@pytest.mark.parametrize("share", ["share_memory_", "memmap_"])
+def test_memory_that_a_worker_shares_is_not_copied(share, by):
+    before = len(os.listdir("/proc/self/fd"))
+    found = list(make().map_iter({"share_memory_": shared_by_worker, "memmap_": mapped_by_worker}[share], **by))
+    for number, (piece, view) in enumerate(found):
+        assert piece.is_shared() if share == "share_memory_" else piece.is_memmap()
+        assert view[0] == 5.0 * number + 1 and view.data_ptr() == piece["x"].data_ptr()
+        view.fill_(7)
+        assert (piece["x"] == 7).all()
+    del found, piece, view
+    gc.collect()
+    # The storage of x and that of y are shared now; a pool keeps a descriptor to ask for more.
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+
+
+def test_memory_outlives_the_worker_that_shared_it():
+    found = list(make().map_iter(shared_by_worker, chunksize=5, max_tasks_per_child=1, **FORK))
+    assert [piece.is_shared() and piece["x"].tolist() for piece, _ in found] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    with mp.get_context("fork").Pool(1, torch.set_num_threads, (1,), maxtasksperchild=1) as short:
+        found = list(make().map_iter(shared_by_worker, chunksize=5, pool=short))
+    assert [piece["x"].tolist() for piece, _ in found] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+
+
+def test_torch_shares_memory_by_file_names(by):
+    before = mp.get_sharing_strategy()
+    mp.set_sharing_strategy("file_system")
+    try:
+        found = list(make().map_iter(shared_by_worker, chunksize=5, **by))
+        (whole,) = make().map_iter(as_it_is, num_chunks=1, **FORK)
+    finally:
+        mp.set_sharing_strategy(before)
+    assert [piece["x"].tolist() for piece, _ in found] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    assert whole["x"].tolist() == list(range(10))
+
+
+def shared_by_worker(chunk: Any) -> Any:
+    found = TensorDict(x=chunk["x"] + 1, batch_size=chunk.batch_size).share_memory_()
+    return found, found["x"]
+
+
+def mapped_by_worker(chunk: Any) -> Any:
+    found = TensorDict(x=chunk["x"] + 1, batch_size=chunk.batch_size).memmap_()
+    return found, found["x"]
+
+
 @pytest.mark.parametrize("kind", ["plain", "shared", "mapped", "file"])
 @pytest.mark.parametrize("chunksize", [3, 0])
 def test_results_go_into_out(kind, chunksize, by, tmp_path):
@@ -230,7 +335,7 @@ def test_results_go_into_out(kind, chunksize, by, tmp_path):
 def test_values_reach_an_out_in_shared_memory():
     out = TensorDict(x=torch.zeros(4), label="none", batch_size=[4]).share_memory_()
     make(4).map(lambda chunk: chunk, out=out, chunksize=4, num_workers=1, mp_start_method="fork")
-    assert set(out["label"]) in ({"cat"}, set("cat")) and out["x"].tolist() == [0, 1, 2, 3]
+    assert out["label"] == ["cat"] * 4 and out["x"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_result_that_does_not_fit_out():
@@ -408,9 +513,9 @@ def test_bad_arguments():
 
 def test_a_spawned_worker_cannot_have_a_local_function():
     before = children()
-    with pytest.raises((AttributeError, Exception), match="pickle|local"):
+    with pytest.raises((AttributeError, pickle.PicklingError), match="<lambda>"):  # Which one, is up to Python.
         make().map(lambda chunk: chunk, num_workers=1, mp_start_method="spawn")
-    assert children() - before <= {os.getpid()} or len(children() - before) <= 1
+    assert all("resource_tracker" in command_of(pid) for pid in children() - before)
 
 
 # --- map_iter ---------------------------------------------------------------------------------------------------------

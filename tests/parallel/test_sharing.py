@@ -379,6 +379,33 @@ def test_tensorclasses_and_values_in_batches():
     assert type(first) is Sample and first.x.tolist() == [[0, 0], [1, 1]] and second.label == ["2", "3"]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_default_collate_function(workers, tmp_path):
+    options: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    whole = list(DataLoader(data(), batch_size=4, **options))
+    assert [batch.batch_size for batch in whole] == [(4,), (2,)] and torch.equal(torch.cat(whole)["x"], data()["x"])
+    mapped = list(DataLoader(data().memmap_(tmp_path / "saved"), batch_size=4, **options))
+    assert torch.equal(torch.cat(mapped)["inner", "y"], torch.arange(6))
+    stacked_samples = list(DataLoader(Marked(data()), batch_size=3, **options))
+    assert [type(batch) for batch in stacked_samples] == [TensorDict] * 2
+    assert torch.equal(torch.cat(stacked_samples)["x"], data()["x"])
+    samples = [Sample(x=torch.full((2,), float(i)), label=str(i), batch_size=[]) for i in range(4)]
+    first, second = DataLoader(samples, batch_size=2, **options)
+    assert type(first) is Sample and first.x.tolist() == [[0, 0], [1, 1]] and second.label == ["2", "3"]
+    (mixed,) = DataLoader([{"td": data()[i], "at": i} for i in range(3)], batch_size=3, **options)
+    assert mixed["at"].tolist() == [0, 1, 2] and torch.equal(mixed["td"]["x"], data()["x"][:3])
+
+
+def test_the_default_collate_function_for_containers_of_other_kinds():
+    lazy = lazy_stack([TensorDict(x=torch.full((2,), i)) for i in range(4)])
+    assert [batch["x"].tolist() for batch in DataLoader(lazy, batch_size=2)] == [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]
+    values = [NonTensorData("a"), NonTensorData("b")]
+    (batch,) = DataLoader(values, batch_size=2)
+    assert batch.tolist() == ["a", "b"]
+    with pytest.raises(RuntimeError, match="y"):
+        next(iter(DataLoader([TensorDict(x=torch.zeros(1)), TensorDict(y=torch.zeros(1))], batch_size=2)))
+
+
 @pytest.mark.gpu
 def test_batches_are_pinned():
     loader = DataLoader(data(), batch_size=3, collate_fn=stacked, pin_memory=True)

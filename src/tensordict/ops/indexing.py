@@ -301,7 +301,7 @@ class Indexing(Writing):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Several items of the first batch dimension in one indexing call, as a `DataLoader` asks for a batch.
 
-        Use `collate_fn=lambda batch: batch` with it: the batch comes as one container.
+        The batch comes as one container, which torch's default `collate_fn` leaves as it is.
         """
         return self._index(torch.as_tensor(indices))
 

@@ -35,7 +35,7 @@ class Mapping(Leaves):
 
         The leaves are moved to shared memory, unless they are there or in a file already: processes see this memory,
         and what `fn` writes into a chunk in place is written into this container. Results come back through memory
-        that both processes see.
+        that both processes see; what lies in shared memory or in a file is not copied on the way.
 
         Args:
             fn: takes a container, a part of this one, that is not locked; gives a container, a tensor or `None`. With
@@ -129,7 +129,8 @@ class Mapping(Leaves):
             ordered: give the results in the order of the chunks; otherwise as they come.
 
         Returns:
-            an iterator over what `fn` gives, `None` too. Tensors in it are over memory of their own.
+            an iterator over what `fn` gives, `None` too. Tensors that `fn` gives in shared memory or in a file stay
+            there, so that a part of this container comes back as one; all others are over memory of their own.
 
         Raises:
             Exception: as :meth:`map`; arguments are checked by the call, and what goes wrong later is raised by the

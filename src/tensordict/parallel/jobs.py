@@ -121,7 +121,11 @@ def fitting(result: Any, piece: Any) -> Any:
 
 def seed_all(seed: int) -> None:
     """Seed what draws random numbers."""
-    torch.manual_seed(seed)
+    if torch.accelerator.current_accelerator() is None:
+        # `torch.manual_seed` formats a traceback for devices that it may seed later: 10 ms in a process that is new.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
 

@@ -133,10 +133,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
-            kind = type(value)
-            if isinstance(value, Contract) and kind.__reduce_ex__ is registry.lookup("TensorDict").__reduce_ex__:
-                if kind.__reduce__ is object.__reduce__:
-                    return pickling.by_itself(value, _PROTOCOL, self._referring.can)
+            if isinstance(value, Contract) and pickling.is_ours(type(value)):
+                return pickling.by_itself(value, _PROTOCOL, self._referring.can)
             return NotImplemented
         if value.requires_grad and not value.is_leaf:
             raise RuntimeError(

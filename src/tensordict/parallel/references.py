@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import rebuild_storage_fd
 
 from tensordict import pickling
 from tensordict.contract import Contract
-from tensordict.memmap import MemoryMappedTensor, over_same, received
+from tensordict.memmap import MemoryMappedTensor, SharedBlock, over_same, received
 from tensordict.parallel import sharing
 
 
@@ -31,13 +31,11 @@ class Common:
         if isinstance(container, Contract):
             container._gather(leaves)
         self.parts = [part for leaf in leaves for part in _dense(leaf)]
-        self._numbers = {
-            part.untyped_storage().data_ptr(): number for number, part in enumerate(self.parts) if _is_common(part)
-        }
+        self._numbers = {_base(part): number for number, part in enumerate(self.parts) if _is_common(part)}
 
-    def number(self, address: int) -> int | None:
-        """Which part has a storage at an address of this process."""
-        return self._numbers.get(address)
+    def number(self, tensor: Tensor) -> int | None:
+        """Which part is over the same memory as a tensor."""
+        return self._numbers.get(_base(tensor))
 
 
 class Handle(NamedTuple):
@@ -109,16 +107,18 @@ class Referring:
     def _home(self, tensor: Tensor) -> tuple[int, int] | None:
         if not _is_over_memory(tensor):
             return None
-        storage = tensor.untyped_storage()
-        number = self._common.number(storage.data_ptr())
+        number = self._common.number(tensor)
         if number is not None:
-            return number, self._common.parts[number].data_ptr()
+            return number, _first(self._common.parts[number])
         if not self._hands_over:
             return None
         if isinstance(tensor, MemoryMappedTensor):
-            block = tensor._handler
+            block = _block(tensor)
             return None if block is None else self._handed_over(block.address, lambda: (block.fd, block.nbytes), True)
-        if not storage.is_shared() or storage.filename is not None or mp.get_sharing_strategy() != "file_descriptor":
+        storage = tensor.untyped_storage()
+        if not storage.is_shared() or storage.filename is not None:
+            return None
+        if mp.get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
             return None
         return self._handed_over(storage.data_ptr(), storage._share_fd_cpu_, False)
 
@@ -148,8 +148,8 @@ class Referred:
         found = self._made.get(which)
         if found is None:
             home = self._common.parts[number] if number >= 0 else self._opened[-1 - number]
-            storage = home.untyped_storage()
-            at, rest = divmod(home.data_ptr() - storage.data_ptr() + start, dtype.itemsize)
+            storage = _whole(home).untyped_storage()
+            at, rest = divmod(_first(home) - storage.data_ptr() + start, dtype.itemsize)
             assert not rest, "memory is mapped at whole pages, and parts of it begin where they do at the sender"
             found = torch.empty(0, dtype=dtype, device="cpu").set_(storage, at, shape, strides)
             if is_mapped:
@@ -161,6 +161,28 @@ class Referred:
 
 def _dense(leaf: Any) -> list[Any]:
     return [part for part in sharing.parts(leaf) if type(part) in (Tensor, MemoryMappedTensor)]
+
+
+def _block(tensor: Tensor) -> SharedBlock | None:
+    return tensor._handler if isinstance(tensor, MemoryMappedTensor) else None
+
+
+def _base(tensor: Tensor) -> int:
+    """What all tensors over one memory have in common: where it begins in this process."""
+    block = _block(tensor)
+    return tensor.untyped_storage().data_ptr() if block is None else block.address
+
+
+def _first(tensor: Tensor) -> int:
+    """Where what a tensor is over begins: at a place that is the same one in all processes."""
+    block = _block(tensor)
+    return tensor.data_ptr() if block is None else block.address
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A tensor whose storage is all that there is: storages over a block may begin anywhere in it."""
+    block = _block(tensor)
+    return tensor if block is None else block.tensor(torch.uint8, (block.nbytes,))
 
 
 def _is_over_memory(tensor: Tensor) -> bool:

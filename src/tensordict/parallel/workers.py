@@ -68,10 +68,10 @@ class _Worker:
         Raises:
             EOFError, OSError: the process is gone.
         """
-        done, head, parts, nbytes, handles = pickle.loads(self.pipe.recv_bytes())
+        done, head, parts, nbytes, shared = pickle.loads(self.pipe.recv_bytes())
         try:
             descriptor = recv_handle(self.pipe) if nbytes else None
-            handles = [Handle(*handle, recv_handle(self.pipe)) for handle in handles]
+            handles = [Handle(size, is_block, recv_handle(self.pipe)) for size, is_block in shared]
         except RuntimeError as error:
             raise EOFError from error
         assert self.chunk is not None
