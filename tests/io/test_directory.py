@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 import tensordict
 from tensordict import MemoryMappedTensor, TensorDict
 from tensordict.errors import SaveError
+from tensordict.io import files
 
 SAMPLES = pathlib.Path(__file__).parents[1] / "data" / "format"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
@@ -464,3 +465,9 @@ print(peak() - before)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(result.stdout) < 16 << 10, f"saving 256 MiB took {int(result.stdout) >> 10} MiB more"
+
+
+@pytest.mark.parametrize(("asked", "nbytes", "used"), [(0, 1 << 20, 0), (0, 64 << 20, 3), (1, 64 << 20, 1), (2, 1, 2)])
+def test_threads_of_large_saves(monkeypatch: pytest.MonkeyPatch, asked: int, nbytes: int, used: int) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert files.threads(asked, nbytes) == used

@@ -70,7 +70,8 @@ class Saving(Contract):
             prefix: the folder, created when needed; `None` copies to anonymous memory that other processes can
                 share. A name that ends with `.tdz` is that of an archive, see `archive`.
             copy_existing: allow entries that are memory-mapped from other files, and copy these.
-            num_threads: the number of threads that write; 0 for none but the calling one.
+            num_threads: the number of threads that write. 0 has those of torch (`torch.get_num_threads()`) write what
+                is larger than 64 MiB, and the calling one the rest; 1 has the calling one write all.
             return_early: save in the background and return a `concurrent.futures.Future` of the container. The
                 tensors must not change until it is done.
             share_non_tensor: have all processes that get this container, or load the folder, see new values of entries
