@@ -368,11 +368,12 @@ def _save_directory(
             leaf.target = site.at(leaf.path)
             if leaf.result is not None and not (site.replaces and _link(leaf, leaf.result)):
                 leaf.result = None
-        threads = files.threads(options.num_threads, _bytes_to_write(leaves))
-        means = Means(site.created, threads, options.checksum, options.durable)
+        means = Means(site.created, options.num_threads, options.checksum, options.durable)
         if options.progress:
             means.progress = shown.enter_context(Progress("saving", _bytes_to_write(leaves)))
         written = [_leaf_file(leaf, options, means) for leaf in leaves]
+        # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
+        threads = files.threads(options.num_threads, _bytes_to_write(leaves))
         files.run_all([job for file in written for job in file.jobs()], threads)
         moving: list[_Leaf] = []
         for leaf, file in zip(leaves, written, strict=True):
