@@ -30,6 +30,7 @@ from tensordict.ops.persisting import Persisting
 from tensordict.ops.pointwise import Pointwise
 from tensordict.ops.reducing import Reducing
 from tensordict.ops.saving import Saving
+from tensordict.ops.schemas import Schemas
 from tensordict.ops.shape import Shape
 from tensordict.ops.sharing import Sharing
 from tensordict.ops.stacking import Stacking
@@ -47,6 +48,7 @@ class TensorCollection(
     Padding,
     Shape,
     Factories,
+    Schemas,
     Casting,
     Comparison,
     Pointwise,

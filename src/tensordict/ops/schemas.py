@@ -1,0 +1,92 @@
+"""Containers of zeros, in memory or on disk, from a description of their entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tensordict import registry
+from tensordict.contract import Contract
+from tensordict.keys import Path, joined, path_of
+from tensordict.shapes import as_size
+
+_STORAGES = (None, "memmap", "h5", "shared")
+
+
+class Schemas(Contract):
+    """`from_schema`."""
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: Mapping[Any, Any],
+        *,
+        batch_size: Any = None,
+        storage: str | None = None,
+        device: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """A container of zeros, of which every entry is described by a shape and a dtype.
+
+        Args:
+            schema: maps each (nested) key to a pair `(shape, dtype)`, the shape being that of one element of the batch;
+                or to another such mapping.
+            batch_size: the batch size, which goes in front of all shapes.
+            storage: where the entries are: `None` in memory; `"shared"` in shared memory; `"memmap"` in a folder, given
+                as `prefix=`, or in anonymous memory; `"h5"` in an HDF5 file, given as `filename=`. On disk nothing is
+                built in memory first.
+            device: the device of the entries in memory, or on which those of an HDF5 file are read.
+            **kwargs: further arguments of :meth:`memmap_like` or :meth:`to_h5`.
+
+        Returns:
+            the container: a `TensorDict`, or a :class:`~tensordict.PersistentTensorDict` for `"h5"`.
+
+        Raises:
+            TypeError: an entry is no pair of a shape and a dtype; it is named.
+            ValueError: `storage` is unknown, or arguments are given that it has not.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> schema = {"obs": ([84, 84, 3], torch.uint8), "agent": {"reward": ([], torch.float32)}}
+            >>> td = TensorDict.from_schema(schema, batch_size=[1000])
+            >>> td["obs"].shape, td["agent", "reward"].dtype
+            (torch.Size([1000, 84, 84, 3]), torch.float32)
+        """
+        if storage not in _STORAGES:
+            raise ValueError(f"storage is one of {_STORAGES}, got {storage!r}")
+        if kwargs and storage not in ("memmap", "h5"):
+            raise ValueError(f"storage={storage!r} takes no {sorted(kwargs)}")
+        if storage in ("memmap", "shared") and device is not None and torch.device(device).type != "cpu":
+            raise ValueError(f"storage={storage!r} is CPU memory and has no device={str(device)!r}")
+        if storage == "h5" and "filename" not in kwargs:
+            raise ValueError("storage='h5' needs filename=")
+        size = as_size(batch_size)
+        flat: dict[Path, tuple[torch.Size, torch.dtype]] = {}
+        _flatten(schema, (), flat)
+        result = registry.lookup("TensorDict")(batch_size=size, device=device if storage is None else None)
+        on_disk = storage in ("memmap", "h5")
+        for path, (shape, dtype) in flat.items():
+            whole = torch.Size((*size, *shape))
+            # On its way to the disk one zero stands for all.
+            zeros = torch.zeros((), dtype=dtype, device="cpu").expand(whole) if on_disk else None
+            result.set(path, torch.zeros(whole, dtype=dtype, device=device) if zeros is None else zeros)
+        if storage == "memmap":
+            return result.memmap_like(kwargs.pop("prefix", None), **kwargs)
+        if storage == "h5":
+            stored = result.to_h5(kwargs.pop("filename"), **kwargs)
+            return stored if device is None else stored.to(device)
+        return result.share_memory_() if storage == "shared" else result
+
+
+def _flatten(schema: Mapping[Any, Any], path: Path, flat: dict[Path, tuple[torch.Size, torch.dtype]]) -> None:
+    for key, spec in schema.items():
+        whole = (*path, *path_of(key))
+        if isinstance(spec, Mapping):
+            _flatten(spec, whole, flat)
+            continue
+        if not isinstance(spec, (tuple, list)) or len(spec) != 2 or not isinstance(spec[1], torch.dtype):
+            raise TypeError(f"entry {joined(whole)!r}: a schema has pairs (shape, dtype), got {spec!r:.80}")
+        flat[whole] = (as_size(spec[0]), spec[1])
