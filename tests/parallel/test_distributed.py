@@ -24,6 +24,7 @@ from tensordict import (
     tensorclass,
 )
 from tensordict.errors import SaveError, TransferError
+from tensordict.llm import IFEvalScoreData
 from tensordict.parallel import wire
 
 pytestmark = pytest.mark.slow
@@ -278,6 +279,19 @@ def _class_by_its_own_method(rank: int) -> None:
 
 def test_tensorclass_by_its_own_method(two: Ranks) -> None:
     two.run(_class_by_its_own_method)
+
+
+def _scores(rank: int) -> None:
+    sent = IFEvalScoreData(torch.ones(2, 1), torch.ones(2, 3), None, torch.zeros(2, 3), batch_size=[2])
+    if rank == 0:
+        sent.init_remote(1)
+        return
+    got = IFEvalScoreData.from_remote_init(0)
+    assert type(got) is IFEvalScoreData and got.batch_size == (2,) and (got == sent).all()
+
+
+def test_scores_of_instruction_following(two: Ranks) -> None:
+    two.run(_scores)
 
 
 def _locked(rank: int) -> None:
