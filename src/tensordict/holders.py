@@ -54,6 +54,15 @@ def check_held(items: Sequence[Any], path: Path) -> None:
             raise TypeError(f"{where} a value that is no tensor in one input and a {type(item).__name__} in another")
 
 
+@dataclass
+class HolderFields:
+    """What the fields of a holder are called."""
+
+    data: Any
+    _metadata: dict[str, Any] | None = None
+    _is_non_tensor: bool = True
+
+
 class Saved(Contract):
     """What a holder, or a stack of them, knows of the file that it is saved in: what is written into it goes there."""
 

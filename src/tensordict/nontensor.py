@@ -18,6 +18,7 @@ from tensordict.contract import Clones, Contract, Names
 from tensordict.devices import as_device
 from tensordict.errors import ShapeError
 from tensordict.holders import (
+    HolderFields,
     Saved,
     check_held,
     flatten_holder,
@@ -40,15 +41,6 @@ from tensordict.views import is_non_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-@dataclasses.dataclass
-class _Fields:
-    """What the fields of a holder are called."""
-
-    data: Any
-    _metadata: dict[str, Any] | None = None
-    _is_non_tensor: bool = True
 
 
 class _Holding(Saved, TensorCollection):
@@ -298,7 +290,7 @@ class NonTensorDataBase(_Holding):
     @classmethod
     def fields(class_or_instance) -> tuple[dataclasses.Field[Any], ...]:
         """The fields of a holder, as :func:`dataclasses.fields` gives them."""
-        return dataclasses.fields(_Fields)
+        return dataclasses.fields(HolderFields)
 
     @classmethod
     def from_tensordict(cls, tensordict: Any, non_tensordict: Any = None, safe: bool = True) -> Self:

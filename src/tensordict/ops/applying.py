@@ -170,10 +170,8 @@ class Applying(Writing):
                 and isinstance(value, Applying)
                 and (is_leaf is None or not is_leaf(type(value)))
             ):
-                counterparts = (
-                    self._counterparts(name, call, others, path) if others and not value._is_non_tensor else ()
-                )
-                nested = value._apply_tree(call, counterparts, (*path, name))
+                theirs_below = self._counterparts(name, call, others, path) if not value._is_non_tensor else ()
+                nested = value._apply_tree(call, theirs_below, (*path, name))
                 if nested is not None:
                     entries[name] = nested
                 continue
@@ -211,20 +209,15 @@ class Applying(Writing):
             except RuntimeError:
                 # A ragged tensor of the strided layout has no shape, as far as torch can tell.
                 misfit = ragged.shape_of(result)[:ndim] != size
-            if misfit and is_node(result):
-                # A container that `is_leaf` or `call_on_nested` had made: it is given the batch size if that fits it.
-                result = result.copy()
-                result._rebatch(size, (*path, name))
-            elif misfit:
-                raise RuntimeError(
-                    f"apply: the result for {joined((*path, name))!r} has shape {list(ragged.shape_of(result))}, which "
-                    f"does not begin with the batch size {list(size)}; pass batch_size= for a function that changes it"
-                )
+            if misfit:
+                result = _fitted(result, size, (*path, name))
             entries[name] = value._over(result, size) if own_shape else result
-        if in_place:
+        if in_place or (not entries and (call.filter_empty or (call.filter_empty is None and mapping))):
             return None
-        if not entries and (call.filter_empty or (call.filter_empty is None and mapping)):
-            return None
+        return self._build_applied(entries, size, call)
+
+    def _build_applied(self, entries: dict[str, Any], size: torch.Size, call: _Call) -> Any:
+        """A container of results, with the device and the names that were asked for."""
         names: Names | None = call.names
         if names is NO_DEFAULT:
             names = self._names if call.batch_size is None else None
@@ -251,6 +244,21 @@ class Applying(Writing):
                 ) from None
         default = call.default
         return [other._entries.get(name, default) if isinstance(other, Contract) else default for other in others]
+
+
+def _fitted(result: Any, size: torch.Size, path: Path) -> Any:
+    """A result whose shape does not begin with the batch size, as far as it can be given it.
+
+    A container that `is_leaf` or `call_on_nested` had made may fit; a tensor does not.
+    """
+    if not is_node(result):
+        raise RuntimeError(
+            f"apply: the result for {joined(path)!r} has shape {list(ragged.shape_of(result))}, which does not begin "
+            f"with the batch size {list(size)}; pass batch_size= for a function that changes it"
+        )
+    result = result.copy()
+    result._rebatch(size, path)
+    return result
 
 
 def _size(batch_size: Any) -> torch.Size | None:

@@ -18,7 +18,8 @@ from tensordict.keys import Path, is_nested_key, joined, key_path, path_of
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.refusals import REFUSALS, has_ragged, retried
-from tensordict.ops.writing import Writing, _check_expandable, _nest
+from tensordict.ops.sources import nested_under
+from tensordict.ops.writing import Writing, _check_expandable
 
 _KEY_KINDS = (str, tuple)
 
@@ -231,7 +232,7 @@ class Indexing(Writing):
         for key, item in value.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
-                item = _nest(rest, item)
+                item = nested_under(rest, item)
             current: Any = mapping.get(key)
             if type(current) is Tensor or isinstance(current, Tensor):
                 if type(current) is not Tensor and isinstance(current, Contract):

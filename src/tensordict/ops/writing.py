@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.reading import NO_DEFAULT, Reading
+from tensordict.ops.sources import leaf_paths, nested_under, one_source, restricted
 from tensordict.views import IsLeaf
 
 if TYPE_CHECKING:
@@ -281,13 +282,13 @@ class Writing(Reading, Locking):
             >>> sorted(td.update({"a": {"c": torch.ones(1)}, "d": 1.0}).keys(True, True), key=str)
             [('a', 'b'), ('a', 'c'), 'd']
         """
-        source = _source(input_dict_or_td, kwargs)
+        source = one_source(input_dict_or_td, kwargs)
         if source is self:
             return self
         if update_batch_size:
             return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
-            source = _restricted(source, keys_to_update)
+            source = restricted(source, keys_to_update)
         plan = _Update(clone, inplace, self._queues(non_blocking), is_leaf, ignore_lock)
         self._plan_update(source, (), plan)
         for node, entries in plan.writes:
@@ -327,7 +328,7 @@ class Writing(Reading, Locking):
                     continue
             else:
                 name, *rest = path_of(key)
-                key, item = name, _nest(rest, item)
+                key, item = name, nested_under(rest, item)
             current = fresh.get(key)
             if current is None:
                 current = mapping.get(key)
@@ -470,11 +471,11 @@ class Writing(Reading, Locking):
             KeyError: an entry does not exist here.
             ValueError: a value does not broadcast to its entry.
         """
-        source = _source(input_dict_or_td, kwargs)
+        source = one_source(input_dict_or_td, kwargs)
         if source is self:
             return self
         if keys_to_update is not None:
-            source = _restricted(source, keys_to_update)
+            source = restricted(source, keys_to_update)
         targets = _Copies()
         values: list[Any] = []
         self._plan_copies(source, (), targets, values)
@@ -489,7 +490,7 @@ class Writing(Reading, Locking):
         for key, item in source.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
-                item = _nest(rest, item)
+                item = nested_under(rest, item)
             current: Any = mapping.get(key)
             if type(current) is Tensor or isinstance(current, Tensor):
                 try:
@@ -535,10 +536,10 @@ class Writing(Reading, Locking):
             >>> td.update_at_({"a": 1.0}, 2)["a"]
             tensor([0., 0., 1.])
         """
-        source = input_dict_or_td if keys_to_update is None else _restricted(input_dict_or_td, keys_to_update)
+        source = input_dict_or_td if keys_to_update is None else restricted(input_dict_or_td, keys_to_update)
         if not isinstance(source, (Contract, Mapping)):
             raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")
-        for path in _nested_keys(source):
+        for path in leaf_paths(source):
             if not self._has(path):
                 raise self._missing(joined(path))
         self[idx] = source  # type: ignore[index]
@@ -706,55 +707,6 @@ def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
     node = node.copy()
     node.names = merged
     return node
-
-
-def _source(source: Any, kwargs: dict[str, Any]) -> Any:
-    """The one thing an update reads from."""
-    if source is None:
-        return kwargs
-    if type(source) is dict and not kwargs:
-        return source
-    if kwargs:
-        source = {**dict(source.items()), **kwargs}
-    if not hasattr(source, "items"):
-        return dict(source)
-    return source
-
-
-def _restricted(source: Any, keys: Iterable[Any]) -> Any:
-    """The entries of `source` at these nested keys, those that exist."""
-    if isinstance(keys, str):
-        keys = [keys]
-    if isinstance(source, Contract):
-        return source.select(*keys, strict=False)  # type: ignore[attr-defined]
-    out: dict[Any, Any] = {}
-    for key in keys:
-        path = path_of(key)
-        value: Any = source
-        for name in path:
-            value = value.get(name, None) if isinstance(value, (Reading, Mapping)) else None
-        if value is None:
-            value = source.get(key)
-        if value is not None:
-            out[joined(path)] = value
-    return out
-
-
-def _nest(path: Sequence[str], value: Any) -> Any:
-    """`value` inside one mapping per name."""
-    for name in reversed(path):
-        value = {name: value}
-    return value
-
-
-def _nested_keys(source: Any, prefix: Path = ()) -> list[Path]:
-    """The paths of the leaves of a container or (nested) mapping."""
-    out: list[Path] = []
-    for key, value in source.items():
-        path = (*prefix, *path_of(key))
-        nested = isinstance(value, Mapping) or (is_node(value) and not value._is_non_tensor)
-        out += _nested_keys(value, path) if nested else [path]
-    return out
 
 
 def _copyable(target: Tensor, item: Any, path: Path) -> Any:

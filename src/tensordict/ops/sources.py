@@ -1,0 +1,59 @@
+"""What an update reads its values from: a container, a mapping with nested keys, keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tensordict.contract import Contract, is_node
+from tensordict.keys import Path, joined, path_of
+from tensordict.ops.reading import Reading
+
+
+def one_source(source: Any, kwargs: dict[str, Any]) -> Any:
+    """The one thing an update reads from."""
+    if source is None:
+        return kwargs
+    if type(source) is dict and not kwargs:
+        return source
+    if kwargs:
+        source = {**dict(source.items()), **kwargs}
+    if not hasattr(source, "items"):
+        return dict(source)
+    return source
+
+
+def restricted(source: Any, keys: Iterable[Any]) -> Any:
+    """The entries of `source` at these nested keys, those that exist."""
+    if isinstance(keys, str):
+        keys = [keys]
+    if isinstance(source, Contract):
+        return source.select(*keys, strict=False)  # type: ignore[attr-defined]
+    out: dict[Any, Any] = {}
+    for key in keys:
+        path = path_of(key)
+        value: Any = source
+        for name in path:
+            value = value.get(name, None) if isinstance(value, (Reading, Mapping)) else None
+        if value is None:
+            value = source.get(key)
+        if value is not None:
+            out[joined(path)] = value
+    return out
+
+
+def nested_under(path: Sequence[str], value: Any) -> Any:
+    """`value` inside one mapping per name."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+def leaf_paths(source: Any, prefix: Path = ()) -> list[Path]:
+    """The paths of the leaves of a container or (nested) mapping."""
+    out: list[Path] = []
+    for key, value in source.items():
+        path = (*prefix, *path_of(key))
+        nested = isinstance(value, Mapping) or (is_node(value) and not value._is_non_tensor)
+        out += leaf_paths(value, path) if nested else [path]
+    return out
