@@ -105,7 +105,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", help="comma-separated; default: all")
     parser.add_argument("--only", default="", metavar="SUBSTRING", help="workloads whose FAMILY: NAME contains this")
-    parser.add_argument("--rounds", type=int, help=f"default {ROUNDS}; storage never takes more than {STORAGE_ROUNDS}")
+    parser.add_argument("--rounds", type=int, help=f"default {ROUNDS}; not in memory alone: {STORAGE_ROUNDS} at most")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter turns, small files: a smoke test")
     parser.add_argument("--json", type=Path, default=HERE / "results.json", help="default: %(default)s")
     parser.add_argument("--ours", type=Path, default=ROOT / ".venv/bin/python", metavar="PYTHON")

@@ -288,6 +288,8 @@ ELEMENTS = {
     "float8": (torch.ones(2).to(torch.float8_e5m2), torch.tensor([1.0, 4.0]).to(torch.float8_e5m2), 1, 3.0),
     "complex64": (torch.tensor([3j, 1]), torch.tensor([4 + 0j, 1]), 1, 5.0),
     "complex32": (torch.tensor([3j]), torch.tensor([4 + 0j]), 1, 5.0),
+    "int4": (*(torch.tensor([1, n], dtype=torch.uint8).view(torch.int4) for n in (2, 5)), 1, 3),
+    "bits16": (*(torch.tensor([1, n], dtype=torch.int16).view(torch.bits16) for n in (2, -1)), 1, 2**16 - 3),
     "scalar": (torch.tensor(1.0), torch.tensor(2.0), 1, 1.0),
 }
 
@@ -303,6 +305,17 @@ def test_diff_of_elements(name: str, tmp_path: pathlib.Path, capsys: pytest.Capt
     expected = {"key": ["x"], "what": "elements", "differing": count, "of": one.numel(), "max_abs": largest}
     assert differences(capsys, tmp_path / "1", tmp_path / "2") == [expected]
     assert differences(capsys, tmp_path / "1", tmp_path / "1") == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_diff_of_even_rows(layout: Any, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A ragged tensor whose rows are all of one length is not the tensor of the same elements."""
+    TensorDict(x=torch.nested.nested_tensor([torch.ones(3)] * 2, layout=layout), batch_size=[2]).save(tmp_path / "1")
+    TensorDict(x=torch.ones(2, 3), batch_size=[2]).save(tmp_path / "2")
+    for one, other, kinds in (("1", "2", ("ragged Tensor", "Tensor")), ("2", "1", ("Tensor", "ragged Tensor"))):
+        first = differences(capsys, tmp_path / one, tmp_path / other)[0]
+        assert (first["key"], first["what"], first["a"], first["b"]) == (["x"], "kind", *kinds)
 
 
 def test_diff_within_tolerance(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -816,7 +816,7 @@ def test_entries_of_different_kinds_are_shown_and_kept() -> None:
     for first, second in ((torch.zeros(2), torch.zeros(2, 2)), (torch.zeros(2), inner), (inner, torch.zeros(2))):
         stack = lazy_stack([TensorDict({"a": first}), TensorDict({"a": second})])
         assert "a: Tensor(shape=torch.Size([" in repr(stack)
-        assert [part is item for part, item in zip(stack.get("a", as_list=True), (first, second), strict=True)]
+        assert all(part is item for part, item in zip(stack.get("a", as_list=True), (first, second), strict=True))
         assert list(stack.keys(True)) == ["a"]
         for other in (stack.clone(), stack + 0, pickle.loads(pickle.dumps(stack)), stack.apply(lambda x: x * 1)):
             assert [type(m["a"]) for m in other.tensordicts] == [type(first), type(second)]

@@ -205,6 +205,14 @@ def test_out_of_band() -> None:
     assert td["a"][2] == 2
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_under_another_default_device(protocol: int) -> None:
+    td = TensorDict(small=torch.arange(3), large=torch.arange(100_000))
+    with torch.device("meta"):
+        again = sent(td, protocol)
+    assert all(torch.equal(again[name], td[name]) for name in ("small", "large"))
+
+
 def test_copies_do_not_go_this_way() -> None:
     base = torch.arange(10.0)
     td = TensorDict(a=base, part=base[2:5])

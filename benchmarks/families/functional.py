@@ -202,7 +202,6 @@ def _held(module: ModuleType) -> State:
         params=params,
         tree=tree_map(lambda leaf: nn.Parameter(leaf.clone()), tree_like),
         other=params.data.clone(),
-        values=tree_leaves(tree),
         leaves=tree_leaves(tree),
         fresh=params.data.clone(),
         value=torch.ones(8),
@@ -230,7 +229,7 @@ def _step(state: State) -> None:
 
 def _step_floor(state: State) -> None:
     with torch.no_grad():
-        torch._foreach_add_(state.leaves, state.values, alpha=-0.0)
+        torch._foreach_add_(state.leaves, state.leaves, alpha=-0.0)
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------

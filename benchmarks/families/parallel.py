@@ -9,12 +9,13 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
+from workload import Context, Limit, State, Workload
 
 MIB = 1 << 20
 WORKERS = 2
 
 
-def workloads(context: Any) -> list[Any]:
+def workloads(context: Context) -> list[Workload]:
     """Return the workloads of this family; with `--quick`, a sixteenth of the bytes of the large ones."""
     large = 64 * MIB // (16 if context.quick else 1)
     small = 1000 * 4 * 4
@@ -29,9 +30,8 @@ def workloads(context: Any) -> list[Any]:
     ]
 
 
-def _mapped(nbytes: int, chunks: int, shared: bool) -> Any:
+def _mapped(nbytes: int, chunks: int, shared: bool) -> Workload:
     """A function over chunks, by two new processes: beside a bare pool of as many, which is given tensors."""
-    from workload import Limit, State, Workload
 
     def setup(module: ModuleType) -> State:
         flat = _rows(nbytes)
@@ -53,9 +53,8 @@ def _mapped(nbytes: int, chunks: int, shared: bool) -> Any:
     return Workload(name, setup, run, floor, limits=limits, payload_bytes=nbytes if shared else 0)
 
 
-def _trip(name: str, nbytes: int, place: Callable[[Any], Any]) -> Any:
+def _trip(name: str, nbytes: int, place: Callable[[Any], Any]) -> Workload:
     """A container to another process, which writes into it, and back; beside a dict of shared tensors."""
-    from workload import Limit, State, Workload
 
     def setup(module: ModuleType) -> State:
         data = {f"k{i}": _rows(nbytes // 8) for i in range(8)}

@@ -55,14 +55,14 @@ class Layout:
         if args:
             values = self._with_positions(args, values)
         if self.fixed and (refused := self.fixed & values.keys()):
-            raise FieldError(f"{self.owner}() got {_listed(refused)}, which __init__ does not take (init=False)")
+            raise FieldError(f"{self.owner}() got {listed(refused)}, which __init__ does not take (init=False)")
         for name, value, make in self.defaults:
             if name not in values:
                 values[name] = value if make is None else make()
         if values.keys() != self.taken:
             if unknown := values.keys() - self.taken:
-                raise FieldError(f"{self.owner}() got {_listed(unknown)}, {self.known()}")
-            raise TypeError(f"{self.owner}() is missing {_listed(self.taken - values.keys())}, which has no default")
+                raise FieldError(f"{self.owner}() got {listed(unknown)}, {self.known()}")
+            raise TypeError(f"{self.owner}() is missing {listed(self.taken - values.keys())}, which has no default")
         return values
 
     def _with_positions(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
@@ -74,13 +74,13 @@ class Layout:
         given = dict(zip(self.positional, args))
         if values:
             if twice := given.keys() & values.keys():
-                raise TypeError(f"{self.owner}() got {_listed(twice)} by position and by name")
+                raise TypeError(f"{self.owner}() got {listed(twice)} by position and by name")
             given.update(values)
         return given
 
     def known(self) -> str:
         """What errors say about the fields there are."""
-        return f"which is no field of {self.owner}; its fields are {_listed(self.names)}"
+        return f"which is no field of {self.owner}; its fields are {listed(self.names)}"
 
     def hint_of(self, name: str) -> Any:
         """The resolved annotation of a field.
@@ -158,5 +158,6 @@ def _adopt_constructor(cls: type[Any], base: type[Any], layout: Layout) -> None:
     cls.__init__ = base.__init__
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Names as errors give them."""
     return ", ".join(map(repr, sorted(names)))

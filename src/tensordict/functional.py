@@ -159,10 +159,10 @@ def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
         entries = {}
         for name, value in mappings[0].items():
             column = [mapping[name] for mapping in mappings]
-            if isinstance(value, Contract) and not (is_node(value) and not value._is_non_tensor):
-                entries[name] = stack_containers(column, dim)
-            elif isinstance(value, Contract):
+            if is_node(value) and not value._is_non_tensor:
                 entries[name] = _densely_stacked(column, dim)
+            elif isinstance(value, Contract):
+                entries[name] = stack_containers(column, dim)
             elif type(value) is not Tensor and value.is_nested:
                 entries[name] = ragged.stack(column, dim)
             else:

@@ -141,7 +141,7 @@ class PersistentTensorDict(OnDisk):
         noted = hdf5.noted_size(self._group, self._path, self._file)
         names = hdf5.noted_names(self._group, self._path, self._file)
         self._size = noted if size is None and noted is not None else size or torch.Size(())
-        self._dim_names = names if names is not None and len(names) == len(self._size) and any(names) else None
+        self._dim_names = _fitting(names, self._size)
         if check:
             self._check_shapes()
         if size is not None and noted != size:
@@ -313,7 +313,7 @@ class PersistentTensorDict(OnDisk):
         lead = len(self._size)
         child._size = self._size if noted is None or noted[:lead] != self._size else noted
         names = hdf5.noted_names(slot.object, slot.key, self._file)
-        child._dim_names = names if names is not None and len(names) == len(child._size) and any(names) else None
+        child._dim_names = _fitting(names, child._size)
         return child
 
     def _holds(self, name: str) -> bool:
@@ -396,6 +396,11 @@ PersistentTensorDict._twin = _UnreadFile
 
 def _close(container: Any) -> None:
     container._bare().close()
+
+
+def _fitting(names: Names | None, size: torch.Size) -> Names | None:
+    """Names that are noted, where they are some and of this batch size."""
+    return names if names is not None and len(names) == len(size) and any(names) else None
 
 
 def _group_at(file: hdf5.File, path: str) -> Any:

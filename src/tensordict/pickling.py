@@ -296,7 +296,8 @@ class _Packed:
                 total += -(-(stop - first) // _ALIGN) * _ALIGN
             else:
                 # Through NumPy, which keeps the memory alive as long as the buffer.
-                content = torch.empty(0, dtype=torch.uint8).set_(storage, first, (stop - first,)).numpy()  # type: ignore[call-overload]
+                empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+                content = empty.set_(storage, first, (stop - first,)).numpy()  # type: ignore[call-overload]
                 kept.append(pickle.PickleBuffer(content) if protocol >= _BUFFERS else content.tobytes())
         small = bytearray(total)
         base = (ctypes.c_char * total).from_buffer(small) if total else None
@@ -377,7 +378,7 @@ def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:
         elif type(content) is not int:
             found.append(Block(_over(content), empty))
         else:
-            storage = torch.empty(content, dtype=torch.uint8, device="cpu")
+            storage = fresh(content)
             if content:
                 if source is None or position + content > len(source):
                     raise pickle.UnpicklingError("the buffer of a container is shorter than its tensors")

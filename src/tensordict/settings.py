@@ -40,110 +40,7 @@ def get_defaults_to_none(set_to_none: bool = True) -> bool:
     return _get_defaults_to_none
 
 
-# --- lazy results of `torch.stack` and of the shape methods -----------------------------------------------------------
-
-# Whether `lazy_legacy()` may hold in some thread: the one global that an operation reads while it holds nowhere.
-lazy_legacy_possible = False
-
-_default: bool | None = None
-_open_blocks = 0  # those that ask for lazy results, in all threads
-_changing = threading.Lock()
-
-
-class _Blocks(threading.local):
-    """The modes of the blocks that this thread is in."""
-
-    def __init__(self) -> None:
-        self.modes: list[bool] = []
-
-
-_blocks = _Blocks()
-
-
-class set_lazy_legacy(_DecoratorContextManager):  # a function to its callers, as in torch
-    """Choose whether `torch.stack` and the shape methods give lazy results, for a `with` block or a decorated function.
-
-    With it on, stacking containers gives a lazy stack, and `view`, `permute`, `transpose`, `squeeze` and `unsqueeze`
-    give a :class:`~tensordict.legacy.LazyView`, through which new entries and writes reach the container that it was
-    made from. It is off when a program starts.
-
-    A block concerns the thread that it is in, as torch's grad mode does. `set_lazy_legacy(mode).set()` makes the choice
-    for the rest of the program and all its threads; inside a block, until that block ends.
-
-    Args:
-        mode: whether results are lazy.
-
-    Raises:
-        TypeError: `mode` is not a bool.
-
-    Example:
-        >>> import torch
-        >>> from tensordict import TensorDict, set_lazy_legacy
-        >>> td = TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2, 3])
-        >>> with set_lazy_legacy(True):
-        ...     flat = td.view(-1)
-        >>> flat["b"] = torch.ones(6)
-        >>> td["b"].shape
-        torch.Size([2, 3])
-    """
-
-    def __init__(self, mode: bool) -> None:
-        super().__init__()
-        if not isinstance(mode, bool):
-            raise TypeError(f"set_lazy_legacy takes True or False, got {mode!r} of type {type(mode).__name__}")
-        self._mode = mode
-
-    def set(self) -> None:
-        """Make the choice for the rest of the program; inside a block, until that block ends."""
-        global _default
-        if _blocks.modes:
-            _change(self._mode - _blocks.modes[-1])
-            _blocks.modes[-1] = self._mode
-        else:
-            _default = self._mode
-            _change(0)
-
-    def clone(self) -> set_lazy_legacy:
-        """The same choice again, as the decorator needs it for every call."""
-        return type(self)(self._mode)
-
-    def __enter__(self) -> None:
-        _blocks.modes.append(self._mode)
-        if self._mode:
-            _change(1)
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if _blocks.modes.pop():
-            _change(-1)
-
-
-def lazy_legacy(allow_none: bool = False) -> bool | None:
-    """Whether `torch.stack` and the shape methods give lazy results here; see :class:`set_lazy_legacy`.
-
-    Args:
-        allow_none: return `None` instead of `False` while nobody has chosen.
-
-    Example:
-        >>> from tensordict import lazy_legacy, set_lazy_legacy
-        >>> with set_lazy_legacy(True):
-        ...     lazy_legacy()
-        True
-    """
-    mode = _blocks.modes[-1] if _blocks.modes else _default
-    return mode if allow_none else bool(mode)
-
-
-def _change(blocks: int) -> None:
-    """Count blocks that ask for lazy results in or out, and note whether anyone does."""
-    global _open_blocks, lazy_legacy_possible
-    with _changing:
-        _open_blocks += blocks
-        lazy_legacy_possible = _open_blocks > 0 or bool(_default)
-
-
-# --- values that are no tensors ---------------------------------------------------------------------------------------
+# --- switches ---------------------------------------------------------------------------------------------------------
 
 
 class _Modes(threading.local):
@@ -188,6 +85,92 @@ class _Switch(_DecoratorContextManager):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._blocks.stack.pop()
+
+
+# --- lazy results of `torch.stack` and of the shape methods -----------------------------------------------------------
+
+# Whether `lazy_legacy()` may hold in some thread: the one global that an operation reads while it holds nowhere.
+lazy_legacy_possible = False
+
+_open_blocks = 0  # those that ask for lazy results, in all threads
+_changing = threading.Lock()
+
+
+class set_lazy_legacy(_Switch):  # a function to its callers, as in torch
+    """Choose whether `torch.stack` and the shape methods give lazy results, for a `with` block or a decorated function.
+
+    With it on, stacking containers gives a lazy stack, and `view`, `permute`, `transpose`, `squeeze` and `unsqueeze`
+    give a :class:`~tensordict.legacy.LazyView`, through which new entries and writes reach the container that it was
+    made from. It is off when a program starts.
+
+    A block concerns the thread that it is in, as torch's grad mode does. `set_lazy_legacy(mode).set()` makes the choice
+    for the rest of the program and all its threads; inside a block, until that block ends.
+
+    Args:
+        mode: whether results are lazy.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, set_lazy_legacy
+        >>> td = TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2, 3])
+        >>> with set_lazy_legacy(True):
+        ...     flat = td.view(-1)
+        >>> flat["b"] = torch.ones(6)
+        >>> td["b"].shape
+        torch.Size([2, 3])
+    """
+
+    _blocks = _Modes()
+    _chosen = None
+
+    def set(self) -> None:
+        """Make the choice for the rest of the program; inside a block, until that block ends."""
+        stack = self._blocks.stack
+        before = stack[-1] if stack else self._mode
+        super().set()
+        _change(self._mode - before)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if self._mode:
+            _change(1)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._blocks.stack[-1]:
+            _change(-1)
+        super().__exit__(exc_type, exc, traceback)
+
+
+def lazy_legacy(allow_none: bool = False) -> bool | None:
+    """Whether `torch.stack` and the shape methods give lazy results here; see :class:`set_lazy_legacy`.
+
+    Args:
+        allow_none: return `None` instead of `False` while nobody has chosen.
+
+    Example:
+        >>> from tensordict import lazy_legacy, set_lazy_legacy
+        >>> with set_lazy_legacy(True):
+        ...     lazy_legacy()
+        True
+    """
+    mode = set_lazy_legacy._current()
+    return mode if allow_none else bool(mode)
+
+
+def _change(blocks: int) -> None:
+    """Count blocks that ask for lazy results in or out, and note whether anyone does."""
+    global _open_blocks, lazy_legacy_possible
+    with _changing:
+        _open_blocks += blocks
+        lazy_legacy_possible = _open_blocks > 0 or bool(set_lazy_legacy._chosen)
+
+
+# --- values that are no tensors ---------------------------------------------------------------------------------------
 
 
 class set_capture_non_tensor_stack(_Switch):  # a function to its callers, as in torch

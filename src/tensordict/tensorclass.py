@@ -363,7 +363,7 @@ class TensorClass(_Declared):
                 return value
             if default is NO_DEFAULT and key in self._layout.names:
                 default = None
-        return _shown(self._tensordict.get(key, default, **kwargs))
+        return unwrap(self._tensordict.get(key, default, **kwargs))
 
     def set(  # type: ignore[override]
         self, key: Any, value: Any, inplace: bool = False, non_blocking: bool = False
@@ -382,7 +382,7 @@ class TensorClass(_Declared):
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return its value; arguments and errors as for any container."""
-        return _shown(self._tensordict.pop(key, default))
+        return unwrap(self._tensordict.pop(key, default))
 
     def data_ptr(self, *, storage: bool = False) -> Any:
         """The address of every leaf, as a plain container; arguments as for any container."""
@@ -507,7 +507,7 @@ def _field(cls: type[TensorClass], name: str) -> property:
             return None
         if type(value) is Tensor:
             return value
-        # As `_shown`, without its call: 60 of 200 ns.
+        # As `unwrap`, without its calls: 60 of 200 ns.
         return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value  # type: ignore[attr-defined]
 
     def write(self: Any, value: Any) -> None:
@@ -525,11 +525,6 @@ def _field(cls: type[TensorClass], name: str) -> property:
         write(self, None)
 
     return property(read, write, delete)
-
-
-def _shown(value: Any) -> Any:
-    """An entry as its field reads: the value that stands behind a non-tensor one."""
-    return unwrap(value) if isinstance(value, Contract) and value._is_non_tensor else value
 
 
 def _blamed(error: Exception, cls: type[Any]) -> Exception:

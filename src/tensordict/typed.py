@@ -16,6 +16,7 @@ from tensordict import pytree
 from tensordict.annotations import UNION, resolve, scope_of
 from tensordict.contract import Contract
 from tensordict.errors import FieldError
+from tensordict.fields import listed
 from tensordict.keys import Path
 from tensordict.nontensor import unwrap
 from tensordict.tensordict import TensorDict
@@ -117,14 +118,14 @@ class TypedTensorDict(TensorDict):
         cls._check_required(given, f"{cls.__name__}()")
         if unknown := given - cls._types.keys():
             raise FieldError(
-                f"{cls.__name__}() got {_listed(unknown)}, which it does not declare; it has {_listed(cls._types)}"
+                f"{cls.__name__}() got {listed(unknown)}, which it does not declare; it has {listed(cls._types)}"
             )
         super().__init__(source, batch_size, device, names, non_blocking, lock)
 
     @classmethod
     def _check_required(cls, given: Any, what: str) -> None:
         if missing := cls.__required_keys__ - set(given):
-            raise FieldError(f"{what} is missing {_listed(missing)}, which {cls.__name__} requires")
+            raise FieldError(f"{what} is missing {listed(missing)}, which {cls.__name__} requires")
 
     @classmethod
     def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:
@@ -241,7 +242,3 @@ def _entry(name: str) -> property:
         self.del_(name)
 
     return property(read, write, delete)
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(map(repr, sorted(names)))

@@ -67,6 +67,13 @@ def test_values_that_torch_has_not() -> None:
     assert TensorDict.from_struct_array(values[1])["raw"] == b"c"
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 2), (2, 0), (2, 0, 3)])
+def test_values_of_no_elements(shape: tuple[int, ...]) -> None:
+    td = TensorDict.from_struct_array(np.zeros(shape, dtype=[("day", "M8[s]"), ("name", "U3")]))
+    assert td.batch_size == shape
+    assert td["day"] == td["name"] == np.zeros(shape).tolist()
+
+
 @pytest.mark.parametrize(
     ("values", "error", "match"),
     [

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorDict, lazy_stack, verify
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io.forms import VALUE_STACK, Form, put_together
 
@@ -259,13 +259,18 @@ def test_full_disk(
     before = tree(tmp_path)
     calls: list[int] = []
 
+    name = "posix_fallocate" if method == "memmap_like" else "pwrite"
+    real = getattr(os, name)
+
     def full(fd: int, *args: Any) -> int:
+        if not os.readlink(f"/proc/self/fd/{fd}").endswith(".memmap"):
+            return real(fd, *args)
         calls.append(fd)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return 12
 
-    monkeypatch.setattr(os, "posix_fallocate" if method == "memmap_like" else "pwrite", full)
+    monkeypatch.setattr(os, name, full)
     td = make()
     with pytest.raises(OSError, match=r"entry .*No space left") as caught:
         getattr(td, method)(folder, num_threads=num_threads)
@@ -276,11 +281,40 @@ def test_full_disk(
     assert os.listdir(tmp_path) == (["deep"] if over else [])
 
 
+@pytest.mark.parametrize("over", [False, True], ids=["fresh", "over a save"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_full_disk_at_a_small_file(
+    number: int, over: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal and the descriptions: whichever it is, its path is in the error, and the old save stays."""
+    folder = tmp_path / "saved"
+    if over:
+        TensorDict({"a": torch.zeros(3), "b": {"c": torch.zeros(3, 2)}}, [3]).memmap(folder)
+    before = tree(tmp_path)
+    real, calls = os.pwrite, []
+
+    def full(fd: int, *args: Any) -> int:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if not path.endswith(".memmap"):
+            calls.append(path)
+            if len(calls) > number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, *args)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    td = make()
+    with pytest.raises(OSError, match=r"cannot write the file .*No space left") as caught:
+        td.memmap(folder)
+    assert caught.value.errno == errno.ENOSPC and str(tmp_path) in caught.value.filename
+    assert_unchanged(td)
+    assert tree(tmp_path) == before
+
+
 def test_limit_of_the_kernel(tmp_path: pathlib.Path) -> None:
     """A real refusal in the middle of a file, from the limit on file sizes, in a process of its own."""
     program = f"""
 import errno, os, resource, torch
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorDict
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 td = TensorDict(a=torch.zeros(10), b=dict(big=torch.ones(1 << 20)))
 for method in (td.memmap, td.memmap_, td.memmap_like):
@@ -333,7 +367,7 @@ def test_without_permission(tmp_path: pathlib.Path) -> None:
     """What a user who may not write meets: refusals when saving, private maps when loading."""
     program = f"""
 import os, torch
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorDict
 root = {str(tmp_path)!r}
 TensorDict(a=torch.arange(3), b=dict(c=torch.ones(2))).memmap(root + "/saved")
 for folder, _, files in os.walk(root):
@@ -375,3 +409,54 @@ print("done")
     for folder in (tmp_path, tmp_path / "saved", tmp_path / "saved" / "b"):
         folder.chmod(0o755)
     assert result.stdout == "done\n", result.stderr
+
+
+def leaf_link(save: pathlib.Path, outside: pathlib.Path) -> str:
+    (save / "a.memmap").rename(outside)
+    (save / "a.memmap").symlink_to(outside)
+    return "entry 'a'"
+
+
+def folder_link(save: pathlib.Path, outside: pathlib.Path) -> str:
+    (save / "b").rename(outside)
+    (save / "b").symlink_to(outside)
+    return "entry 'b'"
+
+
+def meta_link(save: pathlib.Path, outside: pathlib.Path) -> str:
+    (save / "b" / "meta.json").rename(outside)
+    (save / "b" / "meta.json").symlink_to(outside)
+    return "entry 'b'"
+
+
+def relative_link(save: pathlib.Path, outside: pathlib.Path) -> str:
+    leaf_link(save, outside)
+    (save / "a.memmap").unlink()
+    (save / "a.memmap").symlink_to(f"b/../../{outside.name}")
+    return "entry 'a'"
+
+
+@pytest.mark.parametrize("move", [leaf_link, folder_link, meta_link, relative_link])
+def test_links_that_lead_out_of_the_save(
+    tmp_path: pathlib.Path, move: Callable[[pathlib.Path, pathlib.Path], str]
+) -> None:
+    save = tmp_path / "save"
+    TensorDict(a=torch.zeros(2), b={"c": torch.ones(2)}).memmap(save)
+    entry = move(save, tmp_path / "outside")
+    with pytest.raises(SaveError, match=f"{entry}.*is a link that leads out of the save"):
+        TensorDict.load_memmap(save)
+    (problem,) = verify(save, raises=False).problems
+    assert "leads out of the save" in problem
+
+
+def test_links_within_the_save_and_to_it(tmp_path: pathlib.Path) -> None:
+    save = tmp_path / "save"
+    TensorDict(a=torch.zeros(2), b={"c": torch.ones(2)}).memmap(save)
+    (save / "a.memmap").rename(save / "b" / "kept")
+    (save / "a.memmap").symlink_to("b/kept")
+    (tmp_path / "link").symlink_to(save)
+    for path in (save, tmp_path / "link"):
+        loaded = TensorDict.load_memmap(path)
+        assert loaded["a"].tolist() == [0, 0] and loaded["b", "c"].tolist() == [1, 1]
+        assert verify(path).ok
+    assert TensorDict.load_memmap(tmp_path / "link", subpath="b")["c"].tolist() == [1, 1]

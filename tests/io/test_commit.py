@@ -380,6 +380,19 @@ def test_a_file_system_without_locks(tmp_path: pathlib.Path, monkeypatch: pytest
     assert_same(TensorDict.load_memmap(root), make(1))
 
 
+def test_a_save_that_is_replaced_in_every_read(tmp_path: pathlib.Path) -> None:
+    reads: list[int] = []
+
+    def read() -> None:
+        reads.append(1)
+        os.utime(tmp_path, ns=(0, len(reads)))
+        raise FileNotFoundError(errno.ENOENT, "gone")
+
+    with pytest.raises(SaveError, match="replaced faster than it can be read"):
+        commit.steadily(str(tmp_path), read)
+    assert len(reads) > 1
+
+
 def test_a_reader_waits_for_a_folder_that_is_away(tmp_path: pathlib.Path) -> None:
     """Where folders cannot be exchanged, the old one is aside for a moment."""
     root, aside = tmp_path / "saved", tmp_path / ".saved.tensordict-old"

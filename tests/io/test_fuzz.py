@@ -378,7 +378,10 @@ class Worker:
             )
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{path}\n")
-        ready, _, _ = select.select([self.process.stdout], [], [], 60)
+        # Not select(), which has no room for descriptors above 1,023.
+        poll = select.poll()
+        poll.register(self.process.stdout, select.POLLIN)
+        ready = poll.poll(60_000)
         answer = self.process.stdout.readline().strip() if ready else "it does not come back"
         if ready and answer:
             return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -425,8 +426,7 @@ class TestBadInput:
         assert data["reward"].isnan().flatten().tolist() == [False, True, False]
         fine, wrong, also_fine = data["ifeval_errors"]
         assert fine == also_fine == [] and len(wrong) == 1
-        with pytest.raises(InstructionError, match=message):
-            raise InstructionError(wrong[0])
+        assert re.search(message, wrong[0])
 
     def test_summary_leaves_out_what_has_no_score(self) -> None:
         data = lazy_stack([item(), item(instruction_id_list=["xyz", "length_constraints:number_words"])])

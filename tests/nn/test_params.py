@@ -227,6 +227,7 @@ def test_get_hooks():
     assert (params["a"] == 1).all() and (params["b", "c"] == 1).all() and (params.get("a") == 1).all()
     assert seen == ["a", ("b", "c"), "a"]
     assert type(params["b"]) is TensorDict
+    assert type(params[()]) is TensorDict and seen == ["a", ("b", "c"), "a"]
     assert (next(iter(params.parameters())) == 0).all()
 
 

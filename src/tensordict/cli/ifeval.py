@@ -82,8 +82,7 @@ def _report(summary: IFEvalSummary) -> list[Line]:
         _row("prompts", _percent(strict), _percent(loose), str(int(summary.prompts))),
         _row("instructions", _percent(inst_strict), _percent(inst_loose), str(int(summary.instructions))),
     ]
-    for name in sorted(summary.types.keys()):
-        of = summary.types[name]
+    for name, of in summary.types.items():
         rows.append(
             _row(name, _percent(of["strict_acc"]), _percent(of["loose_acc"]), str(int(of["instructions"])), QUIET)
         )

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tensordict import registry
-from tensordict.contract import Contract
+from tensordict.contract import is_node
 from tensordict.errors import ContainerExpected
+from tensordict.holders import nested_lists
 from tensordict.keys import Path, joined
 
 # The least room for text in an array that is made, so that longer ones can be assigned to short ones.
@@ -72,7 +72,7 @@ def _entry(field: Any, path: Path) -> Any:
         except (TypeError, ValueError) as error:
             raise type(error)(_advice(field, path, error)) from None
     if kind in "USMm":
-        values = field.tolist() if kind in "US" else _nested(list(field.reshape(-1)), field.shape)
+        values = field.tolist() if kind in "US" else nested_lists(list(field.reshape(-1)), field.shape)
         if not field.shape:
             return registry.lookup("NonTensorData")(values)
         return registry.lookup("NonTensorStack")._of_lists(values, torch.Size(field.shape), 0, None)
@@ -102,15 +102,6 @@ def _advice(field: Any, path: Path, error: Exception) -> str:
     return f"the field {name!r}: {error}"
 
 
-def _nested(values: list[Any], shape: tuple[int, ...]) -> Any:
-    """Values in nested lists of this shape; the one value when it has no dims."""
-    if not shape:
-        return values[0]
-    for length in reversed(shape[1:]):
-        values = [values[i : i + length] for i in range(0, len(values), length)] if length else []
-    return values
-
-
 # --- and back -----------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +120,7 @@ def array_of(node: Any, path: Path = ()) -> Any:
 
 def _column(value: Any, size: torch.Size, path: Path) -> Any:
     """The values of one entry as an array whose shape begins with `size`."""
-    if isinstance(value, Contract) and not isinstance(value, Tensor):
+    if is_node(value):
         return array_of(value, path) if not value._is_non_tensor else _values(value, path)
     try:
         array = value.numpy(force=True)

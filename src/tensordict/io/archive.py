@@ -179,9 +179,14 @@ def load_archive(
     """
     path = os.path.abspath(os.fspath(prefix))
     with Archive(path, mode, num_threads) as source:
-        if META not in source.entries:
-            raise SaveError(f"{path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
+        _check_top(source)
         return load_directory(prefix, replace(options, source=source), subpath, keys)
+
+
+def _check_top(archive: Archive) -> None:
+    """Refuse a zip file of something else."""
+    if META not in archive.entries:
+        raise SaveError(f"{archive.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
 
 
 # --- archives as files ------------------------------------------------------------------------------------------------
@@ -319,8 +324,7 @@ def unpack_memmap(
         MemoryMappedTensor([1., 1.])
     """
     archive = Archive(os.path.abspath(os.fspath(archive_path)))
-    if META not in archive.entries:
-        raise SaveError(f"{archive.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
+    _check_top(archive)
     root = os.path.abspath(os.fspath(prefix))
     _check_space(archive, root)
     names = frozenset(name.partition("/")[0] for name in archive.entries)

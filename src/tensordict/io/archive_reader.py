@@ -131,7 +131,7 @@ class Archive:
     def folders(self) -> set[str]:
         """The names of all folders, those within folders too."""
         if self._folders is None:
-            self._folders = _folders_of(self.entries)
+            self._folders = zipping.folders_of(self.entries)
         return self._folders
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -279,16 +279,6 @@ class _Lzma:
         skip = min(self._skip, len(content))
         self._skip -= skip
         return self._inner.decompress(content[skip:], max_length)
-
-
-def _folders_of(names: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for name in names:
-        folder = name.rpartition("/")[0]
-        while folder and folder not in found:
-            found.add(folder)
-            folder = folder.rpartition("/")[0]
-    return found
 
 
 def _mapped(path: str, writable: bool, fd: int | None) -> mmap.mmap:

@@ -20,6 +20,7 @@ from tensordict.errors import SaveError
 from tensordict.io import files, zipping
 from tensordict.io.checksums import Crc32
 from tensordict.io.progress import Progress
+from tensordict.io.writing import watching
 from tensordict.io.zipping import BZIP2, DEFLATE, LZMA, STORED, Stamp
 from tensordict.keys import Path
 
@@ -92,7 +93,7 @@ def write_stored(fd: int, parts: Sequence[Part], num_threads: int, progress: Pro
     stamp = Stamp()
     position = _laid_out(parts)
     jobs: list[Callable[[], None]] = []
-    large: list[tuple[Part, list[int]]] = []
+    large: list[tuple[Part, list[Crc32]]] = []
     run: list[Part] = []
     for item in parts:
         if item.size < _LARGE and not item.like:
@@ -104,7 +105,7 @@ def write_stored(fd: int, parts: Sequence[Part], num_threads: int, progress: Pro
         if run:
             jobs.append(partial(_write_run, fd, run, stamp, progress))
             run = []
-        sums: list[int] = []
+        sums: list[Crc32] = []
         large.append((item, sums))
         jobs += _pieces(fd, item, sums, progress)
     if run:
@@ -171,46 +172,36 @@ def _content(item: Part) -> Any:
     return content
 
 
-def _pieces(fd: int, item: Part, sums: list[int], progress: Progress | None) -> list[Callable[[], None]]:
-    """The jobs that write a large part, each of which leaves its sum in its place."""
+def _pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress | None) -> list[Callable[[], None]]:
+    """The jobs that write a large part, each with its own sum."""
     if item.like:
         return []
     source = item.source
     if isinstance(source, Tensor) and not files.is_direct(source):
-        sums.append(0)
-        return [partial(_write_gathered, fd, item, sums, progress)]
+        sums.append(Crc32())
+        return [partial(_write_gathered, fd, item, sums[0], progress)]
     starts = range(0, item.size, _PIECE)
-    sums += [0] * len(starts)
-    return [partial(_write_piece, fd, item, sums, number, progress) for number in range(len(starts))]
+    sums += [Crc32() for _ in starts]
+    return [partial(_write_piece, fd, item, start, crc, progress) for start, crc in zip(starts, sums, strict=True)]
 
 
-def _write_gathered(fd: int, item: Part, sums: list[int], progress: Progress | None) -> None:
+def _write_gathered(fd: int, item: Part, crc: Crc32, progress: Progress | None) -> None:
     assert isinstance(item.source, Tensor)
-
-    def add(view: memoryview) -> None:
-        sums[0] = zlib.crc32(view, sums[0])
-        _tell(progress, len(view))
-
     try:
-        files.write_tensor(fd, item.source, item.start, add)
+        files.write_tensor(fd, item.source, item.start, watching(crc, progress))
     except OSError as error:
         raise _named(error, item) from error
 
 
-def _write_piece(fd: int, item: Part, sums: list[int], number: int, progress: Progress | None) -> None:
-    start = number * _PIECE
+def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress | None) -> None:
     stop = min(start + _PIECE, item.size)
     source = item.source
-
-    def add(view: memoryview) -> None:
-        sums[number] = zlib.crc32(view, sums[number])
-
     try:
         if isinstance(source, Tensor):
-            files.write_range(fd, source, start, stop, item.start + start, add)
+            files.write_range(fd, source, start, stop, item.start + start, crc.update)
         else:
             content = source[start:stop] if isinstance(source, bytes) else _read_range(source, start, stop)
-            sums[number] = zlib.crc32(content)
+            crc.update(content)
             files.write_bytes(fd, content, item.start + start)
     except OSError as error:
         raise _named(error, item) from error
@@ -231,16 +222,12 @@ def _read_range(path: str, start: int, stop: int) -> bytes:
     return content
 
 
-def _total(item: Part, sums: Sequence[int]) -> int:
+def _total(item: Part, sums: Sequence[Crc32]) -> int:
     if item.like:
         return zipping.crc_of_zeros(item.size)
-    if len(sums) == 1:
-        return sums[0]
-    total = Crc32()
-    for crc in sums:
-        piece = Crc32()
-        piece.value, piece.length = crc, min(_PIECE, item.size - total.length)
-        total.extend(piece)
+    total, *rest = sums
+    for crc in rest:
+        total.extend(crc)
     return total.value
 
 

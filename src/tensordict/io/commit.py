@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from tensordict.errors import SaveError
 from tensordict.io import files
 from tensordict.io.forms import BEHIND_FACE
-from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE
+from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, listed_apart
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
 from tensordict.io.source import FOLDERS
 
@@ -333,15 +333,15 @@ def _rename_exchange(first: str, second: str) -> None:
         raise OSError(number, os.strerror(number), second)
 
 
-def _put_back(real: str) -> bool:
-    """Undo a `_swap` in several steps that was cut off; whether there was one.
+def _put_back(real: str) -> None:
+    """Undo a `_swap` in several steps that was cut off, if there was one.
 
     Raises:
         SaveError: it is still going on, or something else stands in the place.
     """
     aside = path_beside(real, "old")
     if not os.path.lexists(aside):
-        return False
+        return
     with locked(aside):
         try:
             # A folder that has something in it is not replaced by this.
@@ -351,7 +351,6 @@ def _put_back(real: str) -> bool:
                 f"a save to {real!r} was cut off, and its old content waits in {aside!r}, which cannot be moved back "
                 f"({error.strerror}): move or remove one of the two"
             ) from error
-    return True
 
 
 def steadily(root: str, read: Callable[[], T]) -> T:
@@ -362,7 +361,7 @@ def steadily(root: str, read: Callable[[], T]) -> T:
         OSError: as `read`.
     """
     for _ in range(_TRIES):
-        before = _state(root)
+        before, after = _state(root), None
         try:
             result = read()
         except OSError:
@@ -488,14 +487,9 @@ def _owned(folder: str) -> tuple[Collection[str], Collection[str]]:
         meta = None
     if not isinstance(meta, dict):
         return (), ()
-    listed = meta.get("_entries")
-    names = {name for name in meta if "/" not in name}
-    encoded = {_encoded(name) for name in meta}
-    for pair in listed if isinstance(listed, list) else ():
-        if isinstance(pair, list) and pair and isinstance(pair[0], str):
-            names.add(pair[0])
-            encoded.add(_encoded(pair[0]))
-    names |= encoded
+    apart = [name for name, _ in listed_apart(meta)]
+    names = {name for name in meta if "/" not in name} | set(apart)
+    names |= {_encoded(name) for name in (*meta, *apart)}
     own_folders = names | _FIXED_FOLDERS | {"%2E".join(name.rsplit(".", 1)) for name in names}
     if "stack_dim" in meta:
         with os.scandir(folder) as found:

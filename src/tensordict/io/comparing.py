@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,13 @@ from tensordict.holders import same_value
 from tensordict.io.datasets import in_memory
 from tensordict.io.describe import Compressed, LeafSpec, entries_of
 from tensordict.io.forms import Form
+from tensordict.io.meta import DTYPES
 from tensordict.keys import Path
 
 # The pieces in which elements are read; a comparison takes a few times as much memory.
 _PIECE = 8 << 20
+# Torch has no numbers of these dtypes: elements are the same when their bytes are.
+_OPAQUE = {dtype for name, dtype in DTYPES.items() if re.fullmatch(r"torch\.(u?int[1-7]|bits.*|float4.*)", name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,10 @@ def differences(
 
 
 def kind_of(node: Form | LeafSpec) -> str:
-    """The class of a node in one word."""
-    return node.kind if isinstance(node, Form) else "Tensor"
+    """The class of a node in a word or two."""
+    if isinstance(node, Form):
+        return node.kind
+    return "ragged Tensor" if node.ragged else "Tensor"
 
 
 def _form_differences(one: Form, other: Form, tolerance: Tolerance, key: Path) -> Iterator[Difference]:
@@ -98,6 +104,7 @@ def _form_differences(one: Form, other: Form, tolerance: Tolerance, key: Path) -
 def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance, key: Path) -> Iterator[Difference]:
     alike = True
     for what, mine, theirs in (
+        ("kind", kind_of(one), kind_of(other)),
         ("dtype", str(one.dtype), str(other.dtype)),
         ("shape", list(one.shape), list(other.shape)),
     ):
@@ -106,7 +113,7 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance, key:
             yield Difference(key, what, mine, theirs)
     if not alike:
         return
-    if one.ragged or other.ragged:
+    if one.ragged:
         rows, others = ragged.row_sizes(one.source), ragged.row_sizes(other.source)
         if not torch.equal(rows, others):
             yield Difference(key, "shape", rows.tolist(), others.tolist())
@@ -158,9 +165,9 @@ class _Elements:
         """Compare two pieces of one dtype and one shape."""
         if one.dtype is torch.complex32:
             one, other = one.to(torch.complex64), other.to(torch.complex64)
-        elif one.dtype is torch.float4_e2m1fn_x2:
-            # torch has no numbers of this dtype: a pair of them is the same when its byte is.
-            one, other = one.view(torch.uint8), other.view(torch.uint8)
+        elif one.dtype in _OPAQUE:
+            unsigned = torch.uint16 if one.itemsize == 2 else torch.uint8
+            one, other = one.view(unsigned), other.view(unsigned)
         if torch.equal(one, other):
             return
         differ = ~_same(one, other, tolerance)

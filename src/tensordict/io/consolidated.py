@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import mmap
 import os
 import stat
@@ -35,9 +36,9 @@ from tensordict.io import files
 from tensordict.io.checksums import Recorded
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, put_together, taken_apart
 from tensordict.io.meta import DTYPES, leaf_spec
-from tensordict.io.structure import SIZES, Described, restore
+from tensordict.io.structure import SIZES, Described, once, restore
 from tensordict.io.target import Target
-from tensordict.io.translated import Jagged, Translation
+from tensordict.io.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.values import plain
 from tensordict.io.writing import Row
 from tensordict.keys import Path, joined
@@ -54,8 +55,6 @@ _MOST_JSON = 1 << 30
 _MAX_DIMS = 64
 # What the reference is told of a dtype that it does not know.
 _AS_BYTES = "torch.uint8"
-# The names that the description of a node has for itself in the JSON of the reference.
-_RESERVED = {"cls", "non_tensors", "leaves", "cls_metadata"}
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -223,7 +222,7 @@ class _Foreign:
             self.leaf(node["leaves"], name, value, key)
         elif form.is_value and form.kind != VALUE_STACK:
             node["non_tensors"][name] = [plain(form.value), list(form.batch_size), None]
-        elif name not in _RESERVED:
+        elif name not in OWN_NAMES:
             node[name] = self.node(value, key)
 
     def leaf(self, leaves: dict[str, Any], name: str, value: Any, key: Path) -> None:
@@ -248,7 +247,7 @@ class _Foreign:
     def span(self, tensor: Tensor, shape: Iterable[int]) -> list[Any]:
         start = self.plan.layout.add(tensor)
         nbytes = tensor.numel() * tensor.itemsize
-        padded = -(-nbytes // ALIGN) * ALIGN
+        padded = _padded(nbytes)
         dtype = self.plan.dtypes.get(tensor.dtype) or str(tensor.dtype)
         return [dtype, list(shape), start, start + padded, padded - nbytes]
 
@@ -429,19 +428,12 @@ def _json_before(fd: int, end: int, what: str) -> tuple[dict[str, Any], int]:
         )
     start = end - size - length
     try:
-        found = json.loads(os.pread(fd, length, start).decode(), object_pairs_hook=_once)
+        found = json.loads(os.pread(fd, length, start).decode(), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise SaveError(f"it is no consolidated container: what is {what} is not JSON ({error})") from error
     if type(found) is not dict:
         raise SaveError(f"it is no consolidated container: what is {what} is no object")
     return found, start
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands twice in an object")
-    return found
 
 
 def _entry(name: str, separator: str) -> str:
@@ -460,9 +452,7 @@ def _checked(span: Any, name: str, separator: str, end: int) -> int:
     if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= end:
         raise SaveError(f"{_entry(name, separator)}it is said to be at {start!r:.30} to {stop!r:.30} of {end} bytes")
     itemsize = DTYPES[dtype].itemsize
-    nbytes = itemsize
-    for size in shape:
-        nbytes *= size
+    nbytes = math.prod(shape) * itemsize
     if nbytes != stop - start:
         raise SaveError(
             f"{_entry(name, separator)}shape {shape!r:.80} of {dtype} needs {nbytes} bytes, not {stop - start}"

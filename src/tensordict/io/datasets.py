@@ -262,10 +262,6 @@ class Stored(Tensor):
     def _with_rows(self, own: int, count: int) -> list[int]:
         return [count if i == own else len(p) for i, p in enumerate(self.picks) if type(p) is range]
 
-    def _rows_in(self, dim: int, shape: Sequence[int]) -> int:
-        """How many rows along a dim there are in a shape without the dims that were added."""
-        return self._spread(shape)[dim]
-
     def _spread(self, shape: Sequence[int]) -> list[int]:
         """A shape without the dims that were added, with them."""
         lengths = iter(shape)
@@ -447,12 +443,10 @@ def _index_put_(self: Stored, indices: Sequence[Any], values: Tensor, accumulate
         return NotImplemented
     spelled, dim = found
     inverse, selection, shape = rows
-    whole = sum(index is not None for index in spelled) == 1 and torch.unique(inverse).numel() == self._rows_in(
-        dim, shape
-    )
     spread = self._spread(shape)
+    whole = sum(index is not None for index in spelled) == 1 and torch.unique(inverse).numel() == spread[dim]
     if whole:
-        block = torch.empty(spread, dtype=self.dtype)
+        block = torch.empty(spread, dtype=self.dtype, device=_CPU)
     else:
         block = self._loaded(tuple(selection), shape).to(_CPU).reshape(spread)
     spelled = [index if index is None else index.to(_CPU) for index in spelled]

@@ -169,7 +169,7 @@ def write_row(
     run_all(jobs, num_threads)
 
 
-def write_bytes(fd: int, content: bytes, offset: int = 0) -> None:
+def write_bytes(fd: int, content: bytes | memoryview, offset: int = 0) -> None:
     """Write all of `content` at byte `offset`."""
     done = 0
     while done < len(content):
@@ -226,16 +226,21 @@ def copy_file(source: int, target: int, nbytes: int) -> None:
 
 
 def write_new(path: str, content: bytes, durable: bool = False) -> None:
-    """Make the file `path`, which must not be there; `durable` has it reach the disk."""
-    fd = create(path)
+    """Make the file `path`, which must not be there; `durable` has it reach the disk.
+
+    Raises:
+        OSError: the file system refuses; the file is named.
+    """
     try:
-        done = 0
-        while done < len(content):
-            done += os.write(fd, content[done:])
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = create(path)
+        try:
+            write_bytes(fd, content)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise named_os_error(error, "write the file", path) from error
 
 
 def write_file(path: str, content: bytes, modified: int | None = None, durable: bool = False) -> None:

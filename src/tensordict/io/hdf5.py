@@ -456,7 +456,7 @@ def checked_leaf(value: Tensor, key: Path) -> tuple[Any, str | None]:
 def _made_leaf(file: File, group: Any, value: Any, options: Mapping[str, Any], key: Path) -> Any:
     dtype, name = checked_leaf(value, key)
     shape = tuple(value.shape)
-    dataset = group.create_dataset(None, shape=shape, dtype=dtype, **_layout(options, shape, key))
+    dataset = group.create_dataset(None, shape=shape, dtype=dtype, **_layout(options, shape))
     if name is not None:
         attributes.put_text(dataset, DTYPE, name)
     fill(dataset, value, file.progress)
@@ -489,7 +489,7 @@ def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def _layout(options: Mapping[str, Any], shape: tuple[int, ...], key: Path) -> dict[str, Any]:
+def _layout(options: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
     """The options for a dataset of this shape; one without dims or elements has no chunks."""
     if not shape or 0 in shape:
         return {name: value for name, value in options.items() if name not in _LAYOUT}
@@ -527,7 +527,7 @@ def _filled(
         container = form.entries[BEHIND_FACE]
         form = taken_apart(container, key, unread=True)
     if form.kind == LAZY:
-        container = _one_container(container, key)
+        _check_even(container, key)
         form = Form(DICT, form.batch_size, form.device, form.names, container._entries)
     if form.kind != DICT:
         where = f"entry {joined(key)!r}: " if key else ""
@@ -567,15 +567,14 @@ def _nbytes(container: Any) -> int:
     return sum(_nbytes(value) if isinstance(value, Contract) else value.numel() * value.itemsize for value in entries)
 
 
-def _one_container(stack: Any, key: Path) -> Any:
-    """A lazy stack whose leaves are read as one tensor each, when its members allow that."""
+def _check_even(stack: Any, key: Path) -> None:
+    """Refuse a lazy stack whose members do not allow that its leaves are read as one tensor each."""
     uneven = _uneven(stack, key)
     if uneven is not None:
         raise UnsupportedEntryError(
             f"entry {joined(uneven)!r} has different shapes in the members of a lazy stack, or is not in all of them, "
             "and has no form as one dataset: save the members one by one, or a padded form of them"
         )
-    return stack
 
 
 def _uneven(stack: Any, key: Path) -> Path | None:

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from tensordict.io.held import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.io.meta import Leaf, Node, read_node
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
 from tensordict.io.progress import Progress
-from tensordict.io.source import FOLDERS, Source
+from tensordict.io.source import FOLDERS, Folders, Save, Source
 from tensordict.keys import Path, joined, path_of
 from tensordict.memmap import MemoryMappedTensor, PathLike, nested
 
@@ -80,7 +80,8 @@ def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None, 
     shown = pathlib.Path(os.fspath(prefix))
     if options.source is not FOLDERS:
         return _load(shown, options, subpath, keys)
-    return steadily(os.path.abspath(shown), lambda: _load(shown, options, subpath, keys))
+    root = os.path.abspath(shown)
+    return steadily(root, lambda: _load(shown, replace(options, source=Save(root)), subpath, keys))
 
 
 def _load(shown: pathlib.Path, options: LoadOptions, subpath: Any, keys: Any) -> Any:
@@ -139,7 +140,7 @@ def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, pref
             f"no container at subpath {joined((*key, name))!r} in {prefix!r}: that is a lazy stack, with members "
             "called 0, 1, ..."
         )
-    if _entry_of(node, name) is not None:
+    if node.entries.get(name) is not None:
         raise SaveError(f"subpath {joined((*key, name))!r} is a tensor in {prefix!r}; subpath loads nested containers")
     if name not in node.entries:
         raise SaveError(
@@ -148,10 +149,6 @@ def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, pref
         )
     inner = _folder_of(folder, name, _leaf_files(node, options.robust), options)
     return inner, _Around(torch.Size(node.batch_size or ()), options.device or node.device)
-
-
-def _entry_of(node: Node, name: str) -> Leaf | None:
-    return node.entries.get(name)
 
 
 def _load_node(
@@ -179,7 +176,7 @@ def _load_node(
     else:
         entries = _load_entries(node, folder, shown, key, options, wanted)
     container = options.build(form, entries, key)
-    if options.mapped and options.source is FOLDERS and not node.is_face and isinstance(container, Contract):
+    if options.mapped and isinstance(options.source, Folders) and not node.is_face and isinstance(container, Contract):
         container._memmap_prefix = shown
         if form.is_value:
             container._put_at(Place.of(folder), node.shared)  # type: ignore[attr-defined]

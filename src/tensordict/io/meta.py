@@ -223,13 +223,18 @@ def refuse_entry(folder: str, name: str, key: Path) -> None:
         SaveError: it has: another container over the same folder made it.
     """
     meta = _read_json(folder, key, FOLDERS)
-    listed = meta.get(_ENTRIES)
-    names = [pair[0] for pair in listed if isinstance(pair, list) and pair] if isinstance(listed, list) else []
-    if name in names or (name in meta and name not in _RESERVED):
+    if name in dict(listed_apart(meta)) or (name in meta and name not in _RESERVED):
         raise SaveError(
             f"entry {joined(key)!r} is in {folder!r} already, where another process or container has made it: "
             "memmap_refresh_() takes it over"
         )
+
+
+def listed_apart(meta: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The names and descriptions of the entries that stand in a list of their own, as far as that is whole."""
+    listed = meta.get(_ENTRIES)
+    pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2] if isinstance(listed, list) else []
+    return [(name, spec) for name, spec in pairs if isinstance(name, str)]
 
 
 def write_meta(folder: str, meta: dict[str, Any], modified: int | None = None) -> None:
@@ -266,12 +271,12 @@ def read_node(folder: str, key: Path, source: Source = FOLDERS) -> Node:
     for name, spec in meta.items():
         if name in _RESERVED and not (name in (_NAMES, _ENTRIES) and isinstance(spec, dict)):
             continue
-        _read_entry(node, name, spec, lead, len(lead), bad)
+        _read_entry(node, name, spec, lead, bad)
     if isinstance(listed, list):
         for pair in listed:
             if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
                 raise bad(f"{_ENTRIES!r} is not a list of names and descriptions")
-            _read_entry(node, pair[0], pair[1], lead, len(lead), bad)
+            _read_entry(node, pair[0], pair[1], lead, bad)
     return node
 
 
@@ -364,7 +369,7 @@ def _kind(meta: dict[str, Any], bad: _Complaint) -> str:
     return name if module.partition(".")[0] == "tensordict" and name in KINDS else f"{module}.{name}"
 
 
-def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...], count: int, bad: _Complaint) -> None:
+def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...], bad: _Complaint) -> None:
     if not isinstance(spec, dict):
         if name.startswith("_"):
             return
@@ -380,6 +385,7 @@ def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...], c
     if dtype is None:
         raise bad(f"its dtype {dtype_name!r} is unknown", name)
     shape = _shape(spec.get("shape"), "the shape", bad, name)
+    count = len(batch_size)
     if spec.get("is_nested"):
         if len(shape) != 2 or shape[:count] != batch_size[:1]:
             raise bad(f"its table of sizes has shape {list(shape)}, in a batch of size {list(batch_size)}", name)

@@ -30,7 +30,7 @@ class Progress:
     """
 
     def __init__(self, doing: str, total: int | None) -> None:
-        # No bar for an instant; tqdm writes to stderr.
+        # tqdm writes to stderr.
         self._bar: Any = extras.require("tqdm", "progress").tqdm(
             desc=doing, total=total, unit="B", unit_scale=True, unit_divisor=1024
         )

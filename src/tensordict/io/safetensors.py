@@ -24,7 +24,7 @@ from tensordict.io import files
 from tensordict.io.checksums import Recorded
 from tensordict.io.forms import DICT, Build, Form, put_together
 from tensordict.io.progress import Progress
-from tensordict.io.structure import Described, restore
+from tensordict.io.structure import Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.writing import Row
 from tensordict.keys import Path, joined
@@ -269,7 +269,6 @@ class _Mapped:
 
     def __init__(self, fd: int, header: _Header, device: torch.device | None) -> None:
         self.entries = header.entries
-        self.path = header.path
         self.taken: set[str] = set()
         self.device = device
         # Is told of the bytes of every tensor.
@@ -333,7 +332,7 @@ def _read_header(fd: int, path: str) -> _Header:
     if len(content) != length or content[:1] != b"{":
         raise SaveError(f"{path!r} is no safetensors file: its header does not begin with '{{'")
     try:
-        header = json.loads(content.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+        header = json.loads(content.decode(), object_pairs_hook=once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise SaveError(f"the header of {path!r} is broken: {error}") from error
     metadata = header.pop(_METADATA, {})
@@ -351,14 +350,6 @@ def _read_header(fd: int, path: str) -> _Header:
         )
     _check_spans(spans, status.st_size - data, path)
     return _Header(path, entries, metadata)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
 
 
 def _no_constant(name: str) -> None:
@@ -391,7 +382,7 @@ def _read_structure(header: _Header) -> dict[str, Any] | None:
 
 def _read_json(text: str, path: str, what: str) -> dict[str, Any]:
     try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise SaveError(f"the header of {path!r} is broken: {what!r} is no JSON: {error}") from error
     if type(value) is not dict:

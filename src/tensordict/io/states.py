@@ -63,7 +63,7 @@ class StateWriter:
     def _node(self, container: Any, found: dict[str, Any], prefix: str, metadata: dict[str, Any], key: Path) -> None:
         inner = container._bare()
         meta: dict[str, Any] = {SIZE: inner._batch_size, DEVICE: inner._device}
-        metadata[prefix[: -len(SEPARATOR)] if prefix else ""] = meta
+        metadata[prefix[: -len(SEPARATOR)]] = meta
         if inner._names is not None:
             meta[NAMES] = list(inner._names)
         fields: dict[str, Any] | None = None
@@ -102,7 +102,7 @@ class StateWriter:
         full = prefix + name
         if not isinstance(value, Contract) or isinstance(value, Tensor):
             if isinstance(value, Contract):
-                meta = metadata[prefix[: -len(SEPARATOR)] if prefix else ""]
+                meta = metadata[prefix[: -len(SEPARATOR)]]
                 meta.setdefault(UNBATCHED_NAMES, []).append(name)
                 value = value.as_subclass(Tensor)  # type: ignore[attr-defined]
             _add(found, full, value if self.keep_vars else _detached(value), key)

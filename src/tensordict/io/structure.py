@@ -80,10 +80,10 @@ class Described:
     def _leaf(self, value: Any, key: Path) -> dict[str, Any]:
         if not isinstance(value, Tensor):
             raise UnsupportedEntryError(f"{_entry(key)}a {type(value).__name__} cannot be stored")
-        if not value.is_nested:
-            self._add(self.separator.join(key), value, key)
-            return {}
         name = self.separator.join(key)
+        if not value.is_nested:
+            self._add(name, value, key)
+            return {}
         row = ragged.row_form(value)
         if value.is_meta:
             raise SaveError(f"{_entry(key)}a ragged tensor on the meta device has no rows that could be stored")
@@ -138,6 +138,19 @@ def restore(
         UnsupportedEntryError: it is of a class that this program does not know.
     """
     return _Reader(tensors, separator, build, value).node(spec, ())
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object (`object_pairs_hook`), in which a name that stands twice is an error and not overwritten.
+
+    Raises:
+        ValueError: there is such a name.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
 
 
 class _Reader:

@@ -16,7 +16,7 @@ from tensordict.keys import Path, joined
 
 _JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 # The names that the description of a node has for itself.
-_OWN_NAMES = {"cls", "non_tensors", "leaves", "cls_metadata"}
+OWN_NAMES = {"cls", "non_tensors", "leaves", "cls_metadata"}
 
 
 class Jagged(NamedTuple):
@@ -66,10 +66,10 @@ class Translation:
         for name, leaf in leaves.items():
             self._leaf(name, leaf, entries, leaves, key)
         for name, child in node.items():
-            if name not in _OWN_NAMES:
+            if name not in OWN_NAMES:
                 entries[name] = self._node(child, (*key, name))
         if kind == DICT:
-            return _dict(metadata, entries, key)
+            return _dict(metadata, entries)
         return _stack(kind, metadata, entries, key)
 
     def _leaf(self, name: str, leaf: Any, entries: dict[str, Any], leaves: dict[str, Any], key: Path) -> None:
@@ -106,7 +106,7 @@ def _value(value: Any, key: Path) -> dict[str, Any]:
     return {"kind": "NonTensorData", "batch_size": value[1], "device": value[2], "value": exact(value[0])}
 
 
-def _dict(metadata: dict[str, Any], entries: dict[str, Any], key: Path) -> dict[str, Any]:
+def _dict(metadata: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
     spec = {"kind": DICT, "batch_size": metadata.get("batch_size"), "device": metadata.get("device")}
     names = metadata.get("names")
     if type(names) is list and any(name is not None for name in names):

@@ -23,10 +23,10 @@ from tensordict.io.detect import detect_format
 from tensordict.io.formats import describe_save
 from tensordict.io.forms import Form
 from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM
+from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
 from tensordict.io.progress import Progress
-from tensordict.io.source import FOLDERS
+from tensordict.io.source import Save
 from tensordict.io.structure import SIZES
 from tensordict.keys import Path, joined
 from tensordict.memmap import PathLike
@@ -145,11 +145,12 @@ class _Checked:
         self.jobs: list[Callable[[], None]] = []
         # What each meta.json says about its entries.
         self._specs: dict[str, dict[str, Any]] = {}
-        self.exists, self.is_folder = FOLDERS.exists, FOLDERS.is_folder
+        self._save = Save(os.path.abspath(report.path))
+        self.exists, self.is_folder = self._save.exists, self._save.is_folder
 
     def read(self, path: str) -> bytes:
         """The content of a small file."""
-        content = FOLDERS.read(path)
+        content = self._save.read(path)
         folder, _, name = path.rpartition("/")
         if name == META:
             self._specs[folder] = _specs(content)
@@ -157,6 +158,7 @@ class _Checked:
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """A tensor of that form; what is wrong with its file is noted, and stops nothing."""
+        self._save.check(path, key)
         folder, _, file = path.rpartition("/")
         spec = self._specs.get(folder, {}).get(key[-1], {})
         nested = bool(spec.get("is_nested"))
@@ -187,7 +189,7 @@ class _Checked:
             # The sizes of the rows are part of the structure.
             if wrong:
                 raise SaveError(_named(key, wrong))
-            return FOLDERS.map(path, dtype, shape, key)
+            return self._save.map(path, dtype, shape, key)
         if wrong:
             self._problem(key, wrong)
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -216,10 +218,7 @@ def _specs(content: bytes) -> dict[str, Any]:
         return {}
     if not isinstance(meta, dict):
         return {}
-    listed = meta.get("_entries")
-    pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2] if isinstance(listed, list) else []
-    found = [*meta.items(), *((name, spec) for name, spec in pairs if isinstance(name, str))]
-    return {name: spec for name, spec in found if isinstance(spec, dict)}
+    return {name: spec for name, spec in (*meta.items(), *listed_apart(meta)) if isinstance(spec, dict)}
 
 
 def _verify_archive(report: Report, num_threads: int, progress: Progress | None) -> None:

@@ -147,7 +147,7 @@ class _Index:
             at += length
         if at != len(central):
             raise self.bad(f"its directory has more than the {count} entries that it says")
-        self._check_extents(found, start)
+        self._check_extents(found)
         return found
 
     def _entry(self, central: bytes, at: int, start: int) -> tuple[Entry, int]:
@@ -216,19 +216,25 @@ class _Index:
             at += length
         raise self.bad("its zip64 record is missing or too short", name)
 
-    def _check_extents(self, found: dict[str, Entry], stop: int) -> None:
-        folders = {name[:-1] if name.endswith("/") else name.rpartition("/")[0] for name in found if "/" in name}
-        for folder in list(folders):
-            while "/" in folder:
-                folder = folder.rpartition("/")[0]
-                folders.add(folder)
-        for name in folders & found.keys():
+    def _check_extents(self, found: dict[str, Entry]) -> None:
+        for name in folders_of(found) & found.keys():
             raise self.bad("it is a file and a folder", name)
         last: Entry | None = None
         for entry in sorted(found.values(), key=_header_of):
             if last is not None and last.start + last.stored > entry.header:
                 raise self.bad(f"it lies over the entry {last.name!r}", entry.name)
             last = entry
+
+
+def folders_of(names: Iterable[str]) -> set[str]:
+    """The folders that entries of these names lie in, and those around them."""
+    found: set[str] = set()
+    for name in names:
+        folder = name.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
 
 
 def _header_of(entry: Entry) -> int:

@@ -160,7 +160,7 @@ class IFEvalScorer:
         if not self.num_workers or len(elements) < 2:
             return map(self._verdict, elements)
         inputs = lazy_stack([row.select(*self._inputs(), strict=False) for row in elements])
-        judged = inputs.map(self._judged, 0, num_workers=min(self.num_workers, len(elements)))
+        judged = inputs.map(self._judged, 0, num_workers=self.num_workers)
         return [_Verdict(*parts) for parts in judged["verdict"]]
 
     def _judged(self, part: Any) -> Any:

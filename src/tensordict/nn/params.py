@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from tensordict import pytree, registry
 from tensordict.base import TensorDictBase
-from tensordict.contract import Contract
+from tensordict.contract import Contract, is_node
 from tensordict.errors import ContainerExpected, ModuleError, SaveError
 from tensordict.face import Face
-from tensordict.keys import Path, joined
+from tensordict.keys import Path, is_nested_key, joined
 from tensordict.memmap import MemoryMappedTensor
 from tensordict.ops.modules import is_parameter
 from tensordict.tensordict import TensorDict
@@ -329,9 +329,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
     def __getitem__(self, index: Any) -> Any:
         """The entry at a key, or a part of the batch; see any container's."""
         value = self._faced(self._tensordict[index])
-        if self._get_hooks and (isinstance(index, str) or (isinstance(index, tuple) and isinstance(index[0], str))):
-            return self._hooked(index, value)
-        return value
+        return self._hooked(index, value) if self._get_hooks and is_nested_key(index) else value
 
     def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
         """The entry at a key; see any container's."""
@@ -554,7 +552,7 @@ def _settle_devices(container: Any) -> None:
     if container._device is not None and leaves:
         container._device = leaves[0].device
     for value in container._entries.values():
-        if isinstance(value, Contract) and not isinstance(value, Tensor):
+        if is_node(value):
             _settle_devices(value)
 
 

@@ -339,7 +339,7 @@ class Communicating(Leaves):
         Args:
             dst: the global rank that gets the result; the tensors of the others stay as they are.
             op: a `torch.distributed.ReduceOp`; the sum by default.
-            async_op: reduce all tensors at the same time.
+            async_op: needed for `return_premature`; the tensors are reduced at the same time anyway.
             return_premature: with `async_op`, return what can be waited for.
             group: the process group.
 

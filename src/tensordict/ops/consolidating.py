@@ -89,7 +89,7 @@ class Consolidating(Leaves):
         """
         if filename is None and self.is_consolidated():
             return self
-        if inplace and self._locked:
+        if inplace:
             self._refuse_if_locked("replace its leaves")
         target = _CPU if self._device is None else self._device
         if device is not None:

@@ -347,7 +347,7 @@ def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], 
         raise named_error(error, path) from None
 
 
-def _spread(holder: Any, at: Any, lead: torch.Size, new_size: torch.Size) -> Any:
+def _spread(holder: Any, at: Any, lead: torch.Size) -> Any:
     """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned."""
     make = registry.lookup("NonTensorData")
     if not isinstance(holder, registry.lookup("NonTensorStack")):
@@ -361,7 +361,7 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
         if isinstance(item, Tensor):
             return item
         if item._is_non_tensor:
-            return _spread(item, at, lead, new_size)
+            return _spread(item, at, lead)
         size = lead + item._batch_size[len(new_size) :]
         entries = {name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._entries.items()}
         names: Names | None = None
@@ -373,7 +373,7 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
     if not isinstance(item, Tensor):
         item = stored(item, path, new_size, None)
         if isinstance(item, Contract):
-            return _spread(item, at, lead, new_size)
+            return _spread(item, at, lead)
     if item.is_nested:
         raise ShapeError(f"entry {joined(path)!r} is ragged and not there yet: set all of it before assigning to parts")
     if item.shape[: len(new_size)] != new_size:

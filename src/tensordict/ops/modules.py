@@ -56,10 +56,9 @@ class Modules(Contract):
         """
         make = registry.lookup("TensorDict")._make
         if use_state_dict:
-            flat = make({}, _NO_BATCH, None, None)
+            result = make({}, _NO_BATCH, None, None)
             for key, value in module.state_dict().items():
-                flat.set(tuple(key.split(".")), value)
-            result = flat
+                result.set(tuple(key.split(".")), value)
         else:
             result = _taken_out(module, filter_empty, {}, make)
         if as_module:
@@ -186,7 +185,7 @@ class Modules(Contract):
         else:
             slots: list[_Slot] = []
             swap = _plan(container, module, slots, {} if memo is None else memo, bool(preserve_module_state))
-            undo = _fill_in(slots, swap, module, container, bool(inplace), non_blocking)
+            undo = _fill_in(slots, container, bool(inplace), non_blocking)
         if not return_swap:
             return None
         if swap_dest is not None:
@@ -317,9 +316,7 @@ def _as_parameter(value: Tensor, old: nn.Parameter) -> Any:
     return nn.Parameter(value, requires_grad=old.requires_grad)
 
 
-def _fill_in(
-    slots: list[_Slot], swap: Any, module: nn.Module, container: Any, inplace: bool, non_blocking: bool
-) -> Callable[[Any], Any]:
+def _fill_in(slots: list[_Slot], container: Any, inplace: bool, non_blocking: bool) -> Callable[[Any], Any]:
     if inplace:
         return _copy_in(slots, non_blocking)
     orders = [(slot.table, list(slot.table)) for slot in slots if slot.attributes is not None]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tensordict import ragged, registry
 from tensordict.contract import Contract, is_node
+from tensordict.devices import as_device
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import checksums, commit, formats, meta
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
@@ -206,8 +207,8 @@ class Saving(Contract):
             like=True,
             allow_pickle=bool(allow_pickle),
             share_values=share_non_tensor,
+            durable=durable,
         )
-        options.durable = durable
         return _save(self, prefix, options, return_early, archive)
 
     def save(
@@ -352,7 +353,7 @@ class Saving(Contract):
         """
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', got {mode!r}")
-        target = None if device is None else torch.device(device)
+        target = None if device is None else as_device(device)
         if out is not None and out._device is not None:
             if target is not None and target != out._device:
                 raise ValueError(f"out is on {out._device}, which is not device={str(device)!r}; pass one of them")
@@ -545,11 +546,7 @@ class Saving(Contract):
             RuntimeError: as :meth:`make_memmap`, and when the storage maps another file.
         """
         _refuse_nested_shape(shape, key)
-        content = MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype)
-        mapped = storage.filename
-        if mapped is not None:
-            path = os.path.abspath(mapped)
-            content = MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype, filename=path)
+        content = MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype, filename=storage.filename)
         return _add(self, key, content, True, robust_key is not False)
 
 

@@ -70,9 +70,12 @@ class Schemas(Contract):
         on_disk = storage in ("memmap", "h5")
         for path, (shape, dtype) in flat.items():
             whole = torch.Size((*size, *shape))
-            # On its way to the disk one zero stands for all.
-            zeros = torch.zeros((), dtype=dtype, device="cpu").expand(whole) if on_disk else None
-            result.set(path, torch.zeros(whole, dtype=dtype, device=device) if zeros is None else zeros)
+            if on_disk:
+                # On its way there one zero stands for all.
+                zeros = torch.zeros((), dtype=dtype, device="cpu").expand(whole)
+            else:
+                zeros = torch.zeros(whole, dtype=dtype, device=device)
+            result.set(path, zeros)
         if storage == "memmap":
             return result.memmap_like(kwargs.pop("prefix", None), **kwargs)
         if storage == "h5":

@@ -1,1 +1,1 @@
-"""Several processes of one machine: shared memory, and functions mapped over chunks by worker processes."""
+"""Several processes: shared memory, functions mapped over chunks by worker processes, and `torch.distributed`."""

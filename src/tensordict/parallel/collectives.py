@@ -14,9 +14,10 @@ from torch import Tensor
 from tensordict import foreach, ragged
 from tensordict.errors import TransferError
 from tensordict.keys import Path, joined
+from tensordict.parallel import sharing
 from tensordict.parallel.links import Carriers, Link, as_group
-from tensordict.parallel.transfers import Receiving, Sending
-from tensordict.parallel.wire import PROLOGUE, Anew, Header, Package, Sketch, opened, prologue, refusal
+from tensordict.parallel.transfers import Receiving, Sending, differences
+from tensordict.parallel.wire import PROLOGUE, Anew, Header, Package, opened, prologue, refusal
 
 # Tensors of up to this many bytes are reduced together with the others of their dtype.
 _SMALL = 256 << 10
@@ -251,7 +252,8 @@ def _agreed(container: Any, group: Any, call: str, takes_complex: bool) -> list[
     rank = dist.get_rank(group)
     # The first that differs from rank 0; on rank 0 and on those like it, the first that differs from them.
     other = next(number for number, found in enumerate(tables) if found != table)
-    raise TransferError(f"{call}: {_difference(table, tables[other], f'on rank {rank}', f'on rank {other}')}")
+    found = differences(table, tables[other], f"on rank {rank}", f"on rank {other}", _path_of)
+    raise TransferError(f"{call}: {found}")
 
 
 def _reducible(container: Any, call: str, dtypes: frozenset[torch.dtype]) -> tuple[list[Tensor], dict[str, str]]:
@@ -295,14 +297,9 @@ def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _difference(own: dict[str, str], other: dict[str, str], here: str, there: str) -> str:
-    """What two tables of tensors do not have in common."""
-    found = []
-    for name in sorted({*own, *other}):
-        if own.get(name) != other.get(name):
-            left, right = own.get(name, "missing"), other.get(name, "missing")
-            found.append(f"entry {joined(tuple(json.loads(name)[0]))!r} is {left} {here} and {right} {there}")
-    return "; ".join(found[:10]) + (f"; and {len(found) - 10} more" if len(found) > 10 else "")
+def _path_of(name: str) -> Path:
+    """The key of a name in a table of tensors."""
+    return tuple(json.loads(name)[0])
 
 
 # --- stacking ---------------------------------------------------------------------------------------------------------
@@ -340,7 +337,7 @@ def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -
 def _is_view(part: Any, container: Any) -> bool:
     """Whether all of a row lies in the memory of its container."""
     leaves = part._leaves()
-    if Sketch(part, allow_pickle=True).values or any(leaf.is_nested for leaf in leaves):
+    if sharing.holds_values(part) or any(leaf.is_nested for leaf in leaves):
         return False
     known = {leaf.untyped_storage()._cdata for leaf in container._leaves() if _is_plain(leaf)}
     return all(leaf.untyped_storage()._cdata in known for leaf in leaves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +130,8 @@ class Mapped:
             for chunk, done, value in crew.outcomes(take):
                 if not done:
                     raise_failure(value, told(chunk))
-                bar.update(1)
+                if bar is not None:
+                    bar.update(1)
                 waiting[chunk.number] = value
                 # In their order, the number of the next is the number of those that were taken.
                 while (number := taken if self._options.ordered else chunk.number) in waiting:
@@ -187,21 +189,11 @@ def _check_joinable(value: Any, chunk: Chunk) -> None:
         )
 
 
-class _NoBar:
-    """What takes the place of a progress bar that nobody asked for."""
-
-    def update(self, count: int) -> None:
-        """Show nothing."""
-
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Nothing was opened."""
-
-
-def _bar(wanted: bool, chunks: int) -> Any:
-    return extras.require("tqdm", "progress").tqdm(desc="map", total=chunks, unit="chunk") if wanted else _NoBar()
+def _bar(wanted: bool, chunks: int) -> AbstractContextManager[Any]:
+    if not wanted:
+        return nullcontext()
+    bar: AbstractContextManager[Any] = extras.require("tqdm", "progress").tqdm(desc="map", total=chunks, unit="chunk")
+    return bar
 
 
 def check_shuffle(shuffle: bool, index_with_generator: bool) -> None:

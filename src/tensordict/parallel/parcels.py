@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 import pickle
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import DupFd
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from tensordict import pickling, registry
 from tensordict.contract import Contract
+from tensordict.io.files import write_bytes
 from tensordict.memmap import SharedBlock
 from tensordict.parallel.references import Common, Handle, Referred, Referring
 
@@ -26,8 +26,6 @@ from tensordict.parallel.references import Common, Handle, Referred, Referring
 _INLINE = 64 << 10
 # Where the bytes of a tensor begin: what every dtype can be read at.
 _ALIGN = 64
-# The most that one call moves, and the most buffers that it takes.
-_STEP = 64 << 20
 _PROTOCOL = 5
 
 
@@ -76,16 +74,13 @@ class Parcel:
         if inline or sum(len(view) for view in views) <= _INLINE:
             # As arrays of bytes, so that the tensors over them can be written to.
             parcel = cls(head, [bytearray(view) for view in views], 0, None, referring.handles)
-            parcel._kept = value
-            return parcel
-        lengths = [len(view) for view in views]
-        parcel = cls(head, lengths, _end(lengths), None, referring.handles)
+        else:
+            lengths = [len(view) for view in views]
+            parcel = cls(head, lengths, _end(lengths), None, referring.handles)
+            parcel._block = SharedBlock(parcel.nbytes)
+            for start, view in zip(_starts(lengths), views, strict=True):
+                write_bytes(parcel._block.fd, view, start)
         parcel._kept = value
-        parcel._block = SharedBlock(parcel.nbytes)
-        for start, view in zip(_starts(parcel.parts), views, strict=True):
-            done = 0
-            while done < len(view):
-                done += os.pwrite(parcel._block.fd, view[done : done + _STEP], start + done)
         return parcel
 
     @property

@@ -48,7 +48,7 @@ def is_seen(container: Contract) -> bool:
 
 def reaches(container: Contract) -> bool:
     """Whether all that another process writes into a container, values too, is seen in this one."""
-    return is_seen(container) and not _holds_values(container)
+    return is_seen(container) and not holds_values(container)
 
 
 def parts(leaf: Any) -> list[Tensor]:
@@ -73,10 +73,11 @@ def is_seen_by_others(tensor: Tensor) -> bool:
     return not tensor.is_meta and tensor.is_shared()  # type: ignore[no-untyped-call]
 
 
-def _holds_values(node: Contract) -> bool:
+def holds_values(node: Contract) -> bool:
+    """Whether a container has values that are no tensors, at any depth."""
     if node._is_non_tensor:
         return True
     return any(
-        type(value) is not Tensor and isinstance(value, Contract) and _holds_values(value)
+        type(value) is not Tensor and isinstance(value, Contract) and holds_values(value)
         for value in node._outline().values()
     )

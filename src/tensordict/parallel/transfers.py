@@ -8,7 +8,7 @@ still receives the messages, so that nothing is left behind, and says why. So bo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -353,18 +353,25 @@ def check_alike(first: Any, second: Any, here: str, there: str) -> None:
         TransferError: they do not; lists all that differs.
     """
     left, right = dict(_outlined(first, ())), dict(_outlined(second, ()))
-    problems = [f"entry {joined(key)!r} is {left[key]} {here} and missing {there}" for key in left if key not in right]
-    problems += [
-        f"entry {joined(key)!r} is {right[key]} {there} and missing {here}" for key in right if key not in left
-    ]
-    problems += [
-        f"entry {joined(key)!r} is {told} {here} and {right[key]} {there}"
-        for key, told in left.items()
-        if key in right and right[key] != told
-    ]
-    if problems:
-        shown = "; ".join(problems[:10])
-        raise TransferError(shown + (f"; and {len(problems) - 10} more" if len(problems) > 10 else ""))
+    if left != right:
+        raise TransferError(differences(left, right, here, there, lambda key: key))
+
+
+def differences(
+    own: Mapping[Any, str], other: Mapping[Any, str], here: str, there: str, path_of: Callable[[Any], Path]
+) -> str:
+    """What two tables of entries do not have in common.
+
+    Args:
+        own, other: what there is, by a name whose key `path_of` gives.
+        here, there: where each of them is from.
+    """
+    found = []
+    for name in sorted({*own, *other}):
+        left, right = own.get(name, "missing"), other.get(name, "missing")
+        if left != right:
+            found.append(f"entry {joined(path_of(name))!r} is {left} {here} and {right} {there}")
+    return "; ".join(found[:10]) + (f"; and {len(found) - 10} more" if len(found) > 10 else "")
 
 
 def _outlined(node: Any, prefix: Path) -> Any:

@@ -236,8 +236,6 @@ class Header:
                 if not 0 <= start <= stop <= end or start < cut < stop or start % kind.itemsize:
                     raise ValueError(f"{name!r} lies at {start} to {stop}")
                 self.rows[name] = Row(kind, shape, device, start, stop)
-        except TransferError:
-            raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TransferError(f"the description of what was received is broken: {error!r:.200}") from error
 

@@ -304,7 +304,7 @@ def _in_pool(fn: Any, piece: Any, out: Any, number: int, inline: bool) -> tuple[
     """What a process of a pool does with a chunk."""
 
     def job(given: Any) -> Any:
-        result = fn(given.copy() if given._locked else given)
+        result = fn(given)
         return result if out is None else written(result, out)
 
     return number, *attempt(job, piece, Common(piece), inline)
