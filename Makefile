@@ -44,5 +44,5 @@ bench: .venv/installed .venv-reference/installed
 # The implementation that this one is measured against, never read: its public behaviour and speed only.
 .venv-reference/installed: Makefile constraints.txt
 	test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
-	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors ray --constraint constraints.txt
 	touch $@

@@ -263,3 +263,10 @@ def test_processes_share_memory(method: str) -> None:
         process.join(60)
     finally:
         process.kill()
+
+
+def test_views_without_elements_that_begin_beyond_their_storage():
+    td = TensorDict(x=torch.zeros(4, 0), batch_size=[4])[2:]
+    assert td["x"].storage_offset() * td["x"].itemsize > td["x"].untyped_storage().nbytes()
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(td, protocol))["x"].shape == (2, 0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import subprocess
 import sys
 import tempfile
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,8 @@ from torch import Tensor
 KIB = 1024
 GIB = 1024 * KIB * KIB
 
+# An end that is gone must end the run.
+_PATIENCE = timedelta(seconds=60)
 # What the other end is told to do: receive a container, one made anew, or a plain tensor; send one; reduce one.
 RECEIVE, MAKE, BARE, SEND, REDUCE, BARE_REDUCE = range(6)
 
@@ -74,7 +78,7 @@ class Pair:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._peer = subprocess.Popen([sys.executable, __file__, store], env=environment)
         atexit.register(self._peer.kill)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2, timeout=_PATIENCE)
 
     @classmethod
     def of(cls, module: ModuleType) -> Pair:
@@ -107,6 +111,8 @@ def serve(store: str) -> None:
     import tensordict
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
+    # What has been imported is not looked at again when garbage is collected.
+    gc.freeze()
     containers: dict[tuple[int, int], Any] = {}
     flats: dict[tuple[int, int], Tensor] = {}
     order = torch.zeros(3, dtype=torch.int64)
@@ -117,6 +123,10 @@ def serve(store: str) -> None:
             return
         kind, *size = order.tolist()
         key = (size[0], size[1])
+        if key not in containers | flats:
+            # Of one workload at a time, or four processes hold several GiB each.
+            containers.clear()
+            flats.clear()
         if kind in (BARE, BARE_REDUCE):
             if key not in flats:
                 flats[key] = _flat(*key)
@@ -131,6 +141,10 @@ def serve(store: str) -> None:
             td.recv(0) if kind == RECEIVE else td.all_reduce(op=dist.ReduceOp.MAX)
             found = td["k0"]
         dist.send(found[1].long().view(1), 0, tag=2)
+        if kind == MAKE and key[0] * key[1] > GIB // 64:
+            # The reference leaves cycles behind, which would hold one GiB after the other.
+            found = None
+            gc.collect()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from tensordict.ops.comparison import Comparison
 from tensordict.ops.consolidating import Consolidating
 from tensordict.ops.copying import Copying
 from tensordict.ops.describing import Describing
-from tensordict.ops.distributing import Distributing
 from tensordict.ops.factories import Factories
 from tensordict.ops.foreign import Foreign
 from tensordict.ops.gathering import Gathering
@@ -56,7 +55,6 @@ class TensorCollection(
     Reducing,
     Autograd,
     Describing,
-    Distributing,
     Communicating,
     Copying,
     Sharing,

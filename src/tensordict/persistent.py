@@ -199,6 +199,55 @@ class PersistentTensorDict(OnDisk):
             raise SaveError(f"{joined(self._path)!r} is saved as a {name}, which has no fields {unknown}")
         return cls._over(self)
 
+    @classmethod
+    def from_dict(  # type: ignore[override]
+        cls,
+        input_dict: Any,
+        filename: Any,
+        *,
+        auto_batch_size: bool = False,
+        batch_size: Any = None,
+        device: Any = None,
+        backend: str = "h5",
+        **kwargs: Any,
+    ) -> Any:
+        """Write a (nested) dict, or another container, as an HDF5 file.
+
+        Args:
+            input_dict: what to write: a container, or what :meth:`TensorDict.from_dict` takes.
+            filename: the file; one that is there is replaced, as by :meth:`to_h5`.
+            auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
+            batch_size: the batch size; that of a container, and none for a dict, by default.
+            device: where tensors are when they are read.
+            backend: `"h5"`.
+            **kwargs: arguments of :meth:`to_h5`.
+
+        Returns:
+            a :class:`PersistentTensorDict` over the new file, open for writing.
+
+        Raises:
+            ValueError: for another backend.
+            OSError: the file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> from tensordict import PersistentTensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> data = PersistentTensorDict.from_dict({"a": [1, 2], "b": {"c": [3.0, 4.0]}}, f"{folder.name}/data.h5")
+            >>> data["b", "c"]
+            tensor([3., 4.])
+        """
+        if backend != "h5":
+            raise ValueError(f"the backend is 'h5', got {backend!r}")
+        plain = registry.lookup("TensorDict")
+        if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
+            batch_size = input_dict._batch_size
+        source = plain.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
+        target = None if device is None else as_device(device)
+        result = source.to_h5(filename, **kwargs)
+        result._device = target
+        return result
+
     def close(self) -> None:
         """Close the file, for all containers over it; without effect when it is closed.
 

@@ -26,10 +26,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
+from tensordict import copyonwrite, ragged, registry
 from tensordict.blocks import Block, fresh, is_whole
 from tensordict.contract import Contract
 from tensordict.errors import SaveError
+from tensordict.filemaps import FileMap, Finder
 
 # Storages of at least this many bytes are buffers of their own.
 _LARGE = 64 << 10
@@ -44,24 +45,33 @@ _UNBATCHED, _JAGGED, _STRIDED = "UnbatchedTensor", "jagged", "strided"
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def reduced(container: Contract, protocol: int, apart: Callable[[Tensor], bool] | None = None) -> Reduced | None:
+def reduced(
+    container: Contract,
+    protocol: int,
+    apart: Callable[[Tensor], bool] | None = None,
+    maps: Finder | None = None,
+) -> Reduced | None:
     """What `__reduce_ex__` gives for a container; `None` where pickle is to take it apart by itself.
 
     Args:
         container: the container.
         protocol: that of the pickler.
         apart: says which plain tensors the pickler has a way of its own for.
+        maps: the mapped files that the pickler has a way of its own for.
     """
     plain = protocol >= _FIRST_PROTOCOL
-    if not _is_tree(container) or not (plain or _is_consolidated(container)):
+    if not _is_tree(container) or not (plain or _is_consolidated(container) or (maps and _lies_in(container, maps))):
         return None
-    packed = _Packed(container, plain, apart)
+    packed = _Packed(container, plain, apart, maps)
     return unpacked, (packed.nodes, packed.layouts, packed.columns, *packed.memory(protocol))
 
 
 def for_process(container: Any) -> Any:
-    """What `multiprocessing` sends: tensors in its own way, those of a consolidated container as one."""
-    return by_itself(container, _FIRST_PROTOCOL - 1)
+    """What `multiprocessing` sends: tensors in its own way, those of a consolidated container as one, and of those that
+    lie in mapped files the descriptors of these."""
+    protocol = _FIRST_PROTOCOL - 1
+    packed = reduced(container, protocol, maps=Finder())
+    return object.__reduce_ex__(container, protocol) if packed is None else packed
 
 
 def by_itself(container: Any, protocol: int, apart: Callable[[Tensor], bool] | None = None) -> Any:
@@ -150,6 +160,21 @@ def _is_consolidated(container: Contract) -> bool:
     return is_whole(leaves, container._consolidated)
 
 
+def _lies_in(container: Contract, maps: Finder) -> bool:
+    """Whether a leaf lies in one of the maps."""
+    leaves: list[Any] = []
+    container._gather(leaves)
+    unbatched = registry.lookup(_UNBATCHED)
+    for leaf in leaves:
+        if leaf.layout is torch.jagged:
+            leaf = leaf.values()
+        elif type(leaf) is unbatched:
+            leaf = leaf.as_subclass(Tensor)
+        if type(leaf) is Tensor and is_plain(leaf) and maps.of(leaf) is not None:
+            return True
+    return False
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Whether a `torch.Tensor` is nothing but dtype, shape and strides over a storage on the CPU."""
     return (
@@ -170,17 +195,19 @@ class _Packed:
     columns: for every leaf the number of its layout, that of its storage, and the byte at which it begins there.
     """
 
-    def __init__(self, root: Contract, plain: bool, apart: Callable[[Tensor], bool] | None) -> None:
+    def __init__(
+        self, root: Contract, plain: bool, apart: Callable[[Tensor], bool] | None, maps: Finder | None
+    ) -> None:
         self.nodes: list[tuple[Any, ...]] = []
         self.layouts: list[tuple[Any, ...]] = []
         self.columns: tuple[list[int], list[int], list[int]] = ([], [], [])
-        self._plain, self._apart = plain, apart
+        self._plain, self._apart, self._maps = plain, apart, maps
         self._known: dict[int, Any] = {}
         # Tensors made on the way: no other may get the id of one of these.
         self._kept: list[Any] = []
         self._layout_of: dict[tuple[Any, ...], int] = {}
         self._home_of: dict[int, int] = {}
-        # Storage, first byte and last byte that are reached.
+        # Storage, first byte and last byte that are reached; or a map, of which all is kept.
         self._spans: list[tuple[Any, int, int]] = []
         # The storages of consolidated containers, all of whose leaves lie in them, whatever device they are on.
         self._wholes: dict[int, Tensor] = {}
@@ -240,7 +267,10 @@ class _Packed:
             return False
         if self._wholes and tensor.untyped_storage()._cdata in self._wholes:
             return True
-        return self._plain and is_plain(tensor)
+        return is_plain(tensor) and (self._plain or self._map_of(tensor) is not None)
+
+    def _map_of(self, tensor: Tensor) -> FileMap | None:
+        return self._maps.of(tensor) if self._maps else None
 
     def _leaf(self, tensor: Tensor) -> int:
         number = self._known.get(id(tensor))
@@ -249,7 +279,8 @@ class _Packed:
         which, homes, starts = self.columns
         number = self._known[id(tensor)] = len(starts)
         itemsize, shape = tensor.itemsize, tuple(tensor.shape)
-        start = stop = int(tensor.storage_offset()) * itemsize
+        # Without elements it lies nowhere: its offset may be beyond the end of its storage.
+        start = stop = int(tensor.storage_offset()) * itemsize if tensor.numel() else 0
         strides = None if tensor.is_contiguous() else tensor.stride()
         if strides is None:
             stop += tensor.numel() * itemsize
@@ -262,9 +293,22 @@ class _Packed:
             found = self._layout_of[layout] = len(self.layouts)
             self.layouts.append(layout)
         which.append(found)
-        starts.append(start)
-        homes.append(self._reached(tensor.untyped_storage(), start, stop))
+        file_map = self._map_of(tensor)
+        if file_map is None:
+            starts.append(start)
+            homes.append(self._reached(tensor.untyped_storage(), start, stop))
+        else:
+            starts.append(start + tensor.untyped_storage().data_ptr() - file_map.start)
+            homes.append(self._mapped(file_map))
         return number
+
+    def _mapped(self, file_map: FileMap) -> int:
+        """The number of a map."""
+        home = self._home_of.get(-file_map.start)
+        if home is None:
+            home = self._home_of[-file_map.start] = len(self._spans)
+            self._spans.append((file_map, 0, 0))
+        return home
 
     def _reached(self, storage: Any, start: int, stop: int) -> int:
         """The number of a storage, of which these bytes are reached (at least)."""
@@ -280,7 +324,8 @@ class _Packed:
         return home
 
     def memory(self, protocol: int) -> tuple[Any, list[Any]]:
-        """The buffer of the small storages, and for every storage its size in there, a buffer of its own, or a tensor.
+        """The buffer of the small storages, and for every storage its size in there, a buffer of its own, or a tensor;
+        for a map, itself.
 
         From here on, `columns` counts from the first byte of a storage that is kept.
         """
@@ -288,6 +333,9 @@ class _Packed:
         kept: list[Any] = []
         total = 0
         for storage, first, stop in self._spans:
+            if isinstance(storage, FileMap):
+                kept.append(storage)
+                continue
             whole = self._wholes.get(storage._cdata)
             if whole is not None and not (self._plain and whole.is_cpu):
                 kept.append(whole)
@@ -308,6 +356,7 @@ class _Packed:
                 position += -(-content // _ALIGN) * _ALIGN
         for number, home in enumerate(homes):
             if not isinstance(kept[home], Tensor):
+                # None of a map: its first byte is 0.
                 starts[number] -= self._spans[home][1]
         if not total:
             return None, kept
@@ -371,12 +420,13 @@ def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:
     found: list[Block] = []
     empty: dict[torch.dtype, Tensor] = {}
     source = None if small is None else numpy.frombuffer(small, dtype=numpy.uint8)
+    own = iter(copyonwrite.writable([content for content in kept if _is_buffer(content)]))
     position = 0
     for content in kept:
         if isinstance(content, Tensor):
             found.append(Block(content))
-        elif type(content) is not int:
-            found.append(Block(_over(content), empty))
+        elif _is_buffer(content):
+            found.append(Block(next(own), empty))
         else:
             storage = fresh(content)
             if content:
@@ -388,11 +438,5 @@ def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:
     return found
 
 
-def _over(content: Any) -> Tensor:
-    """The bytes of a buffer: its own memory if that may be written to, else a copy."""
-    array = numpy.frombuffer(content, dtype=numpy.uint8)
-    if array.flags.writeable and array.ctypes.data % _ALIGN == 0:
-        return torch.from_numpy(array)
-    storage = fresh(array.size)
-    ctypes.memmove(storage.data_ptr(), array.ctypes.data, array.size)
-    return storage
+def _is_buffer(content: Any) -> bool:
+    return type(content) is not int and not isinstance(content, Tensor)

@@ -39,12 +39,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 maps: dict[int, int] = {}
 
 
-def remember(content: mmap.mmap) -> None:
-    """Have rows of tensors over this map be read as those of a `MemoryMappedTensor`."""
-    if len(content) >= _LARGE:
-        start = ctypes.addressof(ctypes.c_char.from_buffer(content))
-        maps[start] = start + len(content)
-        weakref.finalize(content, maps.pop, start, None)
+def remember(owner: Any, start: int, nbytes: int) -> None:
+    """Have rows of tensors over a map, which lives as long as its owner, be read as those of a `MemoryMappedTensor`."""
+    if nbytes >= _LARGE:
+        maps[start] = start + nbytes
+        weakref.finalize(owner, maps.pop, start, None)
 
 
 def reader(at: Any) -> Callable[[Any], Any]:

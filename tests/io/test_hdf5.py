@@ -681,3 +681,26 @@ def test_values_follow_the_batch_size(path: str) -> None:
             assert data["v"] == "x" and data.get("v").batch_size[: len(size)] == size
     with TensorDict.from_h5(path, batch_size=[2, 3]) as data:
         assert data["n", "w"] == "y" and data.get("v").batch_size == (2, 3)
+
+
+def test_from_dict(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.h5"
+    source = TensorDict(a=torch.arange(6).view(2, 3), b={"c": "text"}, batch_size=[2])
+    with PersistentTensorDict.from_dict(source, path) as data:
+        assert type(data) is PersistentTensorDict and data.batch_size == (2,) and data.device is None
+        assert data["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and data["b", "c"] == "text"
+        data["d"] = torch.ones(2)
+    mapping = {"a": [[1, 2], [3, 4]], "b": {"c": [1, 2]}}
+    # The file is replaced.
+    with PersistentTensorDict.from_dict(mapping, path, auto_batch_size=True, device="meta", compression="gzip") as data:
+        assert data.batch_size == (2,) and set(data.keys()) == {"a", "b"}
+        assert data["a"].device.type == "meta" and data.device == torch.device("meta")
+    with PersistentTensorDict.from_dict(mapping, path, batch_size=[2]) as data:
+        assert data.batch_size == (2,) and data["b"].batch_size == (2,) and data["b", "c"].tolist() == [1, 2]
+    with PersistentTensorDict.from_dict(mapping, path) as data:
+        assert data.batch_size == ()
+    for arguments in ({"backend": "zarr"}, {"batch_size": [3]}, {"device": "nothing"}):
+        with pytest.raises((ValueError, RuntimeError)):
+            PersistentTensorDict.from_dict({"a": [1, 2]}, path, **arguments)
+    with PersistentTensorDict(filename=path) as data:
+        assert set(data.keys()) == {"a", "b"}

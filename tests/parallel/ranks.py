@@ -73,7 +73,11 @@ class Ranks:
             if not pipe.poll(max(0, end - time.monotonic())):
                 problems.append(f"rank {rank} hangs")
                 continue
-            good, result = pipe.recv()
+            try:
+                good, result = pipe.recv()
+            except EOFError:
+                problems.append(f"rank {rank} has died")
+                continue
             found.append(result)
             if not good:
                 problems.append(f"rank {rank}: {result}")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, die
+from exchanged import LARGE, MISFITS, Odd, Rollout, holds, kinds, plain, ragged, same
+from ranks import Ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 from tensordict import (
     LazyStackedTensorDict,
     MemoryMappedTensor,
     NonTensorData,
-    NonTensorStack,
     PersistentTensorDict,
     TensorDict,
     lazy_stack,
@@ -25,134 +24,8 @@ from tensordict import (
 )
 from tensordict.errors import SaveError, TransferError
 from tensordict.llm import IFEvalScoreData
-from tensordict.parallel import wire
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(2, tmp_path_factory.mktemp("two"))
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(4, tmp_path_factory.mktemp("four"))
-    yield ranks
-    ranks.close()
-
-
-@tensorclass
-class Rollout:
-    obs: torch.Tensor
-    note: str
-    inner: TensorDict | None = None
-
-
-class Odd:
-    """A value that JSON cannot hold."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Odd) and other.number == self.number
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-LARGE = wire.SMALL // 4 + 100
-
-
-def plain(number: float = 1) -> TensorDict:
-    """Small and large tensors of several dtypes, nested, contiguous and not."""
-    fill = float(number)
-    return TensorDict(
-        {
-            "a": torch.full((3,), fill, dtype=torch.float32),
-            "flag": torch.full((3, 1), bool(fill)),
-            "b": {
-                "c": torch.full((3, 2), int(fill), dtype=torch.int64),
-                "half": torch.full((3, 5), fill, dtype=torch.bfloat16),
-                "deep": {"z": torch.full((3,), complex(fill, fill)), "nothing": torch.zeros(3, 0)},
-            },
-            "large": torch.full((3, LARGE), fill),
-            "turned": torch.full((LARGE, 3), fill, dtype=torch.float64).T,
-            "columns": torch.full((2, 3), int(fill), dtype=torch.int16).T,
-        },
-        [3],
-        names=["time"],
-    )
-
-
-def kinds(number: int = 1) -> dict[str, Any]:
-    """One container of each kind."""
-    fill = float(number)
-    dense = TensorDict({"x": torch.full((2, 4), fill), "note": f"v{number}"}, [2])
-    return {
-        "plain": plain(fill),
-        "empty": TensorDict({}, [2]),
-        "lazy": lazy_stack([plain(fill), plain(fill + 1)], 1),
-        "unequal": lazy_stack([TensorDict({"x": torch.full((i + 1,), fill)}) for i in range(3)]),
-        "values": TensorDict(
-            {
-                "text": f"v{number}",
-                "json": NonTensorData({"k": [number, 2.5, None, ("t",)]}, [2]),
-                "each": NonTensorStack(NonTensorData(f"p{number}"), NonTensorData("q")),
-                "x": torch.full((2,), fill),
-            },
-            [2],
-        ),
-        "class": Rollout(obs=torch.full((2, LARGE), fill), note=f"v{number}", inner=dense, batch_size=[2]),
-        "lazy class": lazy_stack(
-            [Rollout(obs=torch.full((4,), fill), note=f"v{number}", batch_size=[]) for _ in range(2)]
-        ),
-        "params": TensorDict.from_module(torch.nn.Linear(3, 3)).data.apply(lambda x: x.fill_(fill)).to_tensordict(),
-    }
-
-
-def ragged(number: float = 1) -> TensorDict:
-    fill = float(number)
-    rows = [torch.full((length, 2), fill) for length in (1, 4, 2)]
-    return TensorDict(
-        {
-            "jagged": torch.nested.nested_tensor(rows, layout=torch.jagged),
-            "strided": torch.nested.nested_tensor([row.double() for row in rows]),
-            "dense": torch.full((3,), fill),
-        },
-        [3],
-    )
-
-
-def same(left: Any, right: Any) -> bool:
-    """Whether two containers are of one class and have the same content."""
-    if type(left) is not type(right) or left.batch_size != right.batch_size or left.names != right.names:
-        return False
-    if isinstance(left, LazyStackedTensorDict):
-        pairs = zip(left.unbind(left.stack_dim), right.unbind(right.stack_dim), strict=True)
-        return left.stack_dim == right.stack_dim and all(same(mine, theirs) for mine, theirs in pairs)
-    if set(left.keys(True, True)) != set(right.keys(True, True)):
-        return False
-    for key in left.keys(True, True):
-        mine, theirs = left.get(key), right.get(key)
-        if isinstance(mine, torch.Tensor):
-            if mine.is_nested:
-                alike = all(torch.equal(a, b) for a, b in zip(mine.unbind(), theirs.unbind(), strict=True))
-            else:
-                alike = mine.dtype == theirs.dtype and torch.equal(mine, theirs)
-            if not alike:
-                return False
-        elif left[key] != right[key]:
-            return False
-    return True
-
-
-def holds(td: Any, number: float) -> bool:
-    """Whether the content is that of `plain(number)`."""
-    expected = plain(number)
-    return all(torch.equal(td[key], expected[key]) for key in expected.keys(True, True))
 
 
 # --- send and recv ----------------------------------------------------------------------------------------------------
@@ -177,6 +50,87 @@ def _send(rank: int, name: str) -> Any:
 def test_send_in_place(two: Ranks, name: str) -> None:
     tag = two.run(_send, name)[1]
     assert tag == max(0, len(kinds()[name]._leaves()) - 1)
+
+
+def _ring(rank: int, route: str) -> None:
+    """Every rank sends to the next one and receives from the one before, all at once."""
+    count = dist.get_world_size()
+    after, before = (rank + 1) % count, (rank - 1) % count
+    for name in [*kinds(), "ragged"]:
+        made = ragged if name == "ragged" else lambda number, name=name: kinds(number)[name]
+        mine, target, expected = made(rank + 1), made(9), made(before + 1)
+        if route == "isend":
+            works = mine.isend(after, init_tag=3, return_early=True)
+            works += target.irecv(before, init_tag=3, return_premature=True)
+            for work in works:
+                work.wait()
+        elif route == "send":
+            # The first one sends first, and the rest when they have what is theirs.
+            if rank == 0:
+                mine.send(after, consolidated=name == "plain")
+            target.recv(before)
+            if rank > 0:
+                mine.send(after, consolidated=name == "plain")
+        elif route == "asend":
+            asyncio.run(_both(mine.asend(after, init_tag=5), target.arecv(before, init_tag=5)))
+        else:
+            work = mine.isend(after, pseudo_rand=True, return_early=True)[0]
+            target.recv(before, pseudo_rand=True)
+            work.wait()
+        assert same(target, expected), (name, route)
+        if rank == 0:
+            mine.init_remote(after)
+        got = TensorDict.from_remote_init(before)
+        assert same(got, expected), name
+        if rank > 0:
+            mine.init_remote(after)
+
+
+async def _both(*calls: Any) -> None:
+    await asyncio.gather(*calls)
+
+
+@pytest.mark.parametrize("route", ["send", "isend", "asend", "pseudo_rand"])
+def test_round_the_ring(ranks: Ranks, route: str) -> None:
+    ranks.run(_ring, route, patience=40)
+
+
+def _in_place(rank: int) -> None:
+    """What is written to keeps its memory, its names, its lock and what it is to autograd."""
+    if rank == 0:
+        TensorDict({"a": torch.full((4,), 2.0, requires_grad=True) * 3, "t": "new"}, [4], names=["x"]).send(1)
+        TensorDict({"a": torch.full((4,), 7.0)}).send(1)
+        return
+    parameter = torch.zeros(4, requires_grad=True)
+    td = TensorDict({"a": parameter, "t": "old"}, [4], names=["y"]).lock_()
+    td.recv(0)
+    assert td["a"] is parameter and parameter.requires_grad and parameter.is_leaf
+    assert parameter.tolist() == [6, 6, 6, 6]
+    assert td["t"] == "new" and td.is_locked and td.names == ["y"]
+    column = torch.zeros(4, 2)
+    TensorDict({"a": column[:, 1]}).recv(0)
+    assert column.tolist() == [[0, 7]] * 4
+
+
+def test_what_is_written_to_keeps_its_own(two: Ranks) -> None:
+    two.run(_in_place)
+
+
+def _expanded(rank: int) -> None:
+    """Memory that cannot be written to is refused before anything is."""
+    sent = TensorDict({"b": torch.ones(4), "a": torch.ones(4), "large": torch.ones(LARGE)})
+    if rank == 0:
+        with pytest.raises(TransferError, match="rank 1 did not take.*'a' is expanded"):
+            sent.send(1)
+        return
+    td = TensorDict({"b": torch.zeros(4), "a": torch.zeros(1).expand(4), "large": torch.zeros(LARGE)})
+    with pytest.raises(TransferError, match="'a' is expanded here.*clone"):
+        td.recv(0)
+    assert (td == 0).all()
+
+
+def test_expanded_destination(two: Ranks) -> None:
+    two.run(_expanded)
 
 
 def _send_ragged(rank: int) -> None:
@@ -252,21 +206,6 @@ def _hdf5(rank: int, folder: str) -> None:
 def test_hdf5_on_both_sides(two: Ranks, tmp_path: Any) -> None:
     pytest.importorskip("h5py")
     two.run(_hdf5, str(tmp_path))
-
-
-def _no_room(rank: int) -> None:
-    """A receiver without memory for what is sent."""
-    if rank == 0:
-        td = TensorDict(a=torch.ones(3))
-        with pytest.raises(TransferError, match="rank 1 did not take"):
-            td.init_remote(1)
-        return
-    fresh, wire._fresh = wire._fresh, lambda nbytes, device: fresh(1 << 60, device)
-    try:
-        with pytest.raises(TransferError, match="receiving from rank 0"):
-            TensorDict.from_remote_init(0)
-    finally:
-        wire._fresh = fresh
 
 
 def _class_by_its_own_method(rank: int) -> None:
@@ -345,6 +284,49 @@ def _tags(rank: int) -> None:
 
 def test_tags_groups_and_meshes(two: Ranks) -> None:
     two.run(_tags)
+
+
+def _subset(rank: int) -> None:
+    """Groups of some of the ranks, whose ranks in the group are others than the global ones."""
+    group = dist.new_group([1, 3])
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    if rank == 3:
+        plain(1).send(1, group=group)
+        plain(2).send(group=group, group_dst=0)
+        plain(3).init_remote(1, group)
+        plain(4).isend(1, group=group, return_early=True)[0].wait()
+        plain(5).isend(group=group, group_dst=0, init_tag=4, return_early=True)[0].wait()
+        asyncio.run(plain(6).asend(1, group=group))
+    elif rank == 1:
+        target = plain(0)
+        target.recv(3, group=group)
+        assert holds(target, 1)
+        target.recv(group=group, group_src=1)
+        assert holds(target, 2)
+        assert holds(TensorDict.from_remote_init(3, group), 3)
+        target.irecv(group=group, group_src=1)
+        assert holds(target, 4)
+        assert target.irecv(3, group=group, init_tag=4, return_premature=True)[0].wait() is target
+        assert holds(target, 5)
+        asyncio.run(target.arecv(3, group=group))
+        assert holds(target, 6)
+        with pytest.raises(ValueError, match=r"dst is the global rank 2, and those of the group are \[1, 3\]"):
+            target.send(2, group=group)
+        with pytest.raises(ValueError, match="src is rank 2 of a group of 2"):
+            target.recv(group=group, group_src=2)
+    else:
+        for call in (lambda: plain().send(1, group=group), lambda: plain().recv(1, group=group)):
+            with pytest.raises(ValueError, match="this rank is not in the group"):
+                call()
+    # Ranks 0 and 2 are a column, and 2 is rank 1 of it.
+    column = mesh["rows"]
+    target = plain(rank)
+    target.send(rank + 2, group=column) if rank < 2 else target.recv(group=column, group_src=0)
+    assert holds(target, rank % 2)
+
+
+def test_groups_of_some_ranks(four: Ranks) -> None:
+    four.run(_subset)
 
 
 def _standalone(rank: int, folder: str) -> None:
@@ -538,21 +520,6 @@ def test_class_that_only_one_side_knows(two: Ranks) -> None:
 
 # --- sides that do not fit --------------------------------------------------------------------------------------------
 
-MISFITS = {
-    "missing": (lambda td: td.exclude(("b", "c")), r"\('b', 'c'\).*missing"),
-    "more": (lambda td: td.set("new", torch.zeros(3)), r"'new'.*missing"),
-    "shape": (
-        lambda td: td.set(("b", "c"), torch.zeros(3, 4, dtype=torch.int64)),
-        r"\('b', 'c'\).*\[3, 4\].*\[3, 2\]|\('b', 'c'\).*\[3, 2\].*\[3, 4\]",
-    ),
-    "dtype": (
-        lambda td: td.set("large", torch.zeros(3, LARGE, dtype=torch.int32)),
-        r"'large'.*(int32.*float32|float32.*int32)",
-    ),
-    "kind": (lambda td: td.set("a", TensorDict({"x": torch.zeros(3)}, [3])), r"'a'.*missing"),
-    "value": (lambda td: td.set_non_tensor("a", "text"), r"'a'.*a value"),
-}
-
 
 def _misfit(rank: int, name: str) -> None:
     change, message = MISFITS[name]
@@ -614,50 +581,6 @@ def test_isend_that_nobody_waits_for(two: Ranks) -> None:
     two.run(_late_error)
 
 
-def _foreign(rank: int) -> None:
-    if rank == 0:
-        dist.send(torch.zeros(wire.PROLOGUE, dtype=torch.uint8), 1)
-        return
-    with pytest.raises(TransferError, match="does not begin a container"):
-        plain(0).recv(0)
-
-
-def test_message_of_something_else(two: Ranks) -> None:
-    two.run(_foreign)
-
-
-def _hostile(rank: int, head: bytes) -> None:
-    if rank == 0:
-        first, _ = wire.prologue(head)
-        dist.send(first, 1)
-        answer = torch.zeros(2048, dtype=torch.uint8)
-        dist.recv(answer, 1, tag=1 << 30)
-        assert answer[0] == 3
-        return
-    with pytest.raises(TransferError, match="description"):
-        TensorDict.from_remote_init(0)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"nothing",
-        b"[]",
-        b"{}",
-        b'{"node":{},"values":[],"storages":{},"names":["a"],"dtypes":["float32"],"shapes":[[2]],"devices":["cpu"],'
-        b'"starts":[0]}',
-        b'{"node":{},"values":[],"storages":{"cpu":[4,4]},"names":["a"],"dtypes":["float32"],"shapes":[[2]],'
-        b'"devices":["cpu"],"starts":[0]}',
-        b'{"node":{},"values":[],"storages":{"cpu":[8,8]},"names":["a"],"dtypes":["save"],"shapes":[[2]],'
-        b'"devices":["cpu"],"starts":[0]}',
-        b'{"node":{},"values":[],"storages":{"cpu":[8,8]},"names":["a"],"dtypes":["float32"],"shapes":[[-1,-2]],'
-        b'"devices":["cpu"],"starts":[0]}',
-    ],
-)
-def test_broken_descriptions(two: Ranks, head: bytes) -> None:
-    two.run(_hostile, head)
-
-
 def _unsendable(rank: int) -> None:
     for bad in (torch.zeros(2, device="meta"), torch.eye(2).to_sparse()):
         td = TensorDict({"n": {"bad": bad}})
@@ -695,6 +618,12 @@ def _arguments(rank: int) -> None:
             call(1 - rank, group=mesh)
         with pytest.raises(ValueError, match="init_tag"):
             call(1 - rank, init_tag=-1)
+        with pytest.raises(TypeError, match="init_tag is an int, got float"):
+            call(1 - rank, init_tag=1.0)
+        with pytest.raises(TypeError, match="group is a process group, a device mesh or None, got str"):
+            call(1 - rank, group="gloo")
+        with pytest.raises(TypeError, match="group_.* is a rank of the group and an int, got str"):
+            call(group=dist.group.WORLD, **{"group_dst" if call in (td.send, td.isend) else "group_src": "1"})
     with pytest.raises(ValueError, match="pass group too"):
         td.send(group_dst=1 - rank)
     dist.barrier()
@@ -708,251 +637,3 @@ def test_without_a_process_group() -> None:
     for call in (lambda: plain().send(1), lambda: plain().all_reduce()):
         with pytest.raises(ValueError, match="init_process_group"):
             call()
-
-
-# --- over all ranks ---------------------------------------------------------------------------------------------------
-
-
-def _broadcast(rank: int) -> None:
-    for src in (0, 3):
-        sent = plain(src + 1)
-        got = (sent if rank == src else TensorDict()).broadcast(src)
-        assert same(got, sent)
-        assert (got is sent) == (rank == src)
-        assert rank == src or got.is_consolidated()
-    for name, td in kinds(5).items():
-        got = (td if rank == 1 else TensorDict()).broadcast(1, device="cpu" if name == "plain" else None)
-        assert (got.device == torch.device("cpu")) == (name == "plain" and rank != 1)
-        assert same(got, td)
-    pair = dist.new_group([1, 3])
-    if rank in (1, 3):
-        got = (ragged(2) if rank == 3 else TensorDict()).broadcast(3, group=pair)
-        assert same(got, ragged(2))
-    many = TensorDict({f"k{i}": torch.full((2,), i) for i in range(500)})
-    assert same((many if rank == 2 else TensorDict()).broadcast(2), many)
-
-
-def test_broadcast(four: Ranks) -> None:
-    four.run(_broadcast)
-
-
-def _all_gather(rank: int) -> None:
-    names = list(kinds())
-    for shift in range(len(names)):
-        mine = kinds(rank)[names[(rank + shift) % len(names)]]
-        found = mine.all_gather()
-        assert len(found) == 4
-        for other, td in enumerate(found):
-            assert same(td, kinds(other)[names[(other + shift) % len(names)]])
-        assert found[rank] is not mine
-    pair = dist.new_group([0, 2])
-    if rank in (0, 2):
-        found = plain(rank).all_gather(group=pair)
-        assert [int(td["a"][0]) for td in found] == [0, 2]
-
-
-def test_all_gather(four: Ranks) -> None:
-    four.run(_all_gather)
-
-
-def _all_reduce(rank: int) -> None:
-    big = torch.full((300_000,), float(rank))
-    td = TensorDict({"big": big, "s": {"x": torch.full((3, 2), rank + 1), "y": torch.ones(2, 3).T * rank}, "note": "n"})
-    td["lazy"] = lazy_stack([TensorDict({"q": torch.full((2,), float(rank))}) for _ in range(2)])
-    assert td.all_reduce() is None
-    assert td["big"].data_ptr() == big.data_ptr()
-    assert (big == 6).all()
-    assert (td["s", "x"] == 10).all()
-    assert (td["s", "y"] == 6).all()
-    assert (td["lazy", "q"] == 6).all()
-    td = plain(rank).exclude(("b", "deep"), "flag", "columns")
-    works = td.all_reduce(dist.ReduceOp.MAX, async_op=True)
-    assert isinstance(works, list)
-    assert all(work.wait() for work in works)
-    assert (td == 3).all()
-    pair = dist.new_group([0, 3])
-    if rank in (0, 3):
-        td = TensorDict(a=torch.full((2,), float(rank)))
-        td.all_reduce(op=dist.ReduceOp.SUM, group=pair)
-        assert (td == 3).all()
-    rows = ragged(rank + 1)
-    rows.all_reduce()
-    assert same(rows, ragged(10))
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
-    td = TensorDict(a=torch.full((2,), float(rank)))
-    td.all_reduce(group=mesh["columns"])
-    assert (td == (1 if rank < 2 else 5)).all()
-
-
-def test_all_reduce(four: Ranks) -> None:
-    four.run(_all_reduce)
-
-
-def _reduce(rank: int) -> None:
-    def made() -> TensorDict:
-        return TensorDict({"big": torch.full((300_000,), float(rank)), "s": torch.full((3,), rank)})
-
-    for options in ({}, {"async_op": True}, {"async_op": True, "return_premature": True}):
-        td = made()
-        found = td.reduce(2, **options)
-        if options.get("return_premature"):
-            for work in found:
-                work.wait()
-                assert work.is_completed()
-        else:
-            assert found is None
-        assert (td == (6 if rank == 2 else rank)).all()
-    td = made()
-    td.reduce(0, dist.ReduceOp.PRODUCT)
-    assert (td == 0).all() if rank == 0 else (td == rank).all()
-
-
-def test_reduce(four: Ranks) -> None:
-    four.run(_reduce)
-
-
-def _reduce_misfit(rank: int) -> None:
-    for change, message in MISFITS.values():
-        td = plain(1).exclude("flag", "columns")
-        td = td if rank else change(td)
-        before = td.clone()
-        for call in (td.all_reduce, lambda td=td: td.reduce(1)):
-            with pytest.raises(TransferError, match=message.replace("a value", "missing")):
-                call()
-        assert same(td, before)
-    rows = ragged(1)
-    if rank == 3:
-        rows["jagged"] = torch.nested.nested_tensor([torch.ones(n, 2) for n in (2, 3, 2)], layout=torch.jagged)
-    with pytest.raises(TransferError, match="'jagged'.*3 rows of the sizes"):
-        rows.all_reduce()
-    expanded = TensorDict(a=torch.zeros(1).expand(3))
-    with pytest.raises(TransferError, match="'a'.*no plain memory"):
-        expanded.all_reduce()
-    for name, dtype in (("flag", torch.bool), ("short", torch.int16)):
-        refused = TensorDict({"x": torch.ones(2), name: torch.ones(2, dtype=dtype)})
-        with pytest.raises(TransferError, match=f"'{name}'.*does not reduce"):
-            refused.all_reduce()
-        assert refused["x"].tolist() == [1, 1]
-    number = TensorDict({"z": torch.full((2,), 1j)})
-    number.all_reduce()
-    assert number["z"].tolist() == [4j, 4j]
-    with pytest.raises(TransferError, match="'z'.*does not reduce"):
-        number.all_reduce(dist.ReduceOp.MAX)
-    number.all_reduce(dist.ReduceOp.AVG)
-    assert number["z"].tolist() == [4j, 4j]
-    different_order = TensorDict({name: torch.ones(1) for name in ("xy" if rank % 2 else "yx")})
-    different_order.all_reduce()
-    assert (different_order == 4).all()
-
-
-def test_reductions_that_do_not_fit(four: Ranks) -> None:
-    four.run(_reduce_misfit)
-
-
-def _gather_and_stack(rank: int) -> None:
-    for dst in (0, 2):
-        td = torch.stack([plain(0)] * 3) if rank == dst else plain(rank)
-        found = td.gather_and_stack(dst)
-        if rank != dst:
-            assert found is None
-            continue
-        assert found is td
-        others = [other for other in range(4) if other != dst]
-        for row, other in enumerate(others):
-            assert holds(td[row], other)
-    for name in ("lazy", "values", "class", "lazy class"):
-        td = lazy_stack([kinds(9)[name]] * 3).clone() if rank == 1 else kinds(rank)[name]
-        td.gather_and_stack(1)
-        if rank == 1:
-            for row, other in enumerate((0, 2, 3)):
-                assert same(td[row], kinds(other)[name])
-    td = torch.stack([TensorDict({"x": torch.zeros(2), "note": "?"}) for _ in range(3)])
-    if rank:
-        td = TensorDict({"x": torch.full((2,), float(rank)), "note": f"r{rank}"})
-    td.gather_and_stack(0)
-    if rank == 0:
-        assert td["x"][:, 0].tolist() == [1, 2, 3]
-        assert [td[row]["note"] for row in range(3)] == ["r1", "r2", "r3"]
-
-
-def test_gather_and_stack(four: Ranks) -> None:
-    four.run(_gather_and_stack)
-
-
-def _stack_misfit(rank: int) -> None:
-    td = torch.stack([plain(0)] * 3) if rank == 0 else plain(rank)
-    if rank == 2:
-        td = td.exclude("a")
-    if rank in (0, 2):
-        with pytest.raises(TransferError, match="'a'.*missing"):
-            td.gather_and_stack(0)
-    else:
-        td.gather_and_stack(0)
-    if rank == 0:
-        assert [int(row["b", "c"][0, 0]) for row in td] == [1, 0, 3]
-    td = torch.stack([plain(0)] * 2) if rank == 0 else plain(rank)
-    with pytest.raises(TransferError, match=r"\[2, 3\].*begin with 3"):
-        td.gather_and_stack(0)
-
-
-def test_gather_and_stack_that_does_not_fit(four: Ranks) -> None:
-    four.run(_stack_misfit)
-
-
-# --- peers that die or are late ---------------------------------------------------------------------------------------
-
-
-def test_receiver_without_memory(tmp_path: Any) -> None:
-    ranks = Ranks(2, tmp_path)
-    try:
-        ranks.run(_no_room)
-    finally:
-        ranks.close()
-
-
-def _killed(rank: int, call: str) -> float:
-    start = time.monotonic()
-    if rank == 1:
-        if call != "recv":
-            time.sleep(0.3)
-        die()
-    td = TensorDict({"x": torch.zeros(5_000_000)})
-    calls = {
-        "recv": lambda: td.recv(1),
-        "send": lambda: td.send(1),
-        "all_reduce": td.all_reduce,
-        "irecv": lambda: td.irecv(1, return_premature=True)[0].wait(),
-        "broadcast": lambda: td.broadcast(1),
-    }
-    with pytest.raises(TransferError, match="rank 1|all_reduce|broadcast"):
-        calls[call]()
-    return time.monotonic() - start
-
-
-@pytest.mark.parametrize("call", ["recv", "send", "irecv", "all_reduce", "broadcast"])
-def test_killed_peer(tmp_path: Any, call: str) -> None:
-    ranks = Ranks(2, tmp_path, timeout=30)
-    try:
-        assert ranks.run(_killed, call, dies=1)[0] < 15
-    finally:
-        ranks.close()
-
-
-def _too_late(rank: int, call: str) -> float:
-    if rank == 1:
-        time.sleep(2.5)
-        return 0
-    start = time.monotonic()
-    td = plain(0)
-    with pytest.raises(TransferError, match="(?i)rank 1.*time|all_reduce.*time"):
-        td.recv(1) if call == "recv" else td.send(1) if call == "send" else td.all_reduce()
-    return time.monotonic() - start
-
-
-@pytest.mark.parametrize("call", ["recv", "send", "all_reduce"])
-def test_peer_that_does_not_come(tmp_path: Any, call: str) -> None:
-    ranks = Ranks(2, tmp_path, timeout=1)
-    try:
-        assert 0.8 < ranks.run(_too_late, call)[0] < 2.4
-    finally:
-        ranks.close()

@@ -7,10 +7,15 @@ import os
 import pathlib
 import pickle
 import random
+import resource
 import signal
+import subprocess
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import numpy
@@ -206,6 +211,56 @@ def test_results_with_a_graph_are_refused():
         make().map(lambda chunk: weight[: len(chunk)] * 2, **FORK)
 
 
+def test_leaves_without_elements(by):
+    td = TensorDict(x=torch.zeros(4, 0), y=torch.arange(4), batch_size=[4])
+    found = td.map(as_it_is, chunksize=1, **by)
+    assert found["x"].shape == (4, 0) and found["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_results_without_the_dim_name_their_chunk(by):
+    with pytest.raises(IndexError, match=r"chunk 0 .*the shape \[\], .*along dim 0; map_iter"):
+        make().map(scalar, num_chunks=1, **by)
+    td = TensorDict(x=torch.zeros(2, 3), batch_size=[2, 3])
+    with pytest.raises(IndexError, match=r"chunk 0 .*the batch size \[2\], .*along dim 1"):
+        td.map(sums, 1, num_chunks=1, **by)
+
+
+def scalar(chunk: Any) -> torch.Tensor:
+    return chunk["x"].sum()
+
+
+def sums(chunk: Any) -> TensorDict:
+    return TensorDict(z=chunk["x"].sum(-1), batch_size=chunk.batch_size[:1])
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_large_results_take_no_descriptors(by):
+    assert make(200).map(large, chunksize=1, **by).shape == (200, 1 << 14)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_descriptors")
+def test_too_many_shared_results():
+    with pytest.raises(WorkerError, match=r"chunk \d+ .*did not arrive.*ulimit -n"):
+        make(200).map(shared_tensor, chunksize=1, **FORK)
+
+
+def large(chunk: Any) -> torch.Tensor:
+    return torch.ones(1, 1 << 14, dtype=torch.float64)
+
+
+def shared_tensor(chunk: Any) -> torch.Tensor:
+    return torch.zeros(1).share_memory_()
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -229,11 +284,15 @@ def write(chunk: Any) -> None:
     chunk["inner", "y"].add_(1)
 
 
-@pytest.mark.parametrize("kind", ["plain", "shared", "mapped", "file", "view"])
-@pytest.mark.parametrize("method", ["fork", "spawn", "pool"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        *((method, kind) for method in ("fork", "pool") for kind in ("plain", "shared", "mapped", "file", "view")),
+        # Spawning takes seconds.
+        *(("spawn", kind) for kind in ("shared", "mapped")),
+    ],
+)
 def test_parts_of_the_container_come_back_as_parts_of_it(kind, method, pool, tmp_path):
-    if method == "spawn" and kind not in ("shared", "mapped"):
-        pytest.skip("spawning takes seconds")
     td = make().exclude("label")
     td = {
         "plain": lambda: td,
@@ -332,6 +391,15 @@ def test_results_go_into_out(kind, chunksize, by, tmp_path):
         assert TensorDict.load_memmap(tmp_path / "saved")["z"][9] == 10
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_out_has_the_batch_size_of_the_results(shared, by):
+    td = TensorDict(x=torch.arange(6.0).view(3, 2), batch_size=[3, 2])
+    out = TensorDict(z=torch.zeros(3), batch_size=[3])
+    if shared:
+        out.share_memory_()
+    assert td.map(sums, out=out, chunksize=1, **by)["z"].tolist() == [1, 5, 9]
+
+
 def test_values_reach_an_out_in_shared_memory():
     out = TensorDict(x=torch.zeros(4), label="none", batch_size=[4]).share_memory_()
     make(4).map(lambda chunk: chunk, out=out, chunksize=4, num_workers=1, mp_start_method="fork")
@@ -346,6 +414,11 @@ def test_a_result_that_does_not_fit_out():
         make().map(tensor_of, out=out, **FORK)
     with pytest.raises(KeyError, match=r"'x'.*'z'"):
         make().map(lambda chunk: chunk.select("x"), out=out, **FORK)
+
+
+def test_a_result_that_cannot_be_written_here_names_its_chunk(by):
+    with pytest.raises(KeyError, match=r"chunk \d .*'x'.*'other'"):
+        make().map(plus_one, out=TensorDict(other=torch.zeros(10), batch_size=[10]), **by)
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -419,6 +492,73 @@ def test_a_container_over_an_hdf5_file(tmp_path):
     out.close()
 
 
+def test_threads():
+    td = make()
+    with ThreadPool(2) as threads:
+        assert td.map(lambda chunk: plus_one(chunk), chunksize=3, pool=threads)["z"].tolist() == list(range(1, 11))
+        assert not td["x"].is_shared()  # Nothing travels.
+        out = TensorDict(z=torch.zeros(10), batch_size=[10]).share_memory_()
+        assert td.map(plus_one, pool=threads, out=out)["z"].tolist() == list(range(1, 11))
+        weight = torch.ones(10, requires_grad=True)
+        td.map(lambda chunk: weight[: len(chunk)] * 2, pool=threads).sum().backward()
+        with pytest.raises(ValueError, match=r"chunk 2 .*: no$") as caught:
+            td.map(fail, chunksize=2, pool=threads)
+        assert "in fail" in str(caught.value.__cause__)
+        assert list(td.map_iter(slow_at_first, chunksize=5, ordered=False, pool=threads)) == [5, 0]
+
+
+def test_a_worker_cannot_start_workers():
+    with pytest.raises(WorkerError, match=r"chunk 0 .*this process is itself a worker.*ThreadPool"):
+        make().map(map_again, num_chunks=1, **FORK)
+
+
+def map_again(chunk: Any) -> Any:
+    return chunk.map(plus_one)
+
+
+LEFT_OPEN = """
+import torch
+from tensordict import TensorDict
+iterator = TensorDict(x=torch.arange(8), batch_size=[8]).map_iter(len, 0, 2, chunksize=1, mp_start_method="fork")
+next(iterator)
+"""
+
+
+def test_an_iterator_may_be_open_when_the_program_ends():
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+ORPHANED = """
+import os, time, torch
+from tensordict import TensorDict
+def slow(chunk):
+    print("started", flush=True)
+    time.sleep(1)
+TensorDict(x=torch.arange(2), batch_size=[2]).map(slow, 0, 1, mp_start_method="fork")
+"""
+
+
+def test_workers_end_when_their_caller_is_killed():
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        process.kill()
+        # They come to an end with the worker, which has them too.
+        assert process.communicate(timeout=30) == ("", "")
+
+
+def test_an_interrupted_call_ends_its_workers():
+    before = children()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        make().map(lambda chunk: time.sleep(30), **FORK)
+    timer.join()
+    assert children() == before
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -429,6 +569,22 @@ def test_an_exception_names_its_chunk(options, pool):
         make().map(fail, chunksize=2, **options)
     assert "in fail" in str(caught.value.__cause__) and "chunk 2" in str(caught.value.__cause__)
     assert len(make().map(plus_one, **options)) == 10  # A pool is as it was.
+
+
+def test_exceptions_without_a_message_name_their_chunk(by):
+    with pytest.raises(ValueError, match=r"^chunk 0 \(elements 0 to 9 of the dim\)$"):
+        make().map(bare_error, num_chunks=1, **by)
+    # Raised as it is, it would end the generator that the results come from.
+    with pytest.raises(RuntimeError, match=r"^chunk 0 \(.*StopIteration: enough$"):
+        make().map(stop, num_chunks=1, **by)
+
+
+def bare_error(chunk: Any) -> Any:
+    raise ValueError
+
+
+def stop(chunk: Any) -> Any:
+    raise StopIteration("enough")
 
 
 class Odd(Exception):
@@ -454,6 +610,34 @@ def test_results_that_cannot_be_pickled(by):
 
 def unpicklable(chunk: Any) -> Any:
     return lambda: chunk
+
+
+class Unreadable:
+    """Can be pickled, and not made again."""
+
+    def __reduce__(self) -> Any:
+        return refuse, ("never",)
+
+    def __call__(self, chunk: Any) -> Any:
+        return Unreadable()
+
+
+def refuse(why: str) -> Any:
+    raise ValueError(why)
+
+
+def test_what_cannot_be_unpickled_names_its_chunk(pool):
+    with pytest.raises(ValueError, match=r"chunk 0 .*never"):
+        list(make().map_iter(Unreadable(), num_chunks=1, **FORK))
+    with pytest.raises(ValueError, match=r"chunk 0 .*never"):
+        make().map(Unreadable(), num_chunks=1, pool=pool)
+    with pytest.raises(ValueError, match=r"chunk 0 .*never"):
+        make().map(Unreadable(), num_workers=1, mp_start_method="forkserver")
+
+
+def test_what_a_pool_cannot_send_names_its_chunk(pool):
+    with pytest.raises(pickle.PicklingError, match=r"chunk 0 .*<lambda>.*top of a module"):
+        make().map(lambda chunk: chunk, num_chunks=1, pool=pool)
 
 
 def test_a_killed_worker_ends_the_call():
@@ -513,7 +697,7 @@ def test_bad_arguments():
 
 def test_a_spawned_worker_cannot_have_a_local_function():
     before = children()
-    with pytest.raises((AttributeError, pickle.PicklingError), match="<lambda>"):  # Which one, is up to Python.
+    with pytest.raises(pickle.PicklingError, match=r"<lambda>.*top of a module.*mp_start_method='fork'"):
         make().map(lambda chunk: chunk, num_workers=1, mp_start_method="spawn")
     assert all("resource_tracker" in command_of(pid) for pid in children() - before)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import rows
+from tensordict import filemaps
 from tensordict.errors import SaveError
 from tensordict.io import zipping
 from tensordict.io.names import TABLE_SUFFIX
@@ -31,8 +31,6 @@ _STEP = 1 << 20
 _DEFLATE_RATIO = 1032
 # The most memory that unpacking LZMA may take for itself; its strongest preset needs 65 MiB.
 _LZMA_MEMORY = 256 << 20
-# Reserves no memory for a private map: only what is written to takes any.
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class Archive:
@@ -293,10 +291,7 @@ def _mapped(path: str, writable: bool, fd: int | None) -> mmap.mmap:
             raise SaveError(f"{path!r} is not a regular file")
         if not status.st_size:
             raise SaveError(f"{path!r} is a file but no archive: it is empty")
-        flags = mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE | _NO_RESERVE
-        content = mmap.mmap(opened, status.st_size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
-        rows.remember(content)
-        return content
+        return filemaps.mapped(opened, status.st_size, path, writable)
     finally:
         if fd is None:
             os.close(opened)

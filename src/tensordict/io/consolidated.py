@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import mmap
 import os
 import stat
 import struct
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged, rows
+from tensordict import filemaps, ragged
 from tensordict.blocks import ALIGN, Block, Layout, fresh
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
@@ -133,11 +132,12 @@ class Plan:
                 row.write(target.fd, 0, options.num_threads, options.progress)
                 checksums = row.checksums()
                 files.write_bytes(target.fd, self._end([checksums[at] for at in places if checksums]), self.payload)
-                found = _mapped(target.fd, self.layout.nbytes, mmap.MAP_SHARED) if storage is None else storage
+                if storage is None:
+                    storage = filemaps.shared_bytes_of(target.fd, self.layout.nbytes, target.path)
             except OSError as error:
                 raise files.named_os_error(error, "write the file", target.path) from error
             target.commit()
-        return found
+        return storage
 
     def _end(self, checksums: list[str]) -> bytes:
         """What follows the tensors, given their checksums, if any were asked for."""
@@ -288,7 +288,7 @@ def load(filename: PathLike, build: Build = put_together) -> Any:
     fd = files.open_file(target)
     try:
         content = _read(fd)
-        storage = _mapped(fd, content.nbytes, mmap.MAP_PRIVATE)
+        storage = filemaps.bytes_of(fd, content.nbytes, target)
         container = restore(
             content.spec, _Tensors(Block(storage), content.spans, content.jagged), content.separator, build
         )
@@ -382,15 +382,6 @@ class _Tensors:
 
 def _is_within(positions: Tensor, most: int) -> bool:
     return bool(((positions >= 0) & (positions <= most)).all())
-
-
-def _mapped(fd: int, nbytes: int, flags: int) -> Tensor:
-    """The first bytes of a file, mapped; with `MAP_PRIVATE`, what is written stays in this process."""
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    content = mmap.mmap(fd, nbytes, flags)
-    rows.remember(content)
-    return torch.frombuffer(content, dtype=torch.uint8)
 
 
 def _read(fd: int) -> _Content:

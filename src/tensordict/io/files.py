@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import secrets
 import threading
@@ -54,6 +55,15 @@ def open_file(path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise named_os_error(error, "read the file", path) from error
+
+
+# Private maps are not counted as memory that may be needed: nobody writes to all of them.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def map_privately(fd: int, nbytes: int, offset: int = 0, kind: type[mmap.mmap] = mmap.mmap) -> mmap.mmap:
+    """Map a part of a file, from a multiple of the page size on: what is written to it stays in this process."""
+    return kind(fd, nbytes, mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
 
 
 def temporary_name(folder: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import mmap
 import os
 import stat
 import struct
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import rows
+from tensordict import filemaps
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
@@ -279,9 +278,7 @@ class _Mapped:
         ) is not Tensor
         if not self.unread:
             # Through the descriptor whose header was checked: another file may have the path by now.
-            buffer = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
-            rows.remember(buffer)
-            self.bytes = torch.frombuffer(buffer, dtype=torch.uint8)
+            self.bytes = filemaps.bytes_of(fd, os.fstat(fd).st_size, header.path)
             self.storage = self.bytes.untyped_storage()
 
     def take(self, name: str, key: Path) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch.futures import Future
 from tensordict.devices import as_device
 from tensordict.ops.leaves import Leaves
 from tensordict.parallel import collectives, transfers
-from tensordict.parallel.links import Link, as_group
+from tensordict.parallel.links import Link, as_group, rank_in
 from tensordict.parallel.transfers import Receiving, Sending
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ class Communicating(Leaves):
         """Receive what another rank sends with :meth:`send`, in place: the tensors of this container are written to.
 
         They may lie in memory, in shared memory or in files. Keys, shapes and dtypes must be those of what is sent; the
-        order of keys, and the kinds of containers, may differ (a lazy stack into a dense container). A container that
-        is refused changes nothing. Values that are no tensors become those that were sent.
+        order of keys, the names of dims, and the kinds of containers may differ (a lazy stack into a dense container).
+        A container that is refused changes nothing; one whose connection breaks on the way may have been written to in
+        part. Values that are no tensors become those that were sent.
 
         Args:
             src: the global rank it comes from, or
@@ -99,8 +100,9 @@ class Communicating(Leaves):
             the tag that the last tensor would have if each had one: the next free one is one more.
 
         Raises:
-            TransferError: it does not fit (the keys are named), the sender could not send it, the connection broke, or
-                the timeout of the process group passed; the sender raises too. A `RuntimeError`.
+            TransferError: it does not fit, or cannot be written to (the keys are named), the sender could not send it,
+                the connection broke, or the timeout of the process group passed; the sender raises too. A
+                `RuntimeError`.
         """
         link = Link.of(group, src, group_src, init_tag, pseudo_rand, "src")
         receiving = Receiving(link, self, allow_pickle=allow_pickle)
@@ -126,8 +128,8 @@ class Communicating(Leaves):
 
         Returns:
             with `return_early`, a list of objects whose `wait()` ends the transfer, and raises what :meth:`send` does.
-            Otherwise the tag that the last tensor would have; what goes wrong is then raised by the next call that
-            sends to that rank, or receives from it.
+            Otherwise the tag that the last tensor would have. What goes wrong with a transfer that nobody waits for is
+            raised by the next call that sends to that rank, or receives from it.
         """
         link = Link.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
         sending = Sending(link, self, allow_pickle=allow_pickle)
@@ -167,6 +169,8 @@ class Communicating(Leaves):
     async def asend(self, dst: int, *, group: Any = None, init_tag: int = 0, allow_pickle: bool = False) -> None:
         """As :meth:`send`, for programs with an event loop, which goes on meanwhile.
 
+        After a cancelled call the container still arrives.
+
         Args:
             dst: the global rank it goes to. The pipes of UCXX that the reference takes are not supported.
             group: the process group.
@@ -177,13 +181,15 @@ class Communicating(Leaves):
             TransferError: as :meth:`send`.
         """
         link = Link.of(group, dst, None, init_tag, False, "dst")
-        sending = Sending(link, self, allow_pickle=allow_pickle)
-        await asyncio.to_thread(sending.wait)
+        await transfers.sent(Sending(link, self, allow_pickle=allow_pickle))
 
     async def arecv(
         self, src: int, *, device: Any = None, group: Any = None, init_tag: int = 0, allow_pickle: bool = False
     ) -> Any:
         """As :meth:`recv`, for programs with an event loop, which goes on meanwhile.
+
+        Torch cannot take back what it was told to receive: after a cancelled call, what comes next under its tag is
+        still written to this container.
 
         Args:
             src: the global rank it comes from.
@@ -200,8 +206,8 @@ class Communicating(Leaves):
         """
         link = Link.of(group, src, None, init_tag, False, "src")
         target = self if self._outline() else None
-        receiving = Receiving(link, target, None if device is None else as_device(device), allow_pickle)
-        return await asyncio.to_thread(receiving.run)
+        place = None if device is None else as_device(device)
+        return await transfers.received(Receiving(link, target, place, allow_pickle))
 
     def init_remote(
         self,
@@ -224,7 +230,7 @@ class Communicating(Leaves):
             allow_pickle: pickle the values that JSON cannot hold; the receiver has to agree too.
 
         Raises:
-            TransferError: as :meth:`send`.
+            TransferError: as :meth:`send`; with `use_broadcast` as :meth:`broadcast`.
         """
         container = self if device is None else self.to(as_device(device))  # type: ignore[attr-defined]
         if use_broadcast:
@@ -295,7 +301,10 @@ class Communicating(Leaves):
             container.
 
         Raises:
-            TransferError: it cannot be sent, which all ranks raise; or the connection broke or timed out.
+            TransferError: it cannot be sent, or a rank cannot take it (no memory, a tensorclass that it does not know,
+                a pickled value that it may not load): all ranks raise, with the key or the rank. Or the connection
+                broke or timed out.
+            ValueError: `src` is none of the ranks of the group, or this rank is not in it.
         """
         place = None if device is None else as_device(device)
         return collectives.broadcast(self, src, as_group(group), place, allow_pickle)
@@ -311,9 +320,49 @@ class Communicating(Leaves):
             one container per rank, in their order, each in memory of its own.
 
         Raises:
-            TransferError: one of them cannot be sent, which all ranks raise; or the connection broke or timed out.
+            TransferError: one of them cannot be sent, or a rank cannot take it, which all ranks raise, with the key or
+                the rank; or the connection broke or timed out.
         """
         return collectives.all_gather(self, as_group(group), allow_pickle)
+
+    def scatter(
+        self,
+        src: int,
+        tensordicts: Sequence[Any] | None = None,
+        *,
+        group: Any = None,
+        device: Any = None,
+        allow_pickle: bool = False,
+    ) -> Any:
+        """Hand one container to every rank of a process group, from the list that rank `src` has.
+
+        Args:
+            src: the global rank that has the containers.
+            tensordicts: on that rank, one container per rank of the group, in their order; ignored on the others.
+                They may differ in keys, shapes and kinds.
+            group: the process group.
+            device: the device of the results on the other ranks.
+            allow_pickle: pickle the values that JSON cannot hold, and load them; the same on all ranks.
+
+        Returns:
+            the container of this rank: a new one of the kind that was sent, all in one storage; on `src` the very
+            container of the list.
+
+        Raises:
+            ValueError: on `src`, there is not one container per rank. None is sent; the others raise `TransferError`.
+            TypeError: on `src`, something else is in the list; likewise.
+            TransferError: a container could not be sent or was not taken, which its rank and `src` raise; the others
+                have theirs. Or the connection broke or timed out.
+
+        Example:
+            Called by every rank of a group of two:
+
+            >>> def exchange(rank, parts=None):
+            ...     from tensordict import TensorDict
+            ...     return TensorDict().scatter(0, parts if rank == 0 else None)
+        """
+        place = None if device is None else as_device(device)
+        return collectives.scatter(tensordicts, src, as_group(group), place, allow_pickle)
 
     def gather_and_stack(self, dst: int, group: Any = None, *, allow_pickle: bool = False) -> Self | None:
         """Write the containers of all other ranks into the rows of that of rank `dst`, in the order of their ranks.
@@ -327,7 +376,8 @@ class Communicating(Leaves):
             on `dst` this container, written in place; `None` on the others.
 
         Raises:
-            TransferError: a container does not fit its row, which its rank raises too; the other rows are written.
+            TransferError: a container does not fit its row or did not come, which its rank raises too; the other rows
+                are written.
         """
         return collectives.gather_and_stack(self, dst, group, allow_pickle)  # type: ignore[no-any-return]
 
@@ -347,10 +397,13 @@ class Communicating(Leaves):
             with `async_op` and `return_premature`, a list of objects whose `wait()` ends the call; otherwise `None`.
 
         Raises:
-            TransferError: the containers of the ranks differ in keys, shapes or dtypes; all ranks raise, and nothing
-                has changed. Or the connection broke or timed out.
+            TransferError: the containers of the ranks differ in keys, shapes or dtypes, `op` does not take a dtype, or
+                the ranks call with different arguments; all ranks raise, and nothing has changed. Or the connection
+                broke or timed out.
         """
-        found = collectives.reduce(self, dst, op, as_group(group))
+        group = as_group(group)
+        rank_in(group, dst, "dst")
+        found = collectives.reduce(self, dst, op, group)
         if async_op and return_premature:
             return found
         for reduction in found:
@@ -371,8 +424,9 @@ class Communicating(Leaves):
             with `async_op`, a list of objects whose `wait()` ends the call; otherwise `None`.
 
         Raises:
-            TransferError: the containers of the ranks differ in keys, shapes or dtypes; all ranks raise, and nothing
-                has changed. Or the connection broke or timed out.
+            TransferError: the containers of the ranks differ in keys, shapes or dtypes, `op` does not take a dtype, or
+                the ranks call with different arguments; all ranks raise, and nothing has changed. Or the connection
+                broke or timed out.
 
         Example:
             Called by every rank:

@@ -51,7 +51,7 @@ class Consolidating(Leaves):
         Args:
             filename: put the storage in this file, which is replaced in one step when all of it is there:
                 who has the old one mapped keeps it. The leaves map the file, and what is written to them is written
-                to it. :func:`from_consolidated` reads it back.
+                to it; processes that they are sent to map it too. :func:`from_consolidated` reads it back.
             num_threads: the number of threads that copy; 0 for none but the calling one.
             device: the device of the storage; that of the container by default, and the CPU if it has none.
             non_blocking: do not wait for copies to or from an accelerator.
@@ -163,7 +163,9 @@ class Consolidating(Leaves):
         """The container in a file that :meth:`consolidate` wrote.
 
         The file is mapped: nothing is read until it is used. What is written to the leaves does not reach the file.
-        All sizes are checked first, and nothing in the file is executed.
+        A process that the container is sent to maps the file as well, finds what has been written to the leaves so far,
+        and writes to pages of its own; :meth:`share_memory_` copies the content to memory that both see. All sizes are
+        checked first, and nothing in the file is executed.
 
         Args:
             filename: the file.

@@ -34,22 +34,24 @@ class Mapping(Leaves):
         """Call a function with chunks of this container in worker processes, and join the results.
 
         The leaves are moved to shared memory, unless they are there or in a file already: processes see this memory,
-        and what `fn` writes into a chunk in place is written into this container. Results come back through memory
-        that both processes see; what lies in shared memory or in a file is not copied on the way.
+        and what `fn` writes into a chunk in place is written into this container. Leaves of a file that was opened to
+        be read only (an archive, a consolidated or safetensors file) stay there, and such writes stay in the worker.
+        Results come back through memory that both processes see; what lies in shared memory or in a file is not copied
+        on the way.
 
         Args:
             fn: takes a container, a part of this one, that is not locked; gives a container, a tensor or `None`. With
                 the start method `"spawn"`, or a `pool`, it has to be importable by the workers.
             dim: the batch dim along which chunks are cut and results are joined.
             num_workers: how many processes are started, at most one per chunk; the number of processors by default.
-            out: a container of the batch size of this one that the results are written into. One that is shared or
-                memory-mapped is written to by the workers, and nothing comes back. Entries that only `out`, or only a
-                result, has are left alone.
+            out: a container that the results are written into, with as many elements along the dim as this one. One
+                that is shared or memory-mapped is written to by the workers, and nothing comes back. Entries that only
+                `out`, or only a result, has are left alone.
             chunksize: how many elements a chunk has; the last may have fewer. 0 takes single elements out of the dim,
                 and stacks the results.
             num_chunks: how many chunks there are, in the place of `chunksize`; one per worker by default.
             pool: a `multiprocessing.Pool` that is used in the place of new processes. Those it has decide on the number
-                of workers, their seeds, threads and start method.
+                of workers, their seeds, threads and start method. A `ThreadPool` does the work in this process.
             generator: what the seeds are drawn from: worker `i` gets the drawn number plus `i`.
             max_tasks_per_child: after so many chunks, a new process takes the place of a worker.
             worker_threads: the number of torch's threads in each worker.
@@ -62,7 +64,7 @@ class Mapping(Leaves):
 
         Raises:
             Exception: what `fn` raised, with the chunk named.
-            WorkerError: a worker was killed, or ended otherwise.
+            WorkerError: a worker was killed, or ended otherwise; or this process is a worker itself.
             TypeError, ValueError, IndexError: an argument, or a result, cannot be used.
 
         Example:

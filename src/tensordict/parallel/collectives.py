@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,21 +13,33 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tensordict import foreach, ragged
+from tensordict.contract import Contract
 from tensordict.errors import TransferError
 from tensordict.keys import Path, joined
 from tensordict.parallel import sharing
-from tensordict.parallel.links import Carriers, Link, as_group
-from tensordict.parallel.transfers import Receiving, Sending, differences
+from tensordict.parallel.links import Carriers, Link, as_group, rank_in
+from tensordict.parallel.transfers import Receiving, Sending, differences, received_apart
 from tensordict.parallel.wire import PROLOGUE, Anew, Header, Package, opened, prologue, refusal
 
 # Tensors of up to this many bytes are reduced together with the others of their dtype.
 _SMALL = 256 << 10
-_REAL = frozenset(
-    [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64]
-)
-_COMPLEX = _REAL | {torch.complex64, torch.complex128}
-# The tag of what `gather_and_stack` sends.
-_STACK = (1 << 28) - 1
+# What torch reduces, by operation; the rest take ints and floating point numbers.
+_INTS = frozenset([torch.int8, torch.uint8, torch.int32, torch.int64])
+_FLOATS = frozenset([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+_COMPLEX = frozenset([torch.complex64, torch.complex128])
+_TAKES = {
+    "SUM": _INTS | _FLOATS | _COMPLEX,
+    "AVG": _FLOATS | _COMPLEX,
+    "BAND": _INTS,
+    "BOR": _INTS,
+    "BXOR": _INTS,
+}
+# The tags of what `gather_and_stack` and `scatter` send.
+_STACK, _SCATTER = (1 << 28) - 1, (1 << 28) - 2
+# Whether a rank took part, and if not, why.
+_VERDICT = 1024
+# Before more bytes than this are sent to all ranks, they agree that each of them has the memory.
+_ROOM = 1 << 20
 
 
 # --- broadcasting and gathering ---------------------------------------------------------------------------------------
@@ -34,19 +47,28 @@ _STACK = (1 << 28) - 1
 
 def broadcast(container: Any, src: int, group: Any, device: torch.device | None, allow_pickle: bool) -> Any:
     """Bring the container of rank `src` to all ranks; see `TensorDict.broadcast`."""
+    is_source = rank_in(group, src, "src") == group.rank()
     carriers = Carriers(group)
-    if dist.get_rank() != src:
+    anew: Anew | None = None
+    problem: Exception | None = None
+    if is_source:
+        head, messages, error = _packed(container, carriers, allow_pickle)
+        _broadcast(_heads(head, carriers), src, group)
+        if error is not None:
+            raise error
+        nbytes = sum(message.numel() for message in messages)
+    else:
         first = torch.empty(PROLOGUE, dtype=torch.uint8, device=carriers.place(carriers.main))
         _broadcast([first], src, group)
         header = _header(_rest(first, src, group), src)
-        anew = Anew(header, carriers.place)
-        _broadcast(anew.buffers, src, group)
-        made = _made(anew, src, allow_pickle)
-        return made if device is None else made.to(device)
-    head, messages, error = _packed(container, carriers, allow_pickle)
-    _broadcast([*_heads(head, carriers), *messages], src, group)
-    if error is not None:
-        raise error
+        nbytes = header.nbytes
+        anew, problem = _tried(lambda: Anew(header, carriers.place), src)
+    if nbytes > _ROOM or problem is not None:
+        _settle(problem, carriers, group, "broadcast")
+    _broadcast(messages if anew is None else anew.buffers, src, group)
+    if anew is not None:
+        container, problem = _tried(lambda: _made(anew, device, allow_pickle), src)
+    _settle(problem, carriers, group, "broadcast")
     return container
 
 
@@ -55,27 +77,65 @@ def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
     carriers = Carriers(group)
     head, messages, error = _packed(container, carriers, allow_pickle)
     heads = _gathered(head, carriers, group)
-    own = dist.get_rank(group)
-    headers: list[Any] = []
-    problems: list[Exception] = [] if error is None else [error]
-    for rank, content in enumerate(heads):
-        try:
-            headers.append(_header(content, rank))
-        except TransferError as broken:
-            problems.append(broken)
-    if problems:
-        raise problems[0]
-    targets = [None if rank == own else Anew(header, carriers.place) for rank, header in enumerate(headers)]
+    if error is not None:
+        raise error
+    headers = [_header(content, rank) for rank, content in enumerate(heads)]
+    targets: list[Anew | None] = []
+    problem: Exception | None = None
+    for rank, header in enumerate(headers):
+        anew = None
+        if rank != group.rank() and problem is None:
+            anew, problem = _tried(partial(Anew, header, carriers.place), rank)
+        targets.append(anew)
+    if problem is not None or sum(header.nbytes for header in headers) > _ROOM:
+        _settle(problem, carriers, group, "all_gather")
     works = []
     for rank, target in enumerate(targets):
         src = dist.get_global_rank(group, rank)
         for message in messages if target is None else target.buffers:
             works.append(dist.broadcast(message, src=src, group=group, async_op=True))
     _wait(works, "all_gather")
-    return [
-        container.clone() if target is None else _made(target, rank, allow_pickle)
-        for rank, target in enumerate(targets)
-    ]
+    found: list[Any] = []
+    for rank, target in enumerate(targets):
+        if target is None:
+            found.append(container.clone())
+        elif problem is None:
+            made, problem = _tried(partial(_made, target, None, allow_pickle), rank)
+            found.append(made)
+    _settle(problem, carriers, group, "all_gather")
+    return found
+
+
+def _settle(problem: Exception | None, carriers: Carriers, group: Any, call: str) -> None:
+    """Raise on all ranks what went wrong on any of them.
+
+    Raises:
+        TransferError: what it was, and on which rank.
+    """
+    message = bytearray(_VERDICT)
+    if problem is not None:
+        content = f"{problem}".encode(errors="replace")[: _VERDICT - 1]
+        message[: 1 + len(content)] = b"\1" + content
+    own = torch.frombuffer(message, dtype=torch.uint8).to(carriers.place(carriers.main))
+    verdicts = [torch.empty_like(own) for _ in range(group.size())]
+    _wait([dist.all_gather(verdicts, own, group=group, async_op=True)], call)
+    if problem is not None:
+        raise problem
+    for rank, verdict in enumerate(verdicts):
+        found = verdict.cpu().numpy().tobytes()
+        if found[0]:
+            why = found[1:].rstrip(b"\0").decode(errors="replace")
+            raise TransferError(f"{call}: rank {rank} of the group did not take it: {why}")
+
+
+def _tried(call: Callable[[], Any], rank: int) -> tuple[Any, TransferError | None]:
+    """What a call gives, or why it cannot, for what has come from a rank."""
+    try:
+        return call(), None
+    except Exception as error:  # Whatever it is, the other ranks wait to hear of it.
+        problem = TransferError(f"from rank {rank}: {error}")
+        problem.__cause__ = error
+        return None, problem
 
 
 def _packed(container: Any, carriers: Carriers, allow_pickle: bool) -> tuple[bytes, list[Tensor], Exception | None]:
@@ -83,7 +143,7 @@ def _packed(container: Any, carriers: Carriers, allow_pickle: bool) -> tuple[byt
     try:
         package = Package(container, carriers.kind, allow_pickle=allow_pickle)
         return package.head, package.messages(carriers.place), None
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
+    except Exception as error:  # Whatever it is, the other ranks wait for a description.
         return refusal(error), [], error
 
 
@@ -96,7 +156,10 @@ def _rest(first: Tensor, src: int, group: Any) -> bytes:
     """The whole description, of which the first message is there."""
     head, more = opened(first.cpu())
     if more:
-        rest = torch.empty(more, dtype=torch.uint8, device=first.device)
+        try:
+            rest = torch.empty(more, dtype=torch.uint8, device=first.device)
+        except Exception as error:  # Torch has several for what no memory could hold.
+            raise TransferError(f"from rank {src}: no memory for a description of {more} bytes: {error}") from error
         _broadcast([rest], src, group)
         head += rest.cpu().numpy().tobytes()
     return head
@@ -126,11 +189,9 @@ def _header(head: bytes, rank: int) -> Header:
         raise TransferError(f"from rank {rank}: {error}") from error
 
 
-def _made(anew: Anew, rank: int, allow_pickle: bool) -> Any:
-    try:
-        return anew.container(allow_pickle)
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
-        raise TransferError(f"from rank {rank}: {error}") from error
+def _made(anew: Anew, device: torch.device | None, allow_pickle: bool) -> Any:
+    made = anew.container(allow_pickle)
+    return made if device is None else made.to(device)
 
 
 def _broadcast(messages: Iterable[Tensor], src: int, group: Any) -> None:
@@ -160,6 +221,7 @@ class Reduction:
         self._work = work
         self._call = call
         self._after = after
+        self._problem = ""
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait until the tensors of the container have been reduced.
@@ -172,14 +234,25 @@ class Reduction:
         """
         if self._work is not None:
             work, self._work = self._work, None
-            _wait([work], self._call)
-            if self._after is not None:
-                self._after()
+            try:
+                _wait([work], self._call)
+            except TransferError as error:
+                # The text and not the exception, whose frames would keep the process group alive.
+                self._problem = f"{error}"
+            else:
+                if self._after is not None:
+                    self._after()
+        if self._problem:
+            raise TransferError(self._problem)
         return True
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` has been called and has returned."""
-        return self._work is None
+        """Whether the tensors of the container have been reduced: :meth:`wait` has returned, or need not wait.
+
+        Raises:
+            TransferError: as :meth:`wait`.
+        """
+        return self._work is None or (self._work.is_completed() and self.wait())
 
 
 def reduce(container: Any, dst: int | None, op: Any, group: Any) -> list[Reduction]:
@@ -193,14 +266,17 @@ def reduce(container: Any, dst: int | None, op: Any, group: Any) -> list[Reducti
     """
     call = "all_reduce" if dst is None else "reduce"
     op = dist.ReduceOp.SUM if op is None else op
-    tensors = _agreed(container, group, call, op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG))
+    tensors = _agreed(container, group, call, op, dst)
     writes = dst is None or dist.get_rank() == dst
     carriers = Carriers(group)
 
     def begun(tensor: Tensor) -> Any:
-        if dst is None:
-            return dist.all_reduce(tensor, op=op, group=group, async_op=True)
-        return dist.reduce(tensor, dst, op=op, group=group, async_op=True)
+        try:
+            if dst is None:
+                return dist.all_reduce(tensor, op=op, group=group, async_op=True)
+            return dist.reduce(tensor, dst, op=op, group=group, async_op=True)
+        except RuntimeError as error:
+            raise TransferError(f"{call}: {error}") from error
 
     found = []
     packs: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -227,36 +303,60 @@ def _unpacking(flat: Tensor, pack: list[Tensor]) -> Callable[[], None]:
     return unpack
 
 
-def _agreed(container: Any, group: Any, call: str, takes_complex: bool) -> list[Tensor]:
-    """The tensors of a container to be reduced, once all ranks have the same ones."""
+def _agreed(container: Any, group: Any, call: str, op: Any, dst: int | None) -> list[Tensor]:
+    """The tensors of a container to be reduced, once all ranks have the same ones and mean the same call."""
     error: Exception | None = None
     tensors: list[Tensor] = []
-    table: Any = None
+    told: dict[str, Any] = {}
     carriers = Carriers(group)
     try:
-        tensors, table = _reducible(container, call, _COMPLEX if takes_complex else _REAL)
-    except (RuntimeError, ValueError, TypeError, OSError) as problem:
+        name = _name_of(op)
+        tensors, table = _reducible(container, call, name, carriers)
+        told = {"call": f"{call}(op={name}" + (")" if dst is None else f", dst={dst})"), "table": table}
+    except Exception as problem:  # Whatever it is, the other ranks wait to hear of it.
         error = problem
-    content = json.dumps(table if error is None else {"refusal": f"{error}"}).encode()
+        told = {"refusal": f"{error}"}
+    content = json.dumps(told).encode()
     own = torch.frombuffer(bytearray(_digest(content)), dtype=torch.uint8).to(carriers.place(carriers.main))
     digests = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     _wait([dist.all_gather(digests, own, group=group, async_op=True)], call)
     if error is None and all(torch.equal(digest, own) for digest in digests):
         return tensors
-    tables = [json.loads(head) for head in _gathered(content, carriers, group)]
+    heads = _gathered(content, carriers, group)
     if error is not None:
         raise error
-    for rank, other in enumerate(tables):
-        if "refusal" in other:
-            raise TransferError(f"{call}: rank {rank} of the group cannot take part: {other['refusal']}")
-    rank = dist.get_rank(group)
     # The first that differs from rank 0; on rank 0 and on those like it, the first that differs from them.
-    other = next(number for number, found in enumerate(tables) if found != table)
-    found = differences(table, tables[other], f"on rank {rank}", f"on rank {other}", _path_of)
-    raise TransferError(f"{call}: {found}")
+    other = next(number for number, head in enumerate(heads) if head != content)
+    raise TransferError(f"{call}: {_quarrel(told, heads[other], group.rank(), other)}")
 
 
-def _reducible(container: Any, call: str, dtypes: frozenset[torch.dtype]) -> tuple[list[Tensor], dict[str, str]]:
+def _quarrel(told: dict[str, Any], content: bytes, own: int, rank: int) -> str:
+    """Why this rank cannot reduce together with another one."""
+    try:
+        other = json.loads(content)
+        if "refusal" in other:
+            return f"rank {rank} of the group cannot take part: {other['refusal']}"
+        if other["call"] != told["call"]:
+            return f"rank {own} of the group called {told['call']}, and rank {rank} {other['call']}"
+        return differences(told["table"], other["table"], f"on rank {own}", f"on rank {rank}", _path_of)
+    except Exception as error:  # Anything may come from the network.
+        return f"what rank {rank} of the group sent is broken: {error!r:.200}"
+
+
+def _name_of(op: Any) -> str:
+    """The name of a reduction.
+
+    Raises:
+        TypeError: it is none.
+    """
+    # Besides the plain ones there are those with a factor.
+    kind = op if type(op) is dist.ReduceOp.RedOpType else getattr(op, "op", None)
+    if type(kind) is not dist.ReduceOp.RedOpType or op is dist.ReduceOp.PREMUL_SUM:
+        raise TypeError(f"op is a torch.distributed.ReduceOp such as ReduceOp.SUM, got {op!r:.80}")
+    return str(kind.name)
+
+
+def _reducible(container: Any, call: str, op: str, carriers: Carriers) -> tuple[list[Tensor], dict[str, str]]:
     """The tensors of a container in the order of their keys, and what they are."""
     found: dict[str, Tensor] = {}
     table: dict[str, str] = {}
@@ -273,10 +373,12 @@ def _reducible(container: Any, call: str, dtypes: frozenset[torch.dtype]) -> tup
             told += f" {list(leaf.shape)}"
         if not _is_plain(leaf):
             raise TransferError(f"{call}: entry {joined(path)!r} ({type(leaf).__name__}, {told}) has no plain memory")
-        if leaf.dtype not in dtypes:
+        takes = _TAKES.get(op, _INTS | _FLOATS)
+        # Gloo divides in place, which ints cannot be.
+        if leaf.dtype not in (takes if carriers.place(leaf.device.type).type == "cpu" else takes | _INTS):
             raise TransferError(
-                f"{call}: entry {joined(path)!r} is {told}, of a dtype that torch.distributed does not reduce so: cast "
-                "it first, or leave it out"
+                f"{call}: entry {joined(path)!r} is {told}, of a dtype that torch.distributed does not reduce so "
+                f"({op}): cast it first, or leave it out"
             )
         table[name] = told
         found[name] = ragged.elements(leaf).detach().as_subclass(Tensor)
@@ -302,16 +404,17 @@ def _path_of(name: str) -> Path:
     return tuple(json.loads(name)[0])
 
 
-# --- stacking ---------------------------------------------------------------------------------------------------------
+# --- stacking and scattering ------------------------------------------------------------------------------------------
 
 
 def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -> Any:
     """Write the containers of the other ranks into the rows of that of rank `dst`: `gather_and_stack`."""
     group = as_group(group)
-    if dist.get_rank() != dst:
-        Sending(Link.of(group, dst, None, _STACK, False, "dst"), container, False, allow_pickle).wait()
+    target = rank_in(group, dst, "dst")
+    if group.rank() != target:
+        Sending(_link(group, target, _STACK), container, False, allow_pickle).wait()
         return None
-    others = [rank for rank in range(dist.get_world_size(group)) if rank != dist.get_rank(group)]
+    others = [rank for rank in range(group.size()) if rank != target]
     problem: Exception | None = None
     size = container._batch_size
     if not size or size[0] != len(others):
@@ -319,13 +422,17 @@ def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -
             f"gather_and_stack: the container of rank {dst} has the batch size {list(size)}, which has to begin with "
             f"{len(others)}, one for each of the other ranks"
         )
-    problems = []
+    rows = []
     for row, rank in enumerate(others):
         part = container[row] if problem is None else None
-        link = Link.of(group, dist.get_global_rank(group, rank), None, _STACK, False, "src")
+        receiving = Receiving(_link(group, rank, _STACK), part, allow_pickle=allow_pickle, problem=problem)
+        # At the same time: a rank that does not come must not keep the others waiting until they give up.
+        rows.append((row, part, received_apart(receiving)))
+    problems = []
+    for row, part, future in rows:
         try:
-            Receiving(link, part, allow_pickle=allow_pickle, problem=problem).run()
-            if part is not None and not _is_view(part, container):
+            future.wait()
+            if part is not None and not _is_row(part, container, row):
                 container[row] = part
         except (TransferError, RuntimeError) as error:
             problems.append(error)
@@ -334,10 +441,55 @@ def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -
     return container
 
 
-def _is_view(part: Any, container: Any) -> bool:
-    """Whether all of a row lies in the memory of its container."""
+def _is_row(part: Any, container: Any, row: int) -> bool:
+    """Whether what is written to a part is written to the row of the container that it was read from."""
+    if part._bare() is container[row]._bare():
+        # The member of a lazy stack.
+        return True
     leaves = part._leaves()
     if sharing.holds_values(part) or any(leaf.is_nested for leaf in leaves):
         return False
     known = {leaf.untyped_storage()._cdata for leaf in container._leaves() if _is_plain(leaf)}
     return all(leaf.untyped_storage()._cdata in known for leaf in leaves)
+
+
+def scatter(
+    containers: Sequence[Any] | None, src: int, group: Any, device: torch.device | None, allow_pickle: bool
+) -> Any:
+    """Hand one container to every rank; see `TensorDict.scatter`."""
+    own, source = group.rank(), rank_in(group, src, "src")
+    if own != source:
+        return Receiving(_link(group, source, _SCATTER), None, device, allow_pickle).run()
+    problem = _miscounted(containers, group.size())
+    problems = [] if problem is None else [problem]
+    given: Sequence[Any] = [None] * group.size() if containers is None or problem is not None else containers
+    sendings = []
+    for rank, container in enumerate(given):
+        if rank != own:
+            try:
+                sendings.append(Sending(_link(group, rank, _SCATTER), container, False, allow_pickle, problem))
+            except Exception as error:  # The rank has been told, and the others get theirs.
+                problems.append(error)
+    for sending in sendings:
+        try:
+            sending.wait()
+        except TransferError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
+    return given[own]
+
+
+def _miscounted(containers: Any, count: int) -> Exception | None:
+    """Why these are not the containers for so many ranks."""
+    if containers is None or len(containers) != count:
+        given = "none" if containers is None else len(containers)
+        return ValueError(f"scatter needs one container for each of the {count} ranks, got {given}")
+    for position, container in enumerate(containers):
+        if not isinstance(container, Contract):
+            return TypeError(f"scatter takes containers only, got {type(container).__name__} at position {position}")
+    return None
+
+
+def _link(group: Any, rank: int, tag: int) -> Link:
+    return Link.of(group, None, rank, tag, False, "rank")

@@ -62,8 +62,10 @@ class Job:
         result = self.fn(self.piece(chunk))
         return result if self.out is None else written(result, self.out[self.at(chunk)])
 
-    def sendable(self) -> Job:
-        """This job for a process that is forked: a file that is open here must be opened anew there."""
+    def sendable(self, forked: bool) -> Job:
+        """This job for a process that is forked, where a file that is open here must be opened anew, or for another."""
+        if not forked:
+            return replace(self, fn=Sent(self.fn))
         leaves: list[Any] = []
         self.container._gather(leaves)
         if not any(type(leaf) is Stored for leaf in leaves):
@@ -72,15 +74,41 @@ class Job:
 
     def received(self) -> Job:
         """This job in the process that it was sent to."""
-        if not isinstance(self.container, Pickled):
-            return self
-        return replace(self, container=pickle.loads(self.container.content))
+        if isinstance(self.container, Pickled):
+            return replace(self, container=self.container.value())
+        fn: Any = self.fn
+        return replace(self, fn=fn.value()) if isinstance(fn, Pickled) else self
 
 
 class Pickled(NamedTuple):
-    """A container as bytes."""
+    """A value as bytes, so that the receiver can say what is wrong with them."""
 
     content: bytes
+
+    def value(self) -> Any:
+        """What was pickled."""
+        return pickle.loads(self.content)
+
+
+class Sent:
+    """A function on its way to a process that was not forked for it, where it is a `Pickled`."""
+
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        self._fn = fn
+
+    def __call__(self, argument: Any) -> Any:
+        """Call the function, in the process that it comes from."""
+        return self._fn(argument)
+
+    def __reduce__(self) -> Any:
+        try:
+            content = bytes(ForkingPickler.dumps(self._fn))
+        except Exception as error:
+            raise pickle.PicklingError(
+                f"{error}: workers import what is mapped, unless they are forked for it; define it at the top of a "
+                "module, or map with mp_start_method='fork' and no pool"
+            ) from error
+        return Pickled, (content,)
 
 
 def written(result: Any, piece: Any) -> None:
@@ -139,6 +167,17 @@ class Failure(NamedTuple):
     error: BaseException
     trace: str
 
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """The exception that is handled at the moment."""
+        # A generator of the caller would end by a StopIteration.
+        return cls(_stand_in(error) if isinstance(error, StopIteration) else error, traceback.format_exc())
+
+
+def _stand_in(error: Exception) -> Exception:
+    """An exception that takes the place of one that cannot travel."""
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
 
 def attempt(job: Callable[[Any], Any], argument: Any, common: Common, inline: bool = False) -> tuple[bool, Parcel]:
     """Whether a job was done, and its result; otherwise the `Failure`."""
@@ -146,15 +185,32 @@ def attempt(job: Callable[[Any], Any], argument: Any, common: Common, inline: bo
     try:
         return True, Parcel.of(job(argument), common, inline)
     except Exception as error:
-        trace = traceback.format_exc()
+        failure = Failure.of(error)
         try:
-            parcel = Parcel.of(Failure(error, trace), nothing, inline=True)
+            parcel = Parcel.of(failure, nothing, inline=True)
             parcel.value(nothing)
         except Exception:
             # Not every exception can be pickled, or made again of its arguments.
-            stand_in = RuntimeError(f"{type(error).__name__}: {error}")
-            parcel = Parcel.of(Failure(stand_in, trace), nothing, inline=True)
+            parcel = Parcel.of(Failure(_stand_in(error), failure.trace), nothing, inline=True)
         return False, parcel
+
+
+def attempt_here(job: Callable[[Any], Any], argument: Any) -> tuple[bool, Kept]:
+    """As `attempt`, for a thread of the process that takes the result."""
+    try:
+        return True, Kept(job(argument))
+    except Exception as error:
+        return False, Kept(Failure.of(error))
+
+
+class Kept(NamedTuple):
+    """A value that stays in this process, where others travel as a `Parcel`."""
+
+    content: Any
+
+    def value(self, common: Common) -> Any:
+        """The value itself."""
+        return self.content
 
 
 class RemoteTraceback(Exception):
@@ -165,8 +221,14 @@ class RemoteTraceback(Exception):
 
 
 def raise_failure(failure: Failure, what: str) -> None:
-    """Raise the exception of a worker, with the chunk in front of its message where it has one."""
-    error = failure.error
-    if len(error.args) == 1 and type(error.args[0]) is str:
+    """Raise the exception of a worker, which names the chunk."""
+    name_chunk(failure.error, what)
+    raise failure.error from RemoteTraceback(f"in {what}\n\n{failure.trace}")
+
+
+def name_chunk(error: BaseException, what: str) -> None:
+    """Put the chunk in front of the message of an exception, or in its place; other arguments stay as they are."""
+    if not error.args:
+        error.args = (what,)
+    elif len(error.args) == 1 and type(error.args[0]) is str:
         error.args = (f"{what}: {error.args[0]}",)
-    raise error from RemoteTraceback(f"in {what}\n\n{failure.trace}")

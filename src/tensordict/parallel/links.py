@@ -23,7 +23,8 @@ def as_group(group: Any) -> Any:
     """The process group that a caller means: the default one for `None`, and that of a mesh of one dim.
 
     Raises:
-        ValueError: a mesh of several dims, or there is no default group.
+        ValueError: a mesh of several dims, a group or mesh that this rank is not in, or there is no default group.
+        TypeError: it is no group.
     """
     if group is None:
         if not dist.is_initialized():
@@ -32,8 +33,31 @@ def as_group(group: Any) -> Any:
     if hasattr(group, "mesh_dim_names"):
         if group.ndim != 1:
             raise ValueError(f"a device mesh of {group.ndim} dims is no process group: pass mesh[name], one dim of it")
+        if group.get_coordinate() is None:
+            raise ValueError("this rank is not in the device mesh, and only the ranks in it take part")
         return group.get_group()
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not in the group (new_group gave it no group), and only those in it take part")
+    if not (hasattr(group, "rank") and hasattr(group, "size")):
+        raise TypeError(f"group is a process group, a device mesh or None, got {type(group).__name__}")
     return group
+
+
+def rank_in(group: Any, rank: Any, word: str) -> int:
+    """The rank in a group of a global rank, which a caller calls `word`.
+
+    Raises:
+        TypeError: the rank is no int.
+        ValueError: it is none of those of the group.
+    """
+    if type(rank) is not int:
+        raise TypeError(
+            f"{word} is the rank of a process and an int, got {type(rank).__name__}; pipes of UCXX are not supported"
+        )
+    ranks = dist.get_process_group_ranks(group)
+    if rank not in ranks:
+        raise ValueError(f"{word} is the global rank {rank}, and those of the group are {ranks}")
+    return ranks.index(rank)
 
 
 class Carriers:
@@ -96,25 +120,26 @@ class Link(NamedTuple):
             word: `"src"` or `"dst"`, for errors.
 
         Raises:
-            ValueError: not exactly one of the ranks is given, or the peer is this very rank.
-            TypeError: the rank is no int.
+            ValueError: not exactly one of the ranks is given, it is not in the group, or the peer is this very rank.
+            TypeError: the group is none, or a rank or the tag is no int.
         """
         if (rank is None) == (group_rank is None):
             raise ValueError(f"give either {word}, a global rank, or group_{word}, a rank of the group")
-        given = group_rank if rank is None else rank
-        if type(given) is not int:
-            raise TypeError(
-                f"{word} is the rank of a process and an int, got {type(given).__name__}; pipes of UCXX are not "
-                "supported"
-            )
         if group_rank is not None and group is None:
             raise ValueError(f"group_{word} is a rank of the group: pass group too, or {word}")
         group = as_group(group)
-        peer = given if rank is None else dist.get_group_rank(group, given)
+        if rank is not None:
+            given, peer = rank, rank_in(group, rank, word)
+        elif type(group_rank) is int:
+            given = peer = group_rank
+        else:
+            raise TypeError(f"group_{word} is a rank of the group and an int, got {type(group_rank).__name__}")
         if not 0 <= peer < group.size() or peer == group.rank():
             raise ValueError(
                 f"{word} is rank {peer} of a group of {group.size()}, and this is rank {group.rank()} of it"
             )
+        if type(tag) is not int:
+            raise TypeError(f"init_tag is an int, got {type(tag).__name__}")
         if not 0 <= tag < _RANDOM:
             raise ValueError(f"init_tag is 0 to {_RANDOM - 1}, got {tag}")
         if pseudo_rand:

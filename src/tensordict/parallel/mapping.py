@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tensordict import extras
 from tensordict.contract import Contract
-from tensordict.errors import OptionError
+from tensordict.errors import DimError, OptionError, WorkerError
 from tensordict.parallel import sharing
-from tensordict.parallel.jobs import Chunk, Job, fitting, raise_failure
+from tensordict.parallel.jobs import Chunk, Job, fitting, name_chunk, raise_failure
 from tensordict.parallel.workers import Borrowed, Crew, told
 from tensordict.shapes import as_dim
 
@@ -61,6 +61,11 @@ class Mapped:
         _check_count("chunksize", options.chunksize, 0)
         if options.chunksize is not None and options.num_chunks is not None:
             raise ValueError("chunksize and num_chunks both say how the container is cut: pass one of them")
+        if options.pool is None and mp.current_process().daemon:
+            raise WorkerError(
+                "this process is itself a worker, of map, a Pool or a DataLoader, and may not start processes: call "
+                "the function here, or pass a multiprocessing.pool.ThreadPool as pool"
+            )
         self._writes_here = False
         if options.out is not None:
             self._check_out(container)
@@ -72,10 +77,10 @@ class Mapped:
         out = self._options.out
         if not isinstance(out, Contract):
             raise TypeError(f"out is a container, got {type(out).__name__}")
-        if out._batch_size != container._batch_size:
+        if out._batch_size[self.dim : self.dim + 1] != (self._length,):
             raise ValueError(
                 f"out has the batch size {list(out._batch_size)}; results for a container of batch size "
-                f"{list(container._batch_size)} need the same"
+                f"{list(container._batch_size)}, cut along dim {self.dim}, need {self._length} elements there"
             )
 
     @property
@@ -100,8 +105,9 @@ class Mapped:
             return borrowed, self._chunks(borrowed.count)
         count = options.num_workers or _processors()
         chunks = self._chunks(count)
-        # What is written into a chunk is to be seen here, as it is when torch sends a tensor to a process.
-        sharing.share(self._job.container)
+        # What is written into a chunk is to be seen here, as it is when torch sends a tensor to a process. But files
+        # that are mapped privately are not copied for that: what is written to them stays where it is written.
+        sharing.share(self._job.container, private_maps=False)
         base = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=options.generator))
         workers = max(1, min(count, len(chunks)))
         return Crew(
@@ -150,7 +156,7 @@ class Mapped:
             if out is not None:
                 self._write(chunk, value)
             elif value is not None:
-                _check_joinable(value, chunk)
+                self._check_joinable(value, chunk)
                 found.append(value)
         if out is not None:
             return out
@@ -163,8 +169,26 @@ class Mapped:
         if not self._writes_here:
             return
         out, at = self._options.out, self._job.at(chunk)
-        if (part := fitting(value, out[at])) is not None:
-            out[at] = part
+        try:
+            if (part := fitting(value, out[at])) is not None:
+                out[at] = part
+        except Exception as error:
+            name_chunk(error, told(chunk))
+            raise
+
+    def _check_joinable(self, value: Any, chunk: Chunk) -> None:
+        if not isinstance(value, (Tensor, Contract)):
+            raise TypeError(
+                f"{told(chunk)}: the function gave a {type(value).__name__}; map joins containers or tensors, and "
+                "map_iter gives any results one by one"
+            )
+        shape = value._batch_size if isinstance(value, Contract) else value.shape
+        if len(shape) < self.dim + (not self.takes_out):
+            raise DimError(
+                f"{told(chunk)}: the function gave the {'batch size' if isinstance(value, Contract) else 'shape'} "
+                f"{list(shape)}, which has too few dims to be joined along dim {self.dim}; map_iter gives the results "
+                "one by one"
+            )
 
 
 def _processors() -> int:
@@ -179,14 +203,6 @@ def _check_count(name: str, value: Any, least: int) -> None:
         raise TypeError(f"{name} is an int, got {value!r} of type {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} is at least {least}, got {value}")
-
-
-def _check_joinable(value: Any, chunk: Chunk) -> None:
-    if not isinstance(value, (Tensor, Contract)):
-        raise TypeError(
-            f"{told(chunk)}: the function gave a {type(value).__name__}; map joins containers or tensors, and "
-            "map_iter gives any results one by one"
-        )
 
 
 def _bar(wanted: bool, chunks: int) -> AbstractContextManager[Any]:

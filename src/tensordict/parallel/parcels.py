@@ -6,9 +6,13 @@ travels in the message itself. Tensors in memory that the receiver can see anywa
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
+import mmap
+import os
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -27,6 +31,12 @@ _INLINE = 64 << 10
 # Where the bytes of a tensor begin: what every dtype can be read at.
 _ALIGN = 64
 _PROTOCOL = 5
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
 
 
 class Parcel:
@@ -96,8 +106,9 @@ class Parcel:
             return _Unpickler(self.head, self.parts, referred).load()
         if self._block is None:
             given = self._descriptor
-            self._block = SharedBlock(self.nbytes, given if isinstance(given, int) else given.detach())
-        memory = memoryview(self._block.buffer)
+            memory = _mapped(given if isinstance(given, int) else given.detach(), self.nbytes)
+        else:
+            memory = memoryview(self._block.buffer)
         views = [memory[start : start + length] for start, length in zip(_starts(self.parts), self.parts, strict=True)]
         return _Unpickler(self.head, views, referred).load()
 
@@ -106,6 +117,24 @@ class Parcel:
         descriptor = DupFd(self.fd) if self.nbytes else None
         handles = [handle._replace(descriptor=DupFd(handle.descriptor)) for handle in self.handles]
         return Parcel, (self.head, self.parts, self.nbytes, descriptor, handles)
+
+
+def _mapped(fd: int, nbytes: int) -> memoryview:
+    """Memory, mapped for as long as somebody has a view of it; takes its descriptor over.
+
+    By the system's own call: maps of Python's keep a descriptor each, of which a process may have a thousand.
+    """
+    try:
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if address == _FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, f"{os.strerror(code)}, to map {nbytes} bytes that a worker sent")
+    finally:
+        os.close(fd)
+    content = (ctypes.c_ubyte * nbytes).from_address(address)
+    # Not when the program ends: there may be tensors over it.
+    weakref.finalize(content, _libc.munmap, address, nbytes).atexit = False
+    return memoryview(content).cast("B")
 
 
 def _starts(lengths: list[int]) -> list[int]:

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import rebuild_storage_fd
 
 from tensordict import pickling
 from tensordict.contract import Contract
+from tensordict.filemaps import Finder
 from tensordict.memmap import MemoryMappedTensor, SharedBlock, over_same, received
 from tensordict.parallel import sharing
 
@@ -118,7 +119,8 @@ class Referring:
         storage = tensor.untyped_storage()
         if not storage.is_shared() or storage.filename is not None:
             return None
-        if mp.get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
+        # With the other strategy torch would give a descriptor of a copy, unless it has a file mapped.
+        if mp.get_sharing_strategy() != "file_descriptor" and Finder().of(tensor) is None:  # type: ignore[no-untyped-call]
             return None
         return self._handed_over(storage.data_ptr(), storage._share_fd_cpu_, False)
 

@@ -9,15 +9,20 @@ from torch import Tensor
 
 from tensordict.contract import Contract, named_error
 from tensordict.errors import UnsupportedEntryError
+from tensordict.filemaps import Finder
 from tensordict.io.datasets import Stored
 from tensordict.keys import joined
 from tensordict.memmap import FileSource, MemoryMappedTensor, SharedBlock
 
 
-def share(container: Contract) -> None:
+def share(container: Contract, private_maps: bool = True) -> None:
     """Move the storages of all leaves to shared memory; those that are there, or in a file, stay where they are.
 
     The tensors stay the same objects, and so do all others over these storages.
+
+    Args:
+        container: the container.
+        private_maps: move what lies in files that are mapped so that writing to it leaves them as they are, too.
 
     Raises:
         UnsupportedEntryError: a leaf has no storage of its own; nothing has been moved.
@@ -30,10 +35,11 @@ def share(container: Contract) -> None:
                 f"entry {joined(path)!r} has the layout {leaf.layout}, which cannot be shared; "
                 "to_dense() gives what can"
             )
+    maps = Finder()
     for path, leaf in found:
         try:
             for part in parts(leaf):
-                if part.is_cpu and not _is_mapped(part):
+                if part.is_cpu and not _is_mapped(part, maps, private_maps):
                     part.share_memory_()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise named_error(error, path) from error
@@ -43,7 +49,8 @@ def is_seen(container: Contract) -> bool:
     """Whether other processes that have the container see all that is written into its tensors."""
     leaves: list[Any] = []
     container._gather(leaves)
-    return all(is_seen_by_others(part) for leaf in leaves for part in parts(leaf))
+    maps = Finder()
+    return all(is_seen_by_others(part) or _reaches_file(part, maps) for leaf in leaves for part in parts(leaf))
 
 
 def reaches(container: Contract) -> bool:
@@ -58,11 +65,14 @@ def parts(leaf: Any) -> list[Tensor]:
     return [leaf]
 
 
-def _is_mapped(tensor: Tensor) -> bool:
+def _is_mapped(tensor: Tensor, maps: Finder, only_shared: bool) -> bool:
     """Whether a tensor is over a file or a block, which other processes map themselves."""
     if isinstance(tensor, (MemoryMappedTensor, Stored)):
         return True
-    return tensor.untyped_storage().filename is not None
+    file_map = maps.of(tensor)
+    return tensor.untyped_storage().filename is not None or (
+        file_map is not None and (file_map.shared or not only_shared)
+    )
 
 
 def is_seen_by_others(tensor: Tensor) -> bool:
@@ -71,6 +81,12 @@ def is_seen_by_others(tensor: Tensor) -> bool:
         source = tensor._source
         return isinstance(source, SharedBlock) or (isinstance(source, FileSource) and source.shared)
     return not tensor.is_meta and tensor.is_shared()  # type: ignore[no-untyped-call]
+
+
+def _reaches_file(tensor: Tensor, maps: Finder) -> bool:
+    """Whether what is written into a tensor goes to a mapped file, which torch need not know."""
+    file_map = maps.of(tensor) if maps and type(tensor) is Tensor and tensor.is_cpu else None
+    return file_map is not None and file_map.shared
 
 
 def holds_values(node: Contract) -> bool:

@@ -7,6 +7,9 @@ still receives the messages, so that nothing is left behind, and says why. So bo
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,33 +45,48 @@ _LEFT = 3
 
 # --- sending ----------------------------------------------------------------------------------------------------------
 
+# The messages of two containers that threads send under one tag must not mix.
+_posting = threading.Lock()
+
 
 class Sending:
-    """A container that is being sent. :meth:`wait` ends it, and has to be called.
+    """A container that is being sent. :meth:`wait` ends it; if nobody calls it, a thread of its own does.
 
     Args:
         link: where it goes.
         container: what goes there.
         whole: send the storage of a consolidated container in one message.
         allow_pickle: pickle the values that JSON cannot hold.
+        problem: why there is nothing to send; the other side is told, and it is raised.
 
     Raises:
         SaveError: an entry cannot be sent; the other side is told.
     """
 
-    def __init__(self, link: Link, container: Any, whole: bool = False, allow_pickle: bool = False) -> None:
+    # Until messages have been posted there is nothing to wait for.
+    _done = True
+
+    def __init__(
+        self,
+        link: Link,
+        container: Any,
+        whole: bool = False,
+        allow_pickle: bool = False,
+        problem: Exception | None = None,
+    ) -> None:
         self._link = link
         self._lock = threading.Lock()
         # The text and not the exception, whose frames would keep the process group alive until the program ends.
         self._problem = ""
-        self._done = False
         _raise_late(link)
         try:
+            if problem is not None:
+                raise problem
             if whole:
                 container = container.consolidate()
             package = Package(container, link.carriers.kind, whole, allow_pickle)
             messages = package.messages(link.carriers.place)
-        except (RuntimeError, ValueError, TypeError, OSError) as error:
+        except Exception as error:  # Whatever it is, the other side must not wait for what never comes.
             self._post(refusal(error), [])
             _finish_apart(self, quiet=True)
             raise
@@ -79,11 +97,18 @@ class Sending:
         link = self._link
         first, rest = prologue(head)
         messages = [link.outgoing(first), *([] if rest is None else [link.outgoing(rest)]), *messages]
-        self._works = [link.send(message) for message in messages]
         self._answer = link.buffer(_ANSWER)
-        self._works.append(link.recv_answer(self._answer))
+        with _posting:
+            self._works = [link.send(message) for message in messages]
+            self._works.append(link.recv_answer(self._answer))
         # A work of torch's knows its memory, and not always the tensor that owns it.
         self._messages = messages
+        self._done = False
+
+    def __del__(self) -> None:
+        # Torch breaks the connection when works are dropped, and the other side may be reading the messages.
+        if not self._done and not sys.is_finalizing():
+            _finish_apart(self)
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait until the other side has the container.
@@ -181,10 +206,11 @@ class Receiving:
         self._allow_pickle = allow_pickle
         self._problem = problem
         self.count = 0
-        self._before = _pending.get(self._key)
         # Whether all messages of this container have buffers, so that those of the next one may be posted.
         self._posted = threading.Event()
-        _pending[self._key] = self
+        with _registering:
+            self._before = _pending.get(self._key)
+            _pending[self._key] = self
 
     @property
     def _key(self) -> tuple[int, int, int]:
@@ -214,18 +240,23 @@ class Receiving:
             for work in works:
                 link.wait(work, "receiving from")
         finally:
-            self._posted.set()
-            if _pending.get(self._key) is self:
-                del _pending[self._key]
+            self.give_up()
         self.count = len(header.rows)
         try:
             with torch.no_grad():
                 made = finish()
-        except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
+        except Exception as error:  # Whatever was in it, the sender waits for an answer.
             self._answer(_REFUSED, f"{error}")
             raise TransferError(f"receiving from {link.name}: {error}") from error
         self._answer(_TAKEN, "")
         return made
+
+    def give_up(self) -> None:
+        """Let those that wait for this one go on; for one that will not be run."""
+        self._posted.set()
+        with _registering:
+            if _pending.get(self._key) is self:
+                del _pending[self._key]
 
     def _head(self) -> bytes:
         link = self._link
@@ -233,7 +264,13 @@ class Receiving:
         link.wait(link.recv(first), "receiving from")
         head, more = opened(first.cpu())
         if more:
-            rest = link.buffer(more)
+            try:
+                rest = link.buffer(more)
+            except Exception as error:  # Torch has several for what no memory could hold.
+                self._answer(_LEFT, f"no memory for a description of {more} bytes")
+                raise TransferError(
+                    f"receiving from {link.name}: no memory for a description of {more} bytes: {error}"
+                ) from error
             link.wait(link.recv(rest), "receiving from")
             head += rest.cpu().numpy().tobytes()
         return head
@@ -245,7 +282,7 @@ class Receiving:
             header = Header(head)
             own, actions = self._own_target(header)
             target = own or Anew(header, link.carriers.place)
-        except (RuntimeError, OSError) as error:
+        except Exception as error:  # Whatever was in it, the sender waits for an answer.
             # Nothing follows that could be received.
             self._answer(_LEFT, f"{error}")
             raise TransferError(f"receiving from {link.name}: {error}") from error
@@ -262,7 +299,7 @@ class Receiving:
                 if Within.fits(header, sketch):
                     actions = new_values(self._container, header, sketch, self._allow_pickle)
                     return Within(header, sketch, self._container, self._link.carriers.place), actions
-            except (RuntimeError, TypeError, ValueError, KeyError, OSError) as error:
+            except Exception as error:  # As above.
                 self._problem = error
         return None, []
 
@@ -279,6 +316,7 @@ class Receiving:
         if self._container is None:
             return made if self._device is None else made.to(self._device)
         check_alike(self._container, made, "here", "in what was sent")
+        _check_writable(self._container)
         self._container.update_(made)
         return self._container
 
@@ -294,15 +332,34 @@ class Receiving:
 
 # The last transfer that was begun for every group, rank and tag, until it has all that it waits for.
 _pending: dict[tuple[int, int, int], Receiving] = {}
+_registering = threading.Lock()
 
 
 def received_apart(receiving: Receiving) -> Future[Any]:
     """Receive in a thread of its own; the future gives the container."""
     future: Future[Any] = Future()
+    _receive_apart(receiving, future)
+    return future
+
+
+def _receive_apart(receiving: Receiving, future: Any) -> None:
+    try:
+        _run_apart(receiving.run, future)
+    except RuntimeError:
+        # No thread could be started.
+        receiving.give_up()
+        raise
+
+
+def _run_apart(call: Callable[[], Any], future: Any) -> None:
+    """Call in a thread of its own, for a future of torch's or of Python's.
+
+    The threads of an event loop are few, and would all wait while what they wait for needs another one.
+    """
 
     def run() -> None:
         try:
-            result = receiving.run()
+            result = call()
         except Exception as error:  # Whatever it is, it belongs to whoever waits.
             # Its frames would keep the future, and with it the process group, alive for ever.
             error.__cause__ = None
@@ -310,7 +367,27 @@ def received_apart(receiving: Receiving) -> Future[Any]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=run, name="tensordict-irecv", daemon=True).start()
+    threading.Thread(target=run, name="tensordict-transfer", daemon=True).start()
+
+
+async def sent(sending: Sending) -> None:
+    """Wait until the other side has the container; the event loop goes on meanwhile."""
+    future = _uncancelled()
+    _run_apart(sending.wait, future)
+    await asyncio.wrap_future(future)
+
+
+async def received(receiving: Receiving) -> Any:
+    """The container, once it is there; the event loop goes on meanwhile."""
+    future = _uncancelled()
+    _receive_apart(receiving, future)
+    return await asyncio.wrap_future(future)
+
+
+def _uncancelled() -> concurrent.futures.Future[Any]:
+    """A future whose thread ends the transfer even if nobody waits any more."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
     return future
 
 
@@ -355,6 +432,18 @@ def check_alike(first: Any, second: Any, here: str, there: str) -> None:
     left, right = dict(_outlined(first, ())), dict(_outlined(second, ()))
     if left != right:
         raise TransferError(differences(left, right, here, there, lambda key: key))
+
+
+def _check_writable(container: Any) -> None:
+    """Refuse a container with tensors whose elements share memory, before any is written to."""
+    for path, leaf in container._walk():
+        if leaf.is_nested or leaf.layout is not torch.strided:
+            continue
+        if any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)):
+            raise TransferError(
+                f"entry {joined(path)!r} is expanded here, its elements share memory and cannot be written to: clone() "
+                "the container first"
+            )
 
 
 def differences(

@@ -227,17 +227,25 @@ class Header:
             self.node, self.values = told["node"], told["values"]
             self.storages = {str(device): [int(cut), int(end)] for device, (cut, end) in told["storages"].items()}
             columns = [told[name] for name in ("names", "dtypes", "shapes", "devices", "starts")]
-            if min(itertools.chain.from_iterable(columns[2]), default=0) < 0:
-                raise ValueError("a shape is negative")
+            sizes = list(itertools.chain(columns[4], *columns[2]))
+            if not {*map(type, sizes)} <= {int} or min(sizes, default=0) < 0:
+                raise ValueError("a shape or a place is negative or no int")
             for name, dtype, shape, device, start in zip(*columns, strict=True):
                 kind = _DTYPES[dtype]
                 stop = start + prod(shape) * kind.itemsize
                 cut, end = self.storages[device]
-                if not 0 <= start <= stop <= end or start < cut < stop or start % kind.itemsize:
+                if not 0 <= start <= stop <= end or start < cut < stop or cut < 0 or start % kind.itemsize:
                     raise ValueError(f"{name!r} lies at {start} to {stop}")
                 self.rows[name] = Row(kind, shape, device, start, stop)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except TransferError:
+            raise
+        except Exception as error:  # Anything may come from the network, and nothing else may come out of here.
             raise TransferError(f"the description of what was received is broken: {error!r:.200}") from error
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all messages that follow."""
+        return sum(cut for cut, _ in self.storages.values()) + sum(row.stop - row.start for _, row in self.large())
 
     def large(self) -> Iterator[tuple[str, Row]]:
         """The tensors that have messages of their own."""

@@ -8,20 +8,34 @@ which is given pieces of the container.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import pickle
 import queue
 import signal
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection as pipes
+from multiprocessing.pool import ThreadPool
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import torch
 
 from tensordict.errors import WorkerError
-from tensordict.parallel.jobs import Chunk, Job, attempt, seed_all, written
+from tensordict.parallel.jobs import (
+    Chunk,
+    Job,
+    Kept,
+    Pickled,
+    Sent,
+    attempt,
+    attempt_here,
+    name_chunk,
+    seed_all,
+    written,
+)
 from tensordict.parallel.parcels import Parcel
 from tensordict.parallel.references import Common, Handle
 
@@ -46,7 +60,7 @@ class _Worker:
         self.chunk: Chunk | None = None
         self.done = 0
         self.process = context.Process(
-            target=_work, args=(theirs, ours, job.sendable() if forked else job, threads, seed), daemon=True
+            target=_work, args=(theirs, ours, job.sendable(forked), threads, seed), daemon=True
         )
         try:
             self.process.start()
@@ -118,6 +132,8 @@ class Crew:
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Crew:
+        # An iterator that is open when the program ends is closed after this: too late to end processes.
+        self._dismiss = weakref.finalize(self, _dismiss, self._workers, os.getpid())
         # Numpy has it imported when it is first used, which would be in every process anew: 15 ms.
         importlib.import_module("numpy.random")
         return self
@@ -130,15 +146,6 @@ class Crew:
         self._workers.append(worker)
         self._seed += 1
         return worker
-
-    def _dismiss(self) -> None:
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            # Idle ones end while the others are waited for.
-            if worker.chunk is None:
-                worker.pipe.close()
-        for worker in workers:
-            worker.end()
 
     def outcomes(self, take: Take) -> Iterator[Outcome]:
         """The results as they come, of the chunks that `take` gives; `None` from it means that there is none for now.
@@ -155,7 +162,7 @@ class Crew:
                     raise self._loss(worker) from None
                 # Before the caller does something with the result, so that the worker is not idle during that.
                 self._supply(take)
-                yield chunk, done, parcel.value(self._common)
+                yield chunk, done, _opened(chunk, parcel, self._common)
             self._supply(take)
 
     def _supply(self, take: Take) -> None:
@@ -193,17 +200,40 @@ class Crew:
 
     def _loss(self, worker: _Worker) -> WorkerError:
         worker.process.join(_PATIENCE)
+        if worker.process.exitcode is None and worker.chunk is not None:
+            return WorkerError(
+                f"the result of {told(worker.chunk)} did not arrive, though its process runs: what workers share comes "
+                "as a file descriptor, and 'ulimit -n' says how many a process may have; larger chunks need fewer"
+            )
         return lost(worker.process.pid, worker.process.exitcode, worker.chunk)
+
+
+def _dismiss(workers: list[_Worker], owner: int) -> None:
+    """End workers, in the process that has started them."""
+    if os.getpid() != owner:
+        return
+    for worker in workers:
+        # Idle ones end while the others are waited for.
+        if worker.chunk is None:
+            worker.pipe.close()
+    while workers:
+        workers.pop().end()
+
+
+def _opened(chunk: Chunk, parcel: Parcel | Kept, common: Common) -> Any:
+    try:
+        return parcel.value(common)
+    except Exception as error:
+        name_chunk(error, told(chunk))
+        raise
 
 
 def lost(pid: int | None, code: int | None, chunk: Chunk | None) -> WorkerError:
     """The error of a process that ended before its work did."""
-    if code is not None and code < 0:
-        how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
-    else:
-        how = f"ended with exit code {code}; what it wrote to stderr says why"
     during = "" if chunk is None else f" while it had {told(chunk)}"
-    return WorkerError(f"worker process {pid} {how}{during}")
+    if code is not None and code < 0:
+        return WorkerError(f"worker process {pid} was ended by signal {-code} ({signal.strsignal(-code)}){during}")
+    return WorkerError(f"worker process {pid} ended with exit code {code}{during}; what it wrote to stderr says why")
 
 
 def told(chunk: Chunk) -> str:
@@ -219,25 +249,46 @@ def _work(pipe: Any, others: Sequence[Any], job: Job, threads: int, seed: int) -
         other.close()
     torch.set_num_threads(threads)
     seed_all(seed)
-    job = job.received()
-    common = Common(job.container)
+    run: Callable[[Any], Any]
+    try:
+        run = job.received()
+        common = Common(run.container)
+    except Exception as error:
+        run, common = _raising(error), Common()
     while True:
         try:
             chunk = Chunk(*pickle.loads(pipe.recv_bytes()))
         except (EOFError, OSError, KeyboardInterrupt):
             return
-        done, parcel = attempt(job, chunk, common)
-        handles = [(handle.nbytes, handle.is_block) for handle in parcel.handles]
-        message = (done, parcel.head, parcel.parts, parcel.nbytes, handles)
-        pipe.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-        if parcel.nbytes:
-            send_handle(pipe, parcel.fd, None)
-        for handle in parcel.handles:
-            send_handle(pipe, handle.descriptor, None)
+        done, parcel = attempt(run, chunk, common)
+        try:
+            _send(pipe, done, parcel)
+        except (BrokenPipeError, ConnectionResetError):
+            # Nobody is left to take it.
+            return
+
+
+def _raising(error: Exception) -> Callable[[Any], Any]:
+    """A job that cannot be done."""
+
+    def run(chunk: Any) -> Any:
+        raise error
+
+    return run
+
+
+def _send(pipe: Any, done: bool, parcel: Parcel) -> None:
+    handles = [(handle.nbytes, handle.is_block) for handle in parcel.handles]
+    message = (done, parcel.head, parcel.parts, parcel.nbytes, handles)
+    pipe.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    if parcel.nbytes:
+        send_handle(pipe, parcel.fd, None)
+    for handle in parcel.handles:
+        send_handle(pipe, handle.descriptor, None)
 
 
 class Borrowed:
-    """A `multiprocessing.Pool` of the caller, which does a job and stays as it is.
+    """A `multiprocessing.Pool` of the caller, or one of threads, which does a job and stays as it is.
 
     Args:
         pool: the pool.
@@ -248,6 +299,7 @@ class Borrowed:
         if not hasattr(pool, "apply_async"):
             raise TypeError(f"pool is a multiprocessing.Pool, got {type(pool).__name__}")
         self._pool, self._job = pool, job
+        self._has_threads = isinstance(pool, ThreadPool)
         self.count = int(getattr(pool, "_processes", None) or os.cpu_count() or 1)
         # A process that ends after its last chunk can no longer be asked for the memory of what it sent.
         self._inline = getattr(pool, "_maxtasksperchild", None) is not None
@@ -268,8 +320,10 @@ class Borrowed:
             while len(given) < 2 * self.count and (chunk := take()) is not None:
                 piece, out = job.piece(chunk), None if job.out is None else job.out[job.at(chunk)]
                 given[chunk.number] = chunk, piece
-                arguments = (job.fn, piece, out, chunk.number, self._inline)
-                self._pool.apply_async(_in_pool, arguments, callback=results.put, error_callback=results.put)
+                refused = functools.partial(_refused, results, chunk)
+                call: Any = _in_thread if self._has_threads else functools.partial(_in_pool, inline=self._inline)
+                arguments = (job.fn if self._has_threads else Sent(job.fn), piece, out, chunk.number)
+                self._pool.apply_async(call, arguments, callback=results.put, error_callback=refused)
             if not given:
                 return
             found = self._next(results, given)
@@ -279,7 +333,7 @@ class Borrowed:
             number, done, parcel = found
             chunk, piece = given.pop(number)
             # By now, the pool has moved the tensors of the piece to shared memory.
-            yield chunk, done, parcel.value(Common(piece))
+            yield chunk, done, _opened(chunk, parcel, Common(piece))
 
     def _next(self, results: queue.SimpleQueue[Any], given: dict[int, tuple[Chunk, Any]]) -> Any:
         while True:
@@ -294,17 +348,30 @@ class Borrowed:
                         raise WorkerError(f"{error}; not done are {names}") from None
 
     def _look(self) -> list[Any]:
-        """All processes of the pool that were seen so far."""
+        """All processes of the pool that were seen so far; threads are not lost."""
+        if self._has_threads:
+            return []
         for process in list(getattr(self._pool, "_pool", ())):
             self._watched.setdefault(process.pid, process)
         return list(self._watched.values())
 
 
-def _in_pool(fn: Any, piece: Any, out: Any, number: int, inline: bool) -> tuple[int, bool, Parcel]:
+def _refused(results: queue.SimpleQueue[Any], chunk: Chunk, error: BaseException) -> None:
+    """Pass on what a pool has to say of a chunk that it could not send."""
+    name_chunk(error, told(chunk))
+    results.put(error)
+
+
+def _in_pool(fn: Pickled, piece: Any, out: Any, number: int, inline: bool) -> tuple[int, bool, Parcel]:
     """What a process of a pool does with a chunk."""
+    return number, *attempt(lambda given: _called(fn.value(), given, out), piece, Common(piece), inline)
 
-    def job(given: Any) -> Any:
-        result = fn(given)
-        return result if out is None else written(result, out)
 
-    return number, *attempt(job, piece, Common(piece), inline)
+def _in_thread(fn: Any, piece: Any, out: Any, number: int) -> tuple[int, bool, Kept]:
+    """What a thread of a pool does with a chunk."""
+    return number, *attempt_here(lambda given: _called(fn, given, out), piece)
+
+
+def _called(fn: Any, piece: Any, out: Any) -> Any:
+    result = fn(piece)
+    return result if out is None else written(result, out)
