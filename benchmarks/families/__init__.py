@@ -23,4 +23,4 @@ IN_MEMORY = (
     "functional",
     "compile",
 )
-FAMILIES = (*IN_MEMORY, "storage", "distributed", "parallel")
+FAMILIES = (*IN_MEMORY, "storage", "parallel")

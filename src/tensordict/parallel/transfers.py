@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -150,7 +151,7 @@ class Sending:
 
 
 # What went wrong with containers that nobody waits for, by group and rank.
-_late: dict[tuple[int, int], str] = {}
+_late: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
 def _finish_apart(sending: Sending, quiet: bool = False) -> None:
@@ -162,13 +163,13 @@ def _finish_apart(sending: Sending, quiet: bool = False) -> None:
             sending.wait()
         except TransferError as error:
             if not quiet:
-                _late[id(link.group), link.peer] = f"{error}"
+                _late.setdefault(link.group, {})[link.peer] = f"{error}"
 
     threading.Thread(target=run, name="tensordict-isend", daemon=True).start()
 
 
 def _raise_late(link: Link) -> None:
-    problem = _late.pop((id(link.group), link.peer), None)
+    problem = _late.get(link.group, {}).pop(link.peer, None)
     if problem is not None:
         raise TransferError(f"an isend before this call failed: {problem}")
 

@@ -1,15 +1,11 @@
-"""Workloads that spread a container over processes of one machine: `map`, queues, and Ray's object store."""
+"""Workloads that spread a container over processes of one machine: `map`, and queues."""
 
 from __future__ import annotations
 
-import atexit
-import functools
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import numpy
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
@@ -20,7 +16,7 @@ WORKERS = 2
 
 
 def workloads(context: Context) -> list[Workload]:
-    """Return the workloads of this family; with `--quick`, a sixteenth of the bytes of the large ones."""
+    """Return these workloads; with `--quick`, a sixteenth of the bytes of the large ones."""
     large = 64 * MIB // (16 if context.quick else 1)
     small = 1000 * 4 * 4
     return [
@@ -31,9 +27,6 @@ def workloads(context: Context) -> list[Workload]:
         _trip("shared", large, lambda td: td.share_memory_()),
         _trip("memory-mapped", large, lambda td: td.memmap_()),
         _trip("in files", large, lambda td: td.memmap_(str(context.folder / "parallel"))),
-        _stored(16 * large, 64, ""),
-        _stored(16 * large, 64, " consolidated"),
-        _stored(1000 * 1024, 1000, ""),
     ]
 
 
@@ -108,55 +101,6 @@ class Echo:
             value = self._there.get()
             value["k0"][0, 0] = 1
             self._back.put(value)
-
-
-def _stored(nbytes: int, leaves: int, form: str) -> Workload:
-    """A container into the object store of Ray and out again: beside an array of as many bytes."""
-
-    def setup(module: ModuleType) -> State:
-        ray = _ray(nbytes)
-        rows = nbytes // leaves // 16
-        td = module.TensorDict({f"k{i}": torch.ones(rows, 4) for i in range(leaves)}, [rows])
-        return State(ray=ray, td=td.consolidate() if form else td, array=numpy.ones((leaves * rows, 4), numpy.float32))
-
-    def run(state: State) -> Any:
-        return {"k0": state.ray.get(state.ray.put(state.td))["k0"][:1].clone()}
-
-    def floor(state: State) -> Any:
-        return {"k0": torch.from_numpy(state.ray.get(state.ray.put(state.array))[:1].copy())}
-
-    limits = (Limit("reference", at_least=3.0),)
-    if nbytes >= MIB:
-        limits += (Limit("floor", at_least=0.8, called="a numpy array"),)
-    name = f"ray.put and ray.get, {leaves} leaves, {_size(nbytes)}{form}"
-    return Workload(name, setup, run, floor, after=_settle, limits=limits, payload_bytes=nbytes)
-
-
-@functools.cache
-def _ray(nbytes: int) -> Any:
-    """Ray, with an instance of this process whose store has room for two objects of that size."""
-    import ray
-
-    ray.shutdown()
-    room = 2 * nbytes + 512 * MIB
-    ray.init(
-        address="local",
-        num_cpus=1,
-        object_store_memory=room,
-        include_dashboard=False,
-        logging_level="error",
-        log_to_driver=False,
-    )
-    atexit.register(ray.shutdown)
-    # So that nobody waits for the system to find the memory of the store.
-    kept = [ray.put(numpy.ones(nbytes // 2, numpy.uint8)) for _ in range(4)]
-    del kept
-    return ray
-
-
-def _settle(state: State) -> None:
-    """Wait until Ray has dropped what nobody has any more."""
-    time.sleep(0.3)
 
 
 def plus_one(chunk: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from workload import Context, Limit, State, Workload
 
 KIB = 1024
 GIB = 1024 * KIB * KIB
@@ -25,8 +26,8 @@ _PATIENCE = timedelta(seconds=60)
 RECEIVE, MAKE, BARE, SEND, REDUCE, BARE_REDUCE = range(6)
 
 
-def workloads(context: Any) -> list[Any]:
-    """Return the workloads of this family; with `--quick`, a sixteenth of the bytes of the large ones."""
+def workloads(context: Context) -> list[Workload]:
+    """Return these workloads; with `--quick`, a sixteenth of the bytes of the large ones."""
     large = GIB // 16 if context.quick else GIB
     found = []
     for leaves, nbytes in ((1000, KIB), (1, large), (64, large // 64)):
@@ -34,9 +35,7 @@ def workloads(context: Any) -> list[Any]:
     return [*found, _exchange(1000, KIB, REDUCE, "all_reduce"), _exchange(16, large // 64, REDUCE, "all_reduce")]
 
 
-def _exchange(leaves: int, nbytes: int, kind: int, name: str) -> Any:
-    from workload import Limit, State, Workload
-
+def _exchange(leaves: int, nbytes: int, kind: int, name: str) -> Workload:
     def setup(module: ModuleType) -> State:
         return State(flat=_flat(leaves, nbytes), td=_container(module, leaves, nbytes), pair=Pair.of(module))
 
