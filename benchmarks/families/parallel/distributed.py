@@ -18,7 +18,9 @@ from torch import Tensor
 from workload import Context, Limit, State, Workload
 
 KIB = 1024
-GIB = 1024 * KIB * KIB
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 # An end that is gone must end the run.
 _PATIENCE = timedelta(seconds=60)
@@ -61,7 +63,7 @@ def _exchange(leaves: int, nbytes: int, kind: int, name: str) -> Workload:
     limits = [Limit("reference", at_least=2.0)] if leaves == 1000 and kind != MAKE else []
     if leaves == 1 and kind == RECEIVE:
         limits.append(Limit("floor", at_least=0.9, called="one bare send"))
-    size = f"{nbytes // KIB:,} KiB"
+    size = next(f"{nbytes // unit} {called}" for unit, called in UNITS if nbytes >= unit)
     return Workload(f"{name} {leaves} x {size}", setup, run, floor, limits=tuple(limits), payload_bytes=leaves * nbytes)
 
 

@@ -46,7 +46,9 @@ def _stored(nbytes: int, leaves: int, consolidated: bool) -> Workload:
     limits = (Limit("reference", at_least=3.0),)
     if nbytes >= MIB:
         limits += (Limit("floor", at_least=0.8, called="a numpy array"),)
-    name = f"ray.put and ray.get, {leaves} x {nbytes // leaves // 1024:,} KiB{' consolidated' if consolidated else ''}"
+    leaf = nbytes // leaves
+    size = f"{leaf // MIB} MiB" if leaf >= MIB else f"{leaf // 1024} KiB"
+    name = f"ray.put and ray.get, {leaves} x {size}{' consolidated' if consolidated else ''}"
     return Workload(name, setup, run, floor, after=_settle, limits=limits, payload_bytes=nbytes)
 
 
