@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -45,6 +46,18 @@ class Layout:
     hints: dict[str, Any]
     scope: Mapping[str, Any]
     resolved: dict[str, Any] = field(default_factory=dict)
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """What of a class of a script is pickled, when that is done by value (cloudpickle, and so Ray).
+
+        All annotations are resolved then, and the names of the modules, which the script may have anything under, stay.
+        """
+        for name in self.names:
+            # An annotation that cannot be found here is not found there either, and an error only when it is needed.
+            with contextlib.suppress(TypeError):
+                self.hint_of(name)
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return None, {**state, "scope": {}}
 
     def bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
         """The values of all fields, and of `extras`, for the arguments given by position and (as a dict) by name.

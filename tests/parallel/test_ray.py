@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -270,3 +272,79 @@ def test_a_dead_actor_is_an_error() -> None:
         ray.get(actor.spoil.remote(reference), timeout=60)
     assert time.monotonic() - start < 60
     assert_same(ray.get(reference), rollout(5, 3))
+
+
+# --- classes of a script ----------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import pickle, sys, threading
+import torch
+from ray import cloudpickle
+from tensordict import TensorClass, TypedTensorDict, tensorclass
+
+lock = threading.Lock()  # What a script has besides its classes need not be something that can be pickled.
+
+
+class Step(TensorClass["autocast"]):
+    obs: torch.Tensor
+    count: "int"
+    after: "Step | None" = None
+    odd: "Nowhere" = None
+
+    def total(self):
+        return self.obs.sum()
+
+
+class Wide(Step):
+    more: torch.Tensor = None
+
+
+@tensorclass(frozen=True)
+class Fixed:
+    obs: torch.Tensor
+
+
+class Typed(TypedTensorDict):
+    obs: torch.Tensor
+
+
+obs = torch.ones(2)
+values = [
+    Step(obs=obs, count="3", after=Step(obs=obs, count=1, batch_size=[2]), batch_size=[2]),
+    Wide(obs=obs, count=3, more=obs, batch_size=[2]),
+    Fixed(obs=obs, batch_size=[2]),
+    Typed(obs=obs, batch_size=[2]),
+]
+with open(sys.argv[1], "wb") as file:
+    pickle.dump([cloudpickle.dumps(value) for value in values], file)
+"""
+
+READER = """
+import pickle, sys
+import torch
+from torch.utils._pytree import tree_map
+
+with open(sys.argv[1], "rb") as file:
+    step, wide, fixed, typed = [pickle.loads(content) for content in pickle.load(file)]
+assert [type(value).__name__ for value in (step, wide, fixed, typed)] == ["Step", "Wide", "Fixed", "Typed"]
+assert isinstance(wide, type(step)) and type(step).__module__ == "__main__"
+assert step.count == 3 and type(step.after) is type(step) and step.total() == 2 and step.odd is None
+again = type(step)(obs=torch.zeros(2), count="7", batch_size=[2])  # cast still
+assert again.count == 7 and (again + 1).obs.tolist() == [1, 1]
+assert tree_map(lambda x: x * 2, wide).more.tolist() == [2, 2]
+assert torch.stack([fixed, fixed]).obs.shape == (2, 2) and typed.obs is typed["obs"]
+try:
+    fixed.obs = torch.zeros(2)
+except AttributeError:
+    print("done")
+"""
+
+
+def test_classes_of_a_script_travel_without_it(tmp_path: pathlib.Path) -> None:
+    """Ray pickles them by value, and must not take along what else there is in the script."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = {"check": True, "capture_output": True, "text": True}
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "values"], **run)
+    found = subprocess.run([sys.executable, "-c", READER, tmp_path / "values"], **run)
+    assert found.stdout == "done\n"
+    assert (tmp_path / "values").stat().st_size < 100_000
