@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+from piped import leaf_of, serving, set_first, shared_memory
 from torch.utils.data import DataLoader
 
 from tensordict import (
@@ -53,16 +54,6 @@ KINDS: dict[str, Any] = {
 }
 
 
-def leaf_of(container: Any) -> torch.Tensor:
-    """The first tensor of a container, as plain elements of its own memory."""
-    leaf = next(leaf for _, leaf in container._walk())
-    return (leaf.values() if leaf.is_nested else leaf).detach()
-
-
-def set_first(leaf: torch.Tensor, value: float) -> None:
-    leaf[(0,) * leaf.dim()] = value
-
-
 def echo(pipe: Any) -> None:
     """Write 7 into the first element of every container that comes, and say what it was like."""
     while (found := pipe.recv()) is not None:
@@ -70,34 +61,14 @@ def echo(pipe: Any) -> None:
         pipe.send((type(found).__name__, found.is_locked, found.is_shared(), found.is_memmap()))
 
 
-def start(method: str) -> Iterator[Any]:
-    context = mp.get_context(method)
-    ours, theirs = context.Pipe()
-    process = context.Process(target=echo, args=(theirs,), daemon=True)
-    process.start()
-    # So that the end of the process is noticed here, too.
-    theirs.close()
-    yield ours
-    ours.send(None)
-    process.join()
-    assert process.exitcode == 0
-
-
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Any]:
-    yield from start("fork")
+    yield from serving(echo, "fork")
 
 
 @pytest.fixture(scope="module")
 def spawned() -> Iterator[Any]:
-    yield from start("spawn")
-
-
-def shared_memory() -> int:
-    """How many bytes of shared memory this process has mapped and touched."""
-    with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("RssShmem:"))
-    return int(line.split()[1]) * 1024
+    yield from serving(echo, "spawn")
 
 
 # --- share_memory_ ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+from piped import leaf_of, serving, set_first, shared_memory
 
 from tensordict import TensorClass, TensorDict, UnbatchedTensor, filemaps, lazy_stack
 from tensordict.errors import SaveError
@@ -83,26 +84,9 @@ def replace(path: Path, save: Any) -> None:
     other.rmdir()
 
 
-def leaf_of(container: Any) -> torch.Tensor:
-    leaf = next(leaf for _, leaf in container._walk())
-    return (leaf.values() if leaf.is_nested else leaf).as_subclass(torch.Tensor)
-
-
 def first_of(container: Any) -> float:
     leaf = leaf_of(container)
     return leaf[(0,) * leaf.dim()].item()
-
-
-def set_first(container: Any, value: float) -> None:
-    leaf = leaf_of(container)
-    leaf[(0,) * leaf.dim()] = value
-
-
-def shared_memory() -> int:
-    """How many bytes of shared memory that is no file this process has mapped and touched."""
-    with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("RssShmem:"))
-    return int(line.split()[1]) * 1024
 
 
 def echo(pipe: Any) -> None:
@@ -110,32 +94,20 @@ def echo(pipe: Any) -> None:
     torch.set_num_threads(1)
     while (found := pipe.recv()) is not None:
         was = first_of(found)
-        set_first(found, 7)
+        set_first(leaf_of(found), 7)
         pipe.send((was, leaf_of(found).sum().item(), type(found).__name__, shared_memory()))
         if pipe.recv():
             pipe.send((first_of(found), found))
 
 
-def start(method: str) -> Iterator[Any]:
-    context = mp.get_context(method)
-    ours, theirs = context.Pipe()
-    process = context.Process(target=echo, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    yield ours
-    ours.send(None)
-    process.join()
-    assert process.exitcode == 0
-
-
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Any]:
-    yield from start("fork")
+    yield from serving(echo, "fork")
 
 
 @pytest.fixture(scope="module")
 def spawned() -> Iterator[Any]:
-    yield from start("spawn")
+    yield from serving(echo, "spawn")
 
 
 def sent(container: Any, pipe: Any) -> tuple[float, float, str]:
@@ -164,7 +136,7 @@ def test_a_container_consolidated_into_a_file_is_the_same_memory_there(kind, for
     assert len(ForkingPickler.dumps(container)) < 4096
     assert sent(container, forked) == (0, 7, type(container).__name__)
     assert first_of(container) == 7 and leaf_of(container).data_ptr() == address
-    set_first(container, 8)
+    set_first(leaf_of(container), 8)
     assert first_of(type(container).from_consolidated(tmp_path / "data.bin")) == 8
 
 
@@ -182,7 +154,7 @@ def test_views_of_shared_maps_are_references(save, index, forked, tmp_path):
     assert len(ForkingPickler.dumps(whole[index])) < 4096
     sent(whole[index], forked)
     expected = nested()
-    set_first(expected[index], 7)
+    set_first(leaf_of(expected[index]), 7)
     assert (whole == expected).all()
     again = TensorDict.load(next(tmp_path.iterdir()))
     assert (again == expected).all()
@@ -194,7 +166,7 @@ def test_nested_containers_and_stacks_of_shared_maps_are_references(forked, tmp_
     assert whole["deep", "x"][0, 0] == 7
     (tmp_path / "more").mkdir()
     stack = lazy_stack([whole["deep"], consolidated(nested(), tmp_path / "more")])
-    set_first(stack, 0)
+    set_first(leaf_of(stack), 0)
     sent(stack, forked)
     assert whole["deep", "x"][0, 0] == 7
     sent([stack][0].tensordicts[1], forked)
@@ -226,7 +198,7 @@ def test_shared_maps_of_files_that_are_gone_are_still_shared(save, forked, tmp_p
     replace(path, save)
     assert sent(container, forked)[:2] == (0, 7) and first_of(container) == 7
     path.unlink()
-    set_first(container, 3)
+    set_first(leaf_of(container), 3)
     assert sent(container, forked)[:2] == (3, 7) and first_of(container) == 7
 
 
@@ -264,7 +236,7 @@ def test_a_private_map_is_one_on_both_sides(load, method, tmp_path, request):
     assert sent(container, pipe) == (0, 7, "TensorDict")
     assert first_of(container) == 0
     container["x"][5] = 2
-    set_first(container, 4)
+    set_first(leaf_of(container), 4)
     assert sent(container[...], pipe)[:2] == (4, 7 + 2 * COLUMNS)
     assert first_of(container) == 4 and first_of(TensorDict.load(next(tmp_path.iterdir()))) == 0
 
@@ -272,7 +244,7 @@ def test_a_private_map_is_one_on_both_sides(load, method, tmp_path, request):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_sent_as_a_private_map(kind, forked, tmp_path):
     container = loaded(KINDS[kind](), tmp_path)
-    set_first(container, 3)
+    set_first(leaf_of(container), 3)
     message = len(ForkingPickler.dumps(container))
     assert PAGE <= message < 4 * PAGE
     assert sent(container, forked) == (3, 7, type(container).__name__)
@@ -285,7 +257,7 @@ def test_what_comes_back_has_what_was_written_on_both_sides(forked, tmp_path):
     forked.send(container)
     forked.recv()
     container["x"][7, -1] = 6
-    set_first(container, 1)
+    set_first(leaf_of(container), 1)
     forked.send(True)
     first, back = forked.recv()
     assert first == 7 and back["x"][0, 0] == 7 and back["x"][7, -1] == 5 and back.is_consolidated()
@@ -322,7 +294,7 @@ def test_leaves_of_other_forms_beside_it(load, tmp_path):
 
 def test_without_a_pagemap_all_of_it_is_sent(tmp_path, monkeypatch):
     container = loaded(nested(), tmp_path)
-    set_first(container, 3)
+    set_first(leaf_of(container), 3)
     monkeypatch.setattr(filemaps, "_PAGEMAP", str(tmp_path / "none"))
     again, length = here_again(container)
     assert (again == container).all() and length > BIG and again["x"].data_ptr() != container["x"].data_ptr()
@@ -336,7 +308,7 @@ def test_without_a_pagemap_all_of_it_is_sent(tmp_path, monkeypatch):
 @pytest.mark.parametrize("early", [False, True])
 def test_private_maps_of_files_that_are_gone_arrive_as_they_were(load, early, tmp_path):
     container = load(nested(), tmp_path)
-    set_first(container, 3)
+    set_first(leaf_of(container), 3)
     path = next(tmp_path.iterdir())
     if early:
         # From here on there is a descriptor.
