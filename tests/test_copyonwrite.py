@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import pathlib
@@ -16,6 +17,7 @@ import torch
 
 from tensordict import TensorDict, copyonwrite, lazy_stack
 from tensordict.copyonwrite import writable
+from tensordict.io import files
 
 LARGE = 4 << 20
 
@@ -179,6 +181,20 @@ def test_what_is_small_is_copied(path: pathlib.Path) -> None:
     original, _ = read_only(path)
     (tensor,) = writable([memoryview(original)[: LARGE - 16]])
     assert modes(tensor)[1] == 0 and bytes(tensor.numpy()) == content()[:-16]
+
+
+def test_what_the_system_does_not_map_again_is_copied(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the large pages of hugetlbfs, or too many maps."""
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(files, "map_privately", refuse)
+    original, _ = read_only(path)
+    before = len(os.listdir("/proc/self/fd"))
+    (tensor,) = writable([original])
+    assert modes(tensor)[1] == 0 and bytes(tensor.numpy()) == content()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_original_lives_as_long_as_its_tensor(path: pathlib.Path) -> None:

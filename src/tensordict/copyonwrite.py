@@ -94,6 +94,9 @@ def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
         try:
             nbytes = run[-1][1] - start
             again: Any = files.map_privately(fd, nbytes, region.offset + start - region.start, _Again)
+        except OSError:
+            # A file system with larger pages, or more maps than a process may have: there is the copy.
+            continue
         finally:
             os.close(fd)
         again.origin = [arrays[number] for _, _, number in run]
