@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tensordict import (
     LazyStackedTensorDict,
+    NonTensorData,
     TensorDict,
     assert_close,
     lazy_stack,
@@ -899,3 +900,19 @@ def test_every_leaf_is_stacked_once() -> None:
 
 def test_the_keys_are_shown(stack: Any) -> None:
     assert repr(stack.keys()) == "KeysView(['a', 'n'])"
+
+
+def test_entries_of_members_with_batch_dims_of_their_own(tmp_path: pathlib.Path) -> None:
+    """Those that nested containers and values do not share are theirs alone."""
+
+    def make(nested: list[int], value: Any) -> TensorDict:
+        return TensorDict(n=TensorDict(x=torch.ones(2, 3), batch_size=nested), s=value)
+
+    stack = lazy_stack([make([2], NonTensorData("a", batch_size=[2])), make([], "b")])
+    assert stack["n"].batch_size == (2,) and stack["n", "x"].shape == (2, 2, 3)
+    assert stack["s"] == [["a", "a"], "b"] and "x: Tensor" in repr(stack)
+    stack.memmap(tmp_path)
+    for other in (stack.clone(), pickle.loads(pickle.dumps(stack)), TensorDict.load_memmap(tmp_path)):
+        assert [member["n"].batch_size for member in other.tensordicts] == [(2,), ()]
+        assert other["n", "x"].sum() == 12 and other["s"] == [["a", "a"], "b"]
+    assert stack.to_tensordict()["n"].batch_size == (2,) and torch.stack([stack, stack])["n"].batch_size == (2, 2)

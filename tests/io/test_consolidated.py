@@ -418,6 +418,7 @@ OFFSETS = ["torch.int64", [3], 16, 40, 0, 1]
         foreign(node({"a": ["torch.float32", [4], -16, 0, 0]})),
         foreign(node({"a": ["torch.float32", [4.0], 0, 16, 0]})),
         foreign(node({"a": ["torch.float32", [2**40, 2**40], 0, 16, 0]})),
+        foreign(node({"a": ["torch.float32", [0, 2**40, 2**40], 0, 0, 0]})),
         foreign(node({"a": ["torch.float32", [5], 0, 16, 0]})),
         foreign(node({"a": ["torch.float32", [4], 2, 18, 0]})),
         foreign(node({"a": ["torch.float32", [4], 0, 16, "0"]})),

@@ -34,7 +34,7 @@ from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
 from tensordict.io.checksums import Recorded
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, put_together, taken_apart
-from tensordict.io.meta import DTYPES, leaf_spec
+from tensordict.io.meta import DTYPES, is_countable, leaf_spec
 from tensordict.io.structure import SIZES, Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
@@ -440,6 +440,8 @@ def _checked(span: Any, name: str, separator: str, end: int) -> int:
         raise SaveError(f"{_entry(name, separator)}its dtype {dtype!r:.80} is unknown")
     if type(shape) is not list or len(shape) > _MAX_DIMS or not all(type(n) is int and 0 <= n < 2**63 for n in shape):
         raise SaveError(f"{_entry(name, separator)}its shape is {shape!r:.80} and no list of ints")
+    if not is_countable(shape):
+        raise SaveError(f"{_entry(name, separator)}its shape {shape!r:.80} is larger than that of a tensor can be")
     if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= end:
         raise SaveError(f"{_entry(name, separator)}it is said to be at {start!r:.30} to {stop!r:.30} of {end} bytes")
     itemsize = DTYPES[dtype].itemsize

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -385,6 +387,8 @@ def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...], b
     if dtype is None:
         raise bad(f"its dtype {dtype_name!r} is unknown", name)
     shape = _shape(spec.get("shape"), "the shape", bad, name)
+    if not is_countable(shape):
+        raise bad(f"its shape {list(shape)} is larger than that of a tensor can be", name)
     count = len(batch_size)
     if spec.get("is_nested"):
         if len(shape) != 2 or shape[:count] != batch_size[:1]:
@@ -403,6 +407,11 @@ def _shape(value: Any, what: str, bad: _Complaint, name: str | None = None) -> t
         if type(size) is not int or not 0 <= size < 2**63:
             raise bad(f"{what} is {value!r:.80} and not a list of non-negative ints", name)
     return tuple(value)
+
+
+def is_countable(shape: Sequence[int]) -> bool:
+    """Whether torch can count in 63 bits what a shape takes. It counts the strides of tensors without elements, too."""
+    return math.prod([size or 1 for size in shape]) < 2**58
 
 
 def _row(value: Any, ndim: int, bad: _Complaint, name: str) -> tuple[int, ...] | None:

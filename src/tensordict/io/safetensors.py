@@ -22,6 +22,7 @@ from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
 from tensordict.io.checksums import Recorded
 from tensordict.io.forms import DICT, Build, Form, put_together
+from tensordict.io.meta import is_countable
 from tensordict.io.progress import Progress
 from tensordict.io.structure import Described, once, restore
 from tensordict.io.target import Target
@@ -395,13 +396,7 @@ def _read_entry(
     if type(spec) is not dict or not {"dtype", "shape", "data_offsets"} <= spec.keys():
         raise SaveError(f"{bad}it is described by {spec!r:.80}")
     shape, offsets, dtype_name = spec["shape"], spec["data_offsets"], spec["dtype"]
-    if (
-        type(shape) is not list
-        or len(shape) > _MAX_DIMS
-        or not all(map(_is_size, shape))
-        # Strides are computed for tensors without elements too.
-        or math.prod(max(size, 1) for size in shape) >= 2**60
-    ):
+    if type(shape) is not list or len(shape) > _MAX_DIMS or not all(map(_is_size, shape)) or not is_countable(shape):
         raise SaveError(f"{bad}its shape is {shape!r:.80}")
     if type(offsets) is not list or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise SaveError(f"{bad}its offsets are {offsets!r:.80}")

@@ -183,12 +183,15 @@ def pieces_of(value: Any, dim: int, count: int) -> Sequence[Any]:
 
 
 def common_size(containers: Sequence[Any]) -> torch.Size:
-    """The batch size that containers of the same number of batch dims share, with -1 where they differ."""
+    """The batch dims that containers share, with -1 where they differ.
+
+    Entries of members may have further ones, each as many as it likes.
+    """
     first: torch.Size = containers[0]._batch_size
     sizes = [container._batch_size for container in containers]
     if sizes.count(first) == len(sizes):
         return first
-    return torch.Size([column[0] if len(set(column)) == 1 else -1 for column in zip(*sizes, strict=True)])
+    return torch.Size([column[0] if len(set(column)) == 1 else -1 for column in zip(*sizes)])
 
 
 def sample_of(value: Any, dim: int) -> Any:
