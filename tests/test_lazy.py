@@ -906,13 +906,17 @@ def test_entries_of_members_with_batch_dims_of_their_own(tmp_path: pathlib.Path)
     """Those that nested containers and values do not share are theirs alone."""
 
     def make(nested: list[int], value: Any) -> TensorDict:
-        return TensorDict(n=TensorDict(x=torch.ones(2, 3), batch_size=nested), s=value)
+        inner = TensorDict(x=torch.ones(2, 3), batch_size=nested, names=["time"] * len(nested))
+        return TensorDict(n=inner, s=value)
 
-    stack = lazy_stack([make([2], NonTensorData("a", batch_size=[2])), make([], "b")])
+    stack = lazy_stack([make([2], NonTensorData("a", batch_size=[2], names=["time"])), make([], "b")])
+    stack.names = ["member"]
+    assert stack["n"].names == ["member"]
     assert stack["n"].batch_size == (2,) and stack["n", "x"].shape == (2, 2, 3)
     assert stack["s"] == [["a", "a"], "b"] and "x: Tensor" in repr(stack)
     stack.memmap(tmp_path)
     for other in (stack.clone(), pickle.loads(pickle.dumps(stack)), TensorDict.load_memmap(tmp_path)):
         assert [member["n"].batch_size for member in other.tensordicts] == [(2,), ()]
+        assert other.names == other["n"].names == ["member"] and other.tensordicts[0]["n"].names == ["time"]
         assert other["n", "x"].sum() == 12 and other["s"] == [["a", "a"], "b"]
     assert stack.to_tensordict()["n"].batch_size == (2,) and torch.stack([stack, stack])["n"].batch_size == (2, 2)

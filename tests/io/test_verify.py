@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import zlib
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 import tensordict
-from tensordict import NonTensorData, TensorDict, lazy_stack, verify
+from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, verify
 from tensordict.errors import SaveError
 from tensordict.io import checksums
 from tensordict.io.detect import detect_format
@@ -149,6 +151,28 @@ def test_a_broken_container_does_not_hide_others(tmp_path: pathlib.Path) -> None
     assert len(problems) == 4
     for key in ("'a'", "('s', '1', 'b')", "('s', '1', 'c', 'x')", "('c', 'x')"):
         assert any(f"entry {key}" in problem for problem in problems), (key, problems)
+
+
+class Verified(TensorClass):
+    x: torch.Tensor
+    note: str
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [("value", "a NonTensorData holds no fields"), ("nested", r"it has entries \['y'\]")],
+)
+def test_what_is_behind_a_tensorclass(other: str, reason: str, tmp_path: pathlib.Path) -> None:
+    """It has to be a container of fields; loading and verifying agree on that."""
+    item = Verified(x=torch.zeros(2), note="n", batch_size=[2])
+    td = TensorDict(item=item, value=NonTensorData("v"), nested={"y": torch.ones(2)}, batch_size=[2])
+    td.memmap(tmp_path / "save")
+    shutil.rmtree(tmp_path / "save/item/_tensordict")
+    shutil.copytree(tmp_path / "save" / other, tmp_path / "save/item/_tensordict")
+    with pytest.raises(SaveError, match=f"'item'.*{reason}"):
+        TensorDict.load_memmap(tmp_path / "save")
+    (problem,) = verify(tmp_path / "save", raises=False).problems
+    assert re.search(f"'item'.*{reason}", problem)
 
 
 def test_nothing_there(tmp_path: pathlib.Path) -> None:

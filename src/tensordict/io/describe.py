@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged
+from tensordict import ragged, registry
 from tensordict.contract import Contract
 from tensordict.errors import SaveError
 from tensordict.io import hdf5
 from tensordict.io.archive_reader import Archive
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUES, Form, taken_apart
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUES, Form, taken_apart
 from tensordict.io.names import LEAF_SUFFIX, TABLE_SUFFIX
 from tensordict.io.source import Source
 from tensordict.io.zipping import STORED
@@ -170,8 +170,8 @@ def _problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
     lead = len(form.batch_size)
     if form.names is not None and len(form.names) != lead:
         return f"{len(form.names)} names for {lead} batch dims"
-    if form.is_face and not isinstance(entries.get(BEHIND_FACE), Form):
-        return "there is no container behind it"
+    if form.is_face:
+        return _face_problem(form, entries.get(BEHIND_FACE))
     if form.kind == LAZY:
         return _stack_problem(form, entries)
     if form.kind == DICT:
@@ -182,6 +182,18 @@ def _problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
             shape = tuple(entry.batch_size) if isinstance(entry, Form) else entry.shape
             if shape[:lead] != tuple(form.batch_size):
                 return f"the shape {list(shape)} of {name!r} does not begin with {list(form.batch_size)}"
+    return None
+
+
+def _face_problem(form: Form, inner: Form | LeafSpec | None) -> str | None:
+    if not isinstance(inner, Form):
+        return "there is no container behind it"
+    if inner.is_face or inner.is_value or inner.kind == UNBATCHED:
+        return f"a {inner.kind} holds no fields"
+    # A class that this program does not know may have any.
+    cls = registry.declared(form.kind)
+    if cls is not None and (unknown := sorted(inner.entries.keys() - cls.__expected_keys__)) and inner.kind == DICT:
+        return f"it has entries {unknown}, which are no fields of it"
     return None
 
 

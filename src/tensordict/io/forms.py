@@ -137,7 +137,7 @@ def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
     if form.is_face:
         cls = face_class(form.kind)
         container = entries[BEHIND_FACE]
-        if container._bare() is not container or container._is_non_tensor:
+        if container._bare() is not container or container._is_non_tensor or isinstance(container, Tensor):
             raise ValueError(f"a {type(container).__name__} holds no fields")
         if unknown := sorted(container._outline().keys() - cls.__expected_keys__):
             raise ValueError(f"it has entries {unknown}, which are no fields of it")

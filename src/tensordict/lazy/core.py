@@ -132,7 +132,7 @@ class LazyCore(TensorDictBase):
         if names is None:
             if self._entries.name is None:
                 return None
-            names = [None] * len(first._batch_size)
+            names = [None] * (len(self._batch_size) - 1)
         dim = self._entries.dim
         return [*names[:dim], self._entries.name, *names[dim:]]
 
@@ -142,7 +142,8 @@ class LazyCore(TensorDictBase):
         inner = None if names is None else names[:dim] + names[dim + 1 :]
         self._entries.name = None if names is None else names[dim]
         for member in self._entries.sample:
-            member._names = None if inner is None or not any(inner) else list(inner)
+            found = None if inner is None else [*inner, *member.names[len(inner) :]]
+            member._names = found if found is not None and any(found) else None
 
     # --- the lock ---------------------------------------------------------------------------------------------------
     # The members are to the stack what nested containers are to their parent. A stack whose members are all locked is
@@ -334,6 +335,6 @@ def _held(stack: Any) -> bool:
 
 
 def _common_names(columns: list[Names]) -> Names | None:
-    """The names of dims that all members give the same name."""
-    names = [column[0] if len(set(column)) == 1 else None for column in zip(*columns, strict=True)]
+    """The names of dims that all members have and give the same name."""
+    names = [column[0] if len(set(column)) == 1 else None for column in zip(*columns)]
     return names if any(name is not None for name in names) else None
