@@ -85,8 +85,9 @@ class _Again(mmap.mmap):
 def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
     """The arrays whose memory can be mapped again, by number."""
     found: dict[int, Tensor] = {}
-    places = [(_address(array), _address(array) + array.size, number) for number, array in arrays.items() if array.size]
-    for region, run in _runs(sorted(place for place in places if place[0] % _ALIGN == 0), _regions()):
+    firsts = {number: _address(array) for number, array in arrays.items() if array.size}
+    places = sorted((first, first + arrays[number].size, number) for number, first in firsts.items())
+    for region, run in _runs([place for place in places if place[0] % _ALIGN == 0], _regions()):
         fd = _opened(region)
         if fd is None:
             continue

@@ -20,7 +20,7 @@ from tensordict.contract import Contract
 from tensordict.errors import SaveError
 from tensordict.io import hdf5
 from tensordict.io.archive_reader import Archive
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUES, Form, taken_apart
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUES, Form, face_problem, taken_apart
 from tensordict.io.names import LEAF_SUFFIX, TABLE_SUFFIX
 from tensordict.io.source import Source
 from tensordict.io.zipping import STORED
@@ -188,13 +188,9 @@ def _problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
 def _face_problem(form: Form, inner: Form | LeafSpec | None) -> str | None:
     if not isinstance(inner, Form):
         return "there is no container behind it"
-    if inner.is_face or inner.is_value or inner.kind == UNBATCHED:
-        return f"a {inner.kind} holds no fields"
-    # A class that this program does not know may have any.
-    cls = registry.declared(form.kind)
-    if cls is not None and (unknown := sorted(inner.entries.keys() - cls.__expected_keys__)) and inner.kind == DICT:
-        return f"it has entries {unknown}, which are no fields of it"
-    return None
+    holds = not (inner.is_face or inner.is_value or inner.kind == UNBATCHED)
+    # The entries of a lazy stack are its members.
+    return face_problem(registry.declared(form.kind), inner.kind, holds, inner.entries if inner.kind == DICT else ())
 
 
 def _stack_problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:

@@ -6,7 +6,7 @@ Every kind of container (a dict of tensors, a lazy stack, a tensorclass, a holde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,10 +137,9 @@ def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
     if form.is_face:
         cls = face_class(form.kind)
         container = entries[BEHIND_FACE]
-        if container._bare() is not container or container._is_non_tensor or isinstance(container, Tensor):
-            raise ValueError(f"a {type(container).__name__} holds no fields")
-        if unknown := sorted(container._outline().keys() - cls.__expected_keys__):
-            raise ValueError(f"it has entries {unknown}, which are no fields of it")
+        holds = container._bare() is container and not (container._is_non_tensor or isinstance(container, Tensor))
+        if problem := face_problem(cls, type(container).__name__, holds, container._outline()):
+            raise ValueError(problem)
         return cls._over(container)
     cls = registry.lookup(form.kind)
     if form.is_value:
@@ -163,6 +162,22 @@ def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
     if form.names is not None and len(form.names) != lead:
         raise ValueError(f"{len(form.names)} names for {lead} batch dims")
     return cls._make(dict(entries), form.batch_size, form.device, form.names)
+
+
+def face_problem(cls: Any, kind: str, holds_entries: bool, names: Iterable[str]) -> str | None:
+    """Why a tensorclass cannot be over a container of that kind with entries of these names.
+
+    Args:
+        cls: the tensorclass; `None` for one that this program does not know, which may have any fields.
+        kind: the name of the kind, for errors.
+        holds_entries: whether it is one that has entries at all.
+        names: those of its entries.
+    """
+    if not holds_entries:
+        return f"a {kind} holds no fields"
+    if cls is not None and (unknown := sorted(set(names) - cls.__expected_keys__)):
+        return f"it has entries {unknown}, which are no fields of it"
+    return None
 
 
 def face_class(name: str) -> Any:

@@ -150,6 +150,8 @@ class Sending:
             raise TransferError(f"{self._link.name} did not take what was sent: {why}")
 
 
+# For what follows, and for `_pending`: whichever thread they are written by.
+_registering = threading.Lock()
 # What went wrong with containers that nobody waits for, by group and rank.
 _late: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
 
@@ -163,13 +165,15 @@ def _finish_apart(sending: Sending, quiet: bool = False) -> None:
             sending.wait()
         except TransferError as error:
             if not quiet:
-                _late.setdefault(link.group, {})[link.peer] = f"{error}"
+                with _registering:
+                    _late.setdefault(link.group, {})[link.peer] = f"{error}"
 
     threading.Thread(target=run, name="tensordict-isend", daemon=True).start()
 
 
 def _raise_late(link: Link) -> None:
-    problem = _late.get(link.group, {}).pop(link.peer, None)
+    with _registering:
+        problem = _late.get(link.group, {}).pop(link.peer, None)
     if problem is not None:
         raise TransferError(f"an isend before this call failed: {problem}")
 
@@ -333,7 +337,6 @@ class Receiving:
 
 # The last transfer that was begun for every group, rank and tag, until it has all that it waits for.
 _pending: dict[tuple[int, int, int], Receiving] = {}
-_registering = threading.Lock()
 
 
 def received_apart(receiving: Receiving) -> Future[Any]:
