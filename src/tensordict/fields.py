@@ -50,7 +50,7 @@ class Layout:
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """What of a class of a script is pickled, when that is done by value (cloudpickle, and so Ray).
 
-        All annotations are resolved then, and the names that they may use stay behind: they are all that the script has.
+        All annotations are resolved then. The names that they may use, all that the script has, stay behind.
         """
         for name in self.names:
             # An annotation that cannot be found here is not found there either, and an error only when it is needed.
