@@ -30,6 +30,10 @@ def test_expand_right() -> None:
     assert torch.equal(wide[..., 3], x)
     assert expand_right(torch.zeros(1, 3), (2, 3, 4)).shape == (2, 3, 4)
     assert expand_right(TensorDict(a=torch.zeros(2, 5), batch_size=[2]), (2, 3))["a"].shape == (2, 3, 5)
+    scalar = torch.tensor(3.0)
+    for shape in ((), [], torch.Size([])):
+        assert torch.equal(expand_right(scalar, shape), scalar)
+    assert expand_right(TensorDict(a=torch.zeros(5)), ())["a"].shape == (5,)
     with pytest.raises(RuntimeError, match=r"\[2, 3\].*\[2\]"):
         expand_right(x, (2,))
     with pytest.raises(RuntimeError):
@@ -40,6 +44,9 @@ def test_expand_as_right() -> None:
     x = torch.arange(2)
     assert torch.equal(expand_as_right(x, torch.zeros(2, 3)), x[:, None].expand(2, 3))
     assert expand_as_right(x, TensorDict(batch_size=[2, 4])).shape == (2, 4)
+    scalar = torch.tensor(3.0)
+    assert torch.equal(expand_as_right(scalar, torch.tensor(1)), scalar)
+    assert torch.equal(expand_as_right(scalar, TensorDict(a=1)), scalar)
     for dest in (torch.zeros(3, 2), torch.zeros(())):
         with pytest.raises(RuntimeError, match="does not begin with it"):
             expand_as_right(x, dest)

@@ -69,27 +69,48 @@ def joined(path: Path) -> Key:
     return path[0] if len(path) == 1 else path
 
 
+def canonical(key: Any) -> Key:
+    """As :func:`unravel_key`, for a key that has to be one: anything else is a `TypeError`."""
+    return joined(path_of(key))
+
+
 def unravel_key(key: Any) -> Key:
-    """Flatten a nested key to its canonical form: a string, or a flat tuple of at least two strings.
+    """Flatten a nested key to its canonical form: a string, or a flat tuple of none, two or more strings.
+
+    Args:
+        key: a string, or a (nested) tuple of strings; items of the tuple that are no nested keys are left out, so that
+            programs can ask of any tuple which part of it is a key.
 
     Raises:
-        TypeError: when `key` is not a string or a (nested) tuple of strings.
+        RuntimeError: `key` is neither a string nor a tuple.
 
     Example:
         >>> from tensordict import unravel_key
-        >>> unravel_key(("a",)), unravel_key(("a", ("b", "c")))
-        ('a', ('a', 'b', 'c'))
+        >>> unravel_key(("a",)), unravel_key(("a", ("b", "c"))), unravel_key(("a", 0)), unravel_key((0,))
+        ('a', ('a', 'b', 'c'), 'a', ())
     """
-    if key == ():
-        return ()
-    return joined(path_of(key))
+    if type(key) is str:
+        return key
+    if isinstance(key, tuple):
+        for part in key:
+            if type(part) is not str:
+                key = tuple([name for part in key if is_nested_key(part) for name in path_of(part)])
+                break
+        return key[0] if len(key) == 1 else key
+    if isinstance(key, str):
+        return str(key)
+    raise RuntimeError(
+        f"key should be a Sequence<NestedKey>, that is a string or a (nested) tuple of strings; got {key!r} of type "
+        f"{type(key).__name__}"
+    )
 
 
 def unravel_key_list(keys: Iterable[Any]) -> list[Key]:
     """Flatten every nested key of a list or tuple; see :func:`unravel_key`.
 
     Raises:
-        TypeError: when `keys` is a string (which would be read letter by letter) or holds something but keys.
+        TypeError: `keys` is a string (which would be read letter by letter), or is not iterable.
+        RuntimeError: an item is neither a string nor a tuple.
 
     Example:
         >>> from tensordict import unravel_key_list

@@ -36,6 +36,7 @@ from tensordict.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unf
 from tensordict.ops.converting import LinkedList
 from tensordict.ops.locking import adopt
 from tensordict.ops.naming import checked_names
+from tensordict.ops.reading import AS_SET
 from tensordict.shapes import as_size
 from tensordict.views import is_non_tensor
 
@@ -319,9 +320,9 @@ class NonTensorDataBase(_Holding):
 
     # --- reading and writing: there are no entries ------------------------------------------------------------------
 
-    def get(self, key: Any, default: Any = None, **kwargs: Any) -> Any:
-        """The value, at the key `"data"`; `default` at any other."""
-        return self._value if key == "data" else default
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+        """The value, at the key `"data"`; what any container gives for a missing one at any other."""
+        return self._value if key == "data" else super().get(key, default)
 
     def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
         if name != "data" or path is not None:

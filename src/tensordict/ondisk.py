@@ -17,7 +17,7 @@ from tensordict.errors import UnsupportedEntryError
 from tensordict.indexing import leaf_index
 from tensordict.io.datasets import Rows, Stored, in_memory
 from tensordict.keys import Path, path_of
-from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.reading import AS_SET
 from tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class OnDisk(TensorDictBase):
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def get_at(self, key: Any, index: Any, default: Any = NO_DEFAULT) -> Any:
+    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
         """The entry at a nested key, indexed along the batch dims; only that part is read. See any container's."""
         value = self._unread_at(path_of(key))
         if not _is_stored(value):

@@ -23,7 +23,7 @@ from tensordict.face import Face, bare
 from tensordict.fields import OPTIONS, Layout, layout_of
 from tensordict.keys import Path
 from tensordict.nontensor import NonTensorData, NonTensorStack, unwrap, wrap
-from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.reading import AS_SET, NO_DEFAULT
 from tensordict.printing import leaf_repr
 from tensordict.shapes import as_size
 from tensordict.tensordict import TensorDict
@@ -338,14 +338,13 @@ class TensorClass(_Declared):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def get(self, key: Any, default: Any = NO_DEFAULT, **kwargs: Any) -> Any:
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
         """The value at a (nested) key: a tensor, a container, or any other value as it was assigned.
 
         Args:
             key: the name of a field, or a tuple of names.
-            default: returned when there is no such entry; a field that is `None` gives it too. Without a default, a
-                missing entry gives `None`, or a `KeyError` after :func:`~tensordict.set_get_defaults_to_none` was
-                called with `False`, unless it is a field.
+            default: returned when there is no such entry, see any container's; a field that is `None` gives it too,
+                and is no missing entry.
             **kwargs: how a lazy stack gives its leaves, see :meth:`LazyStackedTensorDict.get`.
 
         Example:
@@ -361,7 +360,7 @@ class TensorClass(_Declared):
             value = None if kwargs else self._tensordict._entries.get(key)
             if type(value) is Tensor:
                 return value
-            if default is NO_DEFAULT and key in self._layout.names:
+            if (default is AS_SET or default is NO_DEFAULT) and key in self._layout.names:
                 default = None
         return unwrap(self._tensordict.get(key, default, **kwargs))
 

@@ -78,7 +78,7 @@ def expand_right(tensor: Any, shape: Any) -> Any:
     missing = len(shape) - tensor.ndim
     if missing < 0:
         raise ShapeError(f"a tensor of shape {list(tensor.shape)} cannot be expanded to the dims of {list(shape)}")
-    return tensor.reshape(*tensor.shape, *[1] * missing).expand(shape)
+    return tensor.reshape((*tensor.shape, *[1] * missing)).expand(shape)
 
 
 def expand_as_right(tensor: Any, dest: Any) -> Any:

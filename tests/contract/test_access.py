@@ -10,6 +10,7 @@ import torch
 from contract.kinds import Kind
 from contract.model import Plain, addresses, as_key, assert_leaf, assert_matches, by_number, changed, leaves, nodes
 from tensordict import TensorDict, get_defaults_to_none, set_get_defaults_to_none
+from tensordict.base import NO_DEFAULT
 
 
 def test_every_form_of_key_reads_the_same(td: Any, plain: Plain) -> None:
@@ -34,8 +35,13 @@ def test_missing_keys(td: Any, kind: Kind) -> None:
         assert td.get(key, 7) == 7
         assert td.get(key, None) is None
         assert td.get(key, default="text") == "text"
-        with pytest.raises(KeyError, match="absent"):
-            td[key]
+        for read in (td.__getitem__, lambda key: td.get(key, NO_DEFAULT), lambda key: td.get(key, default=NO_DEFAULT)):
+            with pytest.raises(KeyError, match="absent"):
+                read(key)
+        if kind.batch_size:
+            assert td.get_at(key, 0) is None and td.get_at(key, 0, 7) == 7
+            with pytest.raises(KeyError, match="absent"):
+                td.get_at(key, 0, NO_DEFAULT)
 
 
 def test_key_below_a_leaf(td: Any) -> None:

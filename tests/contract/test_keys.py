@@ -128,6 +128,12 @@ def test_dot_is_no_separator(writable: Any, kind: Kind) -> None:
         (("a", ("b", "c")), ("a", "b", "c")),
         ((("a",), (("b",), "c")), ("a", "b", "c")),
         ("a.b", "a.b"),
+        ((), ()),
+        ((0,), ()),
+        (("a", 0), "a"),
+        ((None, "a", 1.5, ("b", "c")), ("a", "b", "c")),
+        # A nested tuple that is no key is left out as a whole.
+        (("a", ("b", 0), ()), "a"),
     ],
 )
 def test_unravel_key(key: Any, expected: Any) -> None:
@@ -137,14 +143,17 @@ def test_unravel_key(key: Any, expected: Any) -> None:
 def test_unravel_key_list() -> None:
     assert unravel_key_list([("a",), "b", ("c", ("d",))]) == ["a", "b", ("c", "d")]
     assert unravel_key_list(("a", ("b",))) == ["a", "b"]
+    assert unravel_key_list([("a", 0), (0,)]) == ["a", ()]
     with pytest.raises(TypeError):
         unravel_key_list("a")
 
 
-@pytest.mark.parametrize("key", [1, None, 1.5, {"a"}])
+@pytest.mark.parametrize("key", [1, None, 1.5, {"a"}, ["a"], b"a"])
 def test_unravel_no_key(key: Any) -> None:
-    with pytest.raises((RuntimeError, TypeError, KeyError)):
+    with pytest.raises(RuntimeError, match=r"should be a Sequence<NestedKey>.* got .* of type"):
         unravel_key(key)
+    with pytest.raises(RuntimeError, match=r"should be a Sequence<NestedKey>"):
+        unravel_key_list(["a", key])
 
 
 @pytest.mark.parametrize("separator", [".", "_", "--", "/"])

@@ -19,7 +19,7 @@ from tensordict.lazy.members import Hook, Members
 from tensordict.lazy.ops import LazyOps
 from tensordict.lazy.ragged import nested, padded
 from tensordict.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
-from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.reading import AS_SET, NO_DEFAULT
 from tensordict.shapes import as_dim, as_new_dim, as_size
 
 
@@ -232,7 +232,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
     def get(
         self,
         key: Any,
-        default: Any = NO_DEFAULT,
+        default: Any = AS_SET,
         *,
         as_list: bool = False,
         as_padded_tensor: bool = False,
@@ -247,8 +247,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
 
         Args:
             key: a string or a tuple of strings.
-            default: returned when some member lacks the entry. Without one, this gives `None`, or a `KeyError`
-                after :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
+            default: returned when some member lacks the entry; see any container's.
             as_list: give the list of the members' leaves, which are not copied; lists of lists for stacks of stacks.
             as_padded_tensor: give one tensor, the leaves being filled up to the largest size in every dim.
             as_nested_tensor: give a nested tensor, over dim 0.

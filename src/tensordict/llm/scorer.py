@@ -13,7 +13,7 @@ import torch
 from tensordict.contract import Contract
 from tensordict.errors import ContainerExpected, InstructionError
 from tensordict.functional import lazy_stack, maybe_dense_stack
-from tensordict.keys import Key, unravel_key
+from tensordict.keys import Key, canonical
 from tensordict.llm.checkers import judge, registry
 from tensordict.llm.scores import FIELDS, IFEvalScoreData
 from tensordict.nontensor import NonTensorData, NonTensorStack, unwrap
@@ -76,13 +76,13 @@ class IFEvalScorer:
         errors_key: Key = "ifeval_errors",
         num_workers: int = 0,
     ) -> None:
-        self.prompt_key = unravel_key(prompt_key)
-        self.response_key = unravel_key(response_key)
-        self.instruction_ids_key = unravel_key(instruction_ids_key)
-        self.keyword_args_key = unravel_key(keyword_args_key)
-        self.score_key = unravel_key(score_key)
-        self.reward_key = None if reward_key is None else unravel_key(reward_key)
-        self.errors_key = unravel_key(errors_key)
+        self.prompt_key = canonical(prompt_key)
+        self.response_key = canonical(response_key)
+        self.instruction_ids_key = canonical(instruction_ids_key)
+        self.keyword_args_key = canonical(keyword_args_key)
+        self.score_key = canonical(score_key)
+        self.reward_key = None if reward_key is None else canonical(reward_key)
+        self.errors_key = canonical(errors_key)
         self.weights = dict.fromkeys(FIELDS, 0.25) if weights is None else dict(weights)
         self.errors = errors
         self.num_workers = num_workers

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tensordict.keys import Key, unravel_key
+from tensordict.keys import Key, canonical
 from tensordict.llm.scorer import rows
 from tensordict.nontensor import unwrap
 from tensordict.tensorclass import TensorClass
@@ -66,7 +66,7 @@ def ifeval_summary(
         >>> summary.types["punctuation:no_comma", "instructions"]
         tensor(3)
     """
-    scores_of, ids_of = unravel_key(score_key), unravel_key(instruction_ids_key)
+    scores_of, ids_of = canonical(score_key), canonical(instruction_ids_key)
     prompts, instructions, types = _Tally(), _Tally(), dict[str, _Tally]()
     for row in rows(data):
         scores = row[scores_of]

@@ -17,15 +17,19 @@ from tensordict.views import IsLeaf, _Items, _Keys, _Values
 
 
 class _NoDefault(enum.Enum):
-    """The type of the marker for 'no default was given'; an enumeration, which compiled code can pass on."""
+    """The type of the markers for 'no default was given'; an enumeration, which compiled code can pass on."""
 
     NO_DEFAULT = enum.auto()
+    AS_SET = enum.auto()
 
     def __repr__(self) -> str:
         return "<no default>"
 
 
+# What is missing is an error. Programs pass it to `get`, too.
 NO_DEFAULT: Any = _NoDefault.NO_DEFAULT
+# What is missing is what `set_get_defaults_to_none` says.
+AS_SET: Any = _NoDefault.AS_SET
 
 
 class Reading(Contract):
@@ -120,7 +124,7 @@ class Reading(Contract):
     def get(
         self,
         key: Any,
-        default: Any = NO_DEFAULT,
+        default: Any = AS_SET,
         *,
         as_list: bool = False,
         as_padded_tensor: bool = False,
@@ -133,8 +137,9 @@ class Reading(Contract):
 
         Args:
             key: a string or a tuple of strings.
-            default: returned when there is no such entry. Without one, a missing entry gives `None`, or a `KeyError`
-                after :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
+            default: returned when there is no such entry; `tensordict.base.NO_DEFAULT` makes that a `KeyError`. Without
+                a default, a missing entry gives `None`, or a `KeyError` after
+                :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
             as_list, as_padded_tensor, as_nested_tensor, padding_side, layout, padding_value: how an entry of a nested
                 lazy stack is given; see :meth:`LazyStackedTensorDict.get`. Any other entry is given as it is.
 
@@ -168,11 +173,11 @@ class Reading(Contract):
                 return self._entries[key]
             return self._find(key)
         except KeyError:
-            if default is not NO_DEFAULT:
-                return default
-            if settings._get_defaults_to_none:
+            if default is AS_SET and settings._get_defaults_to_none:
                 return None
-            raise self._missing(key) from None
+            if default is AS_SET or default is NO_DEFAULT:
+                raise self._missing(key) from None
+            return default
 
     def _to_stack(self, path: Path) -> tuple[Any, Path]:
         """The first container on the way to an entry that has its own `get`, if any, and the way from there."""
@@ -185,7 +190,7 @@ class Reading(Contract):
                 return node, path[depth:]
         return None, path
 
-    def get_at(self, key: Any, index: Any, default: Any = NO_DEFAULT) -> Any:
+    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
         """The entry at a nested key, indexed along the batch dimensions: `td.get(key)[index]`.
 
         A view or a copy, as torch's indexing gives it. A missing key is treated as in :meth:`get`.
