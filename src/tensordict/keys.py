@@ -92,11 +92,12 @@ def unravel_key(key: Any) -> Key:
     if type(key) is str:
         return key
     if isinstance(key, tuple):
+        path: Path = key
         for part in key:
             if type(part) is not str:
-                key = tuple([name for part in key if is_nested_key(part) for name in path_of(part)])
+                path = tuple([name for part in key if is_nested_key(part) for name in path_of(part)])
                 break
-        return key[0] if len(key) == 1 else key
+        return joined(path)
     if isinstance(key, str):
         return str(key)
     raise RuntimeError(
