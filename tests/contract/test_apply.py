@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,6 +109,45 @@ def test_apply_out(td: Any, plain: Plain, kind: Kind) -> None:
     out = td.empty()
     assert td.apply(changed, out=out) is out
     assert_matches(out, mapped(changed, plain), kind.batch_size)
+
+
+def test_out_replaces_entries(writable: Any, build: Callable[[], Any], plain: Plain, kind: Kind) -> None:
+    td, mask = build(), torch.zeros(kind.batch_size, dtype=torch.bool)
+    other = td.apply(changed)
+    for write in (lambda out: td.apply(changed, out=out), lambda out: td.where(mask, other, out=out)):
+        out = build().unlock_()
+        shared = out.copy()
+        assert write(out) is out
+        assert_matches(out, mapped(changed, plain), kind.batch_size)
+        if kind.in_memory:
+            assert_matches(shared, plain, kind.batch_size)
+    assert writable.apply(changed, out=writable) is writable
+    assert_matches(writable, mapped(changed, plain), kind.batch_size)
+
+
+def test_a_locked_out_is_refused(td: Any, build: Callable[[], Any], plain: Plain, kind: Kind) -> None:
+    out, mask = build().lock_(), torch.ones(kind.batch_size, dtype=torch.bool)
+    for write in (lambda: td.apply(changed, out=out), lambda: td.where(mask, td, out=out)):
+        with pytest.raises(RuntimeError, match="lock"):
+            write()
+    assert_matches(out, plain, kind.batch_size, kind.extra)
+
+
+def test_the_lock_is_propagated_to_out(td: Any, kind: Kind) -> None:
+    out = td.empty()
+    td.lock_()
+    assert td.apply(changed, out=out, propagate_lock=True) is out and out.is_locked
+
+
+def test_apply_with_names(td: Any, plain: Plain, kind: Kind) -> None:
+    for nested_keys in (False, True):
+        called: list[Any] = []
+        expected: list[Any] = []
+        td.apply(lambda name, x, called=called: called.append(name), named=True, nested_keys=nested_keys)
+        td.named_apply(lambda name, x, called=expected: called.append(name), nested_keys=nested_keys)
+        assert called == expected and len(called) >= len(leaves(plain))
+    td.apply_(lambda name, x: changed(x) if name == "a" else x, named=True)
+    assert_matches(td, plain | {"a": changed(plain["a"])}, kind.batch_size, kind.extra)
 
 
 def test_named_apply(td: Any, plain: Plain, kind: Kind) -> None:

@@ -197,11 +197,11 @@ def test_where_pads_what_one_side_lacks() -> None:
 def test_where_into_out() -> None:
     td, mask = make(), random_mask(SIZE)
     want = td.where(mask, 0)
-    out = td.clone().lock_()
-    before = leaves(out)
+    out = td.clone()
+    before, old = leaves(out), leaves(out.clone())
     assert td.where(mask, 0, out=out) is out
     for key, leaf in leaves(want).items():
-        assert out[key] is before[key]
+        assert out[key] is not before[key] and torch.equal(before[key], old[key])
         assert torch.equal(out[key], leaf)
     partial = td.select("a").clone()
     td.where(mask, 0, out=partial)
@@ -211,6 +211,15 @@ def test_where_into_out() -> None:
     resized = td.where(mask, 0, out=TensorDict(batch_size=[3]), update_batch_size=True)
     assert resized.batch_size == SIZE
     assert torch.equal(resized["a"], want["a"])
+    # What is replaced need not fit.
+    resized = td.where(mask, 0, out=TensorDict(a=torch.zeros(7), batch_size=[7]), update_batch_size=True)
+    assert resized.batch_size == SIZE and torch.equal(resized["a"], want["a"])
+    other = TensorDict(a=torch.zeros(7), kept=torch.zeros(7), batch_size=[7])
+    with pytest.raises(RuntimeError, match="'kept'"):
+        td.where(mask, 0, out=other, update_batch_size=True)
+    assert other.batch_size == (7,) and set(other.keys()) == {"a", "kept"}
+    with pytest.raises(TypeError, match="container, got dict"):
+        td.where(mask, 0, out={})
 
 
 def test_where_errors() -> None:

@@ -59,6 +59,8 @@ class Applying(Writing):
         call_on_nested: bool = False,
         is_leaf: IsLeaf | None = None,
         out: Any = None,
+        named: bool = False,
+        nested_keys: bool = False,
         **constructor_kwargs: Any,
     ) -> Self | None:
         """Call `fn` on every leaf and collect the results in a container of the same structure.
@@ -78,14 +80,16 @@ class Applying(Writing):
             call_on_nested: call `fn` on the entries of this level only, nested containers included.
             is_leaf: takes the class of a nested container, or of the holder of a value that is no tensor, and says
                 whether `fn` is called on it as a whole; by default on none of them.
-            out: a container that the results are written to, in place where it has the entry.
+            out: a container whose entries are replaced by the results, as :meth:`update` does; no memory is written.
+            named: call `fn` with the name of the leaf first, as :meth:`named_apply` does.
+            nested_keys: with `named`, pass the whole nested key instead of the last name.
 
         Returns:
             a new container, or `self` with `inplace`, or `out`.
 
         Raises:
             KeyError: one of `others` lacks a leaf and there is no default.
-            RuntimeError: a result does not begin with the batch size; the entry is named.
+            RuntimeError: a result does not begin with the batch size, the entry is named; or `out` is locked.
 
         Example:
             >>> import torch
@@ -96,7 +100,7 @@ class Applying(Writing):
         """
         _refuse_unknown(constructor_kwargs)
         call = _Call(
-            fn, False, False, default, filter_empty, call_on_nested, _size(batch_size), device, names,
+            fn, named, nested_keys, default, filter_empty, call_on_nested, _size(batch_size), device, names,
             [] if inplace else None, [], is_leaf,
         )  # fmt: skip
         return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
@@ -148,7 +152,7 @@ class Applying(Writing):
             foreach.copy_(call.targets, call.results)
             return self
         if out is not None:
-            return out if result is None else out.update(result, inplace=True)
+            result = out if result is None else out.update(result)
         if propagate_lock and self._locked and result is not None:
             result.lock_()
             result._undo = None

@@ -151,12 +151,13 @@ class Gathering(Contract):
         Args:
             condition: a boolean tensor that broadcasts to the batch size, or to its first dims when it has fewer.
             other: a container of the same keys, a number, or a tensor that broadcasts as the condition does.
-            out: a container to write into, in place; entries that it lacks are added.
+            out: a container whose entries are replaced by the results, as :meth:`update` does; no memory is written.
             pad: stands for the entries that only one of the containers has; without it, they are an error.
-            update_batch_size: give `out` the batch size of the result first.
+            update_batch_size: give `out` the batch size of the result, too.
 
         Raises:
             KeyError: an entry is missing in one of the containers and there is no `pad`.
+            RuntimeError: shapes do not fit, or `out` is locked.
 
         Example:
             >>> import torch
@@ -178,9 +179,8 @@ class Gathering(Contract):
             if self._locked:
                 result._lock_tree()
             return result  # type: ignore[no-any-return]
-        if update_batch_size and out._batch_size != result._batch_size:
-            out._rebatch(result._batch_size, ())
-        return _written(out, result)  # type: ignore[no-any-return]
+        _check_out(out, None if update_batch_size else result._batch_size)
+        return out.update(result, update_batch_size=out._batch_size != result._batch_size)  # type: ignore[no-any-return]
 
     def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Self:
         """`where`, once the arguments have been checked."""
@@ -216,13 +216,16 @@ def _checked_mask(mask: Any) -> Tensor:
 
 def _written(out: Any, result: Any) -> Any:
     """Write `result` into `out`, in place where the entries exist; the batch size of `out` has to fit."""
+    _check_out(out, result._batch_size)
+    return out.update(result, inplace=True)
+
+
+def _check_out(out: Any, size: torch.Size | None) -> None:
+    """Refuse an `out` that is no container, or that has another batch size than `size`."""
     if not isinstance(out, Contract):
         raise TypeError(f"out must be a container, got {type(out).__name__}")
-    if out._batch_size != result._batch_size:
-        raise ShapeError(
-            f"out must have the batch size of the result, {list(result._batch_size)}, got {list(out._batch_size)}"
-        )
-    return out.update(result, inplace=True)  # type: ignore[attr-defined]
+    if size is not None and out._batch_size != size:
+        raise ShapeError(f"out must have the batch size of the result, {list(size)}, got {list(out._batch_size)}")
 
 
 def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
