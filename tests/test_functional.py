@@ -127,6 +127,51 @@ def test_values_go_along():
     assert result["tag"] == "t" and result["b"].tolist() == [0, 1, 2]
 
 
+def test_names_and_negative_dims_are_those_of_the_batch():
+    td = TensorDict(a=torch.randn(2, 3, 4), b={"c": torch.randn(2, 3)}, batch_size=[2, 3], names=["x", "y"])
+
+    def look(part):
+        assert part.names == ["x"] and part["b"].batch_size == (2,)
+        return part + 1
+
+    result = vmap(look, in_dims=-1, out_dims=-1)(td)
+    assert result.names == ["x", None] and result["b"].batch_size == (2, 3)
+    assert (result == td + 1).all()
+    chunked = vmap(lambda part: part.copy(), in_dims=-1, chunk_size=2)(td)
+    assert torch.equal(chunked["a"], td["a"].transpose(0, 1))
+
+
+def test_writes_stay_inside():
+    td, x = TensorDict(a=torch.ones(3), n={"b": torch.ones(3)}, batch_size=[3]), torch.arange(2.0)
+
+    def write(x, part):
+        part["c"] = part["n", "d"] = x + part["a"]
+        return part
+
+    result = vmap(write, in_dims=(0, None))(x, td)
+    assert result.batch_size == (2, 3) and torch.equal(result["n", "d"], (x[:, None] + 1).expand(2, 3))
+    assert set(td.keys(True, True)) == {"a", ("n", "b")}
+
+
+@pytest.mark.parametrize("wrap", [TensorDict.copy, TensorDictParams])
+def test_mapped_in_compiled_code(wrap):
+    nets = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(2)]
+    empty = nn.Sequential(nn.Linear(5, 5, device="meta"), nn.Tanh())
+    params, td = wrap(TensorDict.from_modules(*nets).data), make(3)
+
+    def call(params, td):
+        with params.to_module(empty):
+            return td.set("y", empty(td["a"]))
+
+    def run(params, td):
+        return vmap(call, (0, None))(params, td), vmap(lambda part: part["a"].sum() + 1)(td)
+
+    result, sums = torch.compile(run, fullgraph=True, backend="eager")(params, td)
+    torch.testing.assert_close(result["y"], torch.stack([net(td["a"]) for net in nets]))
+    assert result.batch_size == (2, 3) and "y" not in td
+    torch.testing.assert_close(sums, td["a"].sum(-1) + 1)
+
+
 @pytest.mark.parametrize("randomness", ["different", "same", "error"])
 def test_randomness(randomness):
     td = TensorDict(a=torch.zeros(64, 8), batch_size=[64])

@@ -638,8 +638,6 @@ def test_vmap_puts_the_mapped_dim_where_it_is_asked_for(
         {"a": torch.arange(24.0).reshape(2, 3, 4, 1), "n": {"x": torch.arange(24).reshape(2, 3, 4)}}, [2, 3, 4]
     )
     stack = dense.to_lazystack(stack_dim)
-    if nested and in_dim < 0:
-        pytest.skip("negative dims of a container are those of each leaf")
     source = TensorDict({"s": stack}, [2, 3, 4]) if nested else stack
     result = torch.vmap(lambda td: td.apply(lambda x: x + 1), in_dim, out_dim)(source)
     expected = dense.movedim(in_dim, out_dim).apply(lambda x: x + 1)
