@@ -19,7 +19,7 @@ from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.refusals import REFUSALS, has_ragged, retried
 from tensordict.ops.sources import nested_under
-from tensordict.ops.writing import Writing, _check_expandable
+from tensordict.ops.writing import Writing, _check_expandable, raise_no_entry
 
 _KEY_KINDS = (str, tuple)
 
@@ -27,12 +27,14 @@ _KEY_KINDS = (str, tuple)
 class _Assignment:
     """One call of `td[at] = ...`: what is copied where, and what is allocated, once everything has been checked."""
 
-    __slots__ = ("allocations", "at", "basic", "lead", "parts", "size", "targets", "values", "writes")
+    __slots__ = ("adds", "allocations", "at", "basic", "lead", "parts", "size", "targets", "values", "writes")
 
-    def __init__(self, at: Any, lead: torch.Size, size: torch.Size) -> None:
+    def __init__(self, at: Any, lead: torch.Size, size: torch.Size, adds: bool = True) -> None:
         self.at = at
         self.lead = lead
         self.size = size
+        # Whether entries that are not there yet are allocated.
+        self.adds = adds
         # A basic index makes views to copy into, all in one call; otherwise the leaves themselves are indexed.
         self.basic = is_basic(at)
         self.targets: list[Tensor] = []
@@ -87,11 +89,11 @@ class Indexing(Writing):
                 value = self._entries[index]
             except KeyError:
                 raise self._missing(index) from None
-            return value if type(value) is Tensor else _given(value)
+            return value if type(value) is Tensor else given(value)
         if kind is tuple and index and type(index[0]) in _KEY_KINDS:
             try:
                 value = self._find(index)
-                return value if type(value) is Tensor else _given(value)
+                return value if type(value) is Tensor else given(value)
             except KeyError as error:
                 raise self._missing(index) from error
             except TypeError:
@@ -133,7 +135,7 @@ class Indexing(Writing):
         """Write an entry at a key, or assign to a part of the batch.
 
         `td[index] = value` takes a container, a mapping, a tensor or a number, is in place and so allowed on a locked
-        container. Entries of `value` that this container lacks are allocated with zeros at its batch size, so that an
+        container. A container whose batch size is the last dims of that of the part is broadcast to it. Entries of `value` that this container lacks are allocated with zeros at its batch size, so that an
         empty container can be filled item by item. All shapes are checked before the first write.
 
         Raises:
@@ -170,21 +172,26 @@ class Indexing(Writing):
         else:
             self._assign(index, value)
 
-    def _assign(self, index: Any, value: Any) -> None:
+    def _assign(self, index: Any, value: Any, adds: bool = True) -> None:
         size = self._batch_size
         at = leaf_index(index, size)
         # A mask is in bounds by its shape; the elements of other index tensors have to be looked at.
         new_size = result_size(at, size) if _is_mask(index) else checked_size(at, size)
         if isinstance(value, Contract):
-            if value._batch_size != new_size and value._batch_size[: len(new_size)] != new_size:
-                raise ShapeError(
-                    f"cannot assign a container of batch size {list(value._batch_size)} to the index {index!r} of a "
-                    f"container of batch size {list(size)}: that part has batch size {list(new_size)}"
-                )
+            theirs = value._batch_size
+            if theirs != new_size and theirs[: len(new_size)] != new_size:
+                # One without batch dims is refused: whoever forgot them would get a container of another shape.
+                if not theirs or theirs != new_size[-len(theirs) :]:
+                    raise ShapeError(
+                        f"cannot assign a container of batch size {list(theirs)} to the index {index!r} of a container "
+                        f"of batch size {list(size)}: that part has batch size {list(new_size)}, and what is assigned "
+                        "to it has these dims, or the last of them"
+                    )
+                value = value.expand(new_size)  # type: ignore[attr-defined]
         elif not isinstance(value, Mapping):
             self._assign_everywhere(at, new_size, value)
             return
-        plan = _Assignment(at, size, new_size)
+        plan = _Assignment(at, size, new_size, adds)
         self._plan_assign(value, (), plan)
         plan.run()
 
@@ -259,6 +266,8 @@ class Indexing(Writing):
                 continue
             path = (*prefix, key)
             if current is None:
+                if not plan.adds:
+                    raise_no_entry(path)
                 if self._locked:
                     raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
                 fresh = _allocated(item, at, plan.lead, plan.size, path)
@@ -307,7 +316,7 @@ class Indexing(Writing):
         return self._index(torch.as_tensor(indices))
 
 
-def _given(value: Any) -> Any:
+def given(value: Any) -> Any:
     """What `td[key]` gives for an entry: the value of a holder, anything else as it is."""
     return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value  # type: ignore[attr-defined]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.reading import NO_DEFAULT, Reading
-from tensordict.ops.sources import leaf_paths, nested_under, one_source, restricted
+from tensordict.ops.sources import nested_under, one_source, restricted
 from tensordict.views import IsLeaf
 
 if TYPE_CHECKING:
@@ -232,6 +232,36 @@ class Writing(Reading, Locking):
                     entries[key] = self._admit(item, (*prefix, key), non_blocking)
             else:
                 self._write(path_of(key), item, non_blocking)
+
+    def _set_all(self, keys: Sequence[Any], items: Sequence[Any]) -> None:
+        """Write several entries as `set` does; all of them or, when one cannot be written, none."""
+        entries = self._entries
+        if type(entries) is dict and set(map(type, keys)) == {str}:
+            before = entries.copy()
+            try:
+                for name, item in zip(keys, items):
+                    self._write_name(name, item)
+            except BaseException:
+                entries.clear()
+                entries.update(before)
+                raise
+            return
+        paths = [path_of(key) for key in keys]
+        trial = self.empty(recurse=True)  # type: ignore[attr-defined]
+        for path, item in zip(paths, items):
+            node: Any = self
+            name = path[0]
+            for depth, below in enumerate(path[1:], 1):
+                if node is None or node._locked or name not in node._outline():
+                    break
+                node, name = node._node(name), below
+                if node is None:
+                    raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[:depth])!r} is a tensor")
+            if node is not None and node._locked:
+                raise_locked(f"set the entry {joined(path)!r}")
+            trial._write(path, item)
+        for path, item in zip(paths, items):
+            self._write(path, item)
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
         """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""
@@ -505,7 +535,7 @@ class Writing(Reading, Locking):
                 continue
             path = (*prefix, key)
             if current is None:
-                raise KeyError(f"cannot update {joined(path)!r} in place: there is no such entry. Use update to add it")
+                raise_no_entry(path)
             if current._is_non_tensor:
                 targets.writes.append(current._replacing(self, key, item, (), self._batch_size, path))
                 continue
@@ -539,10 +569,7 @@ class Writing(Reading, Locking):
         source = input_dict_or_td if keys_to_update is None else restricted(input_dict_or_td, keys_to_update)
         if not isinstance(source, (Contract, Mapping)):
             raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")
-        for path in leaf_paths(source):
-            if not self._has(path):
-                raise self._missing(joined(path))
-        self[idx] = source  # type: ignore[index]
+        self._assign(idx, source, adds=False)  # type: ignore[attr-defined]
         return self
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
@@ -741,6 +768,11 @@ def _plan_copy(target: Tensor, item: Any, path: Path, targets: list[Tensor], val
         raise named_error(error, path) from None
     targets += parts[0]
     values += parts[1]
+
+
+def raise_no_entry(path: Path) -> NoReturn:
+    """Raise the error of a write in place to an entry that is not there."""
+    raise KeyError(f"cannot update {joined(path)!r} in place: there is no such entry. Use update to add it")
 
 
 def _check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:

@@ -1,0 +1,161 @@
+"""`dispatch`: calling a method that takes a container with tensors, by position or by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch.utils._contextlib import _DecoratorContextManager
+
+from tensordict.contract import Contract
+from tensordict.convert.mappings import make_tensordict
+from tensordict.keys import Key, unravel_key_list
+from tensordict.tensordict import TensorDict
+
+_enabled = True
+
+
+class dispatch:  # a function to its callers, as in the public API
+    """Let a method that takes a container be called with the entries themselves.
+
+    The arguments are the entries at the in-keys, by position in their order or by name; the parts of a nested key are
+    joined by `separator`. They are put in a container for the call; what it holds at the out-keys afterwards is
+    returned, as one value where there is one out-key, otherwise as a tuple. Called with a container as the first
+    argument, the method runs as it is written. The keys are read from the instance at every call.
+
+    Usable with and without arguments. The first argument of the method after `self` must be named `tensordict`.
+
+    Args:
+        separator: joins the parts of a nested key to the name of an argument.
+        source: the attribute that holds the in-keys, or the keys themselves.
+        dest: the attribute that holds the out-keys, or the keys themselves. What is written under `"_"` is not
+            returned.
+        auto_batch_size: give the container the leading dims that all arguments share as batch size, rather than none.
+
+    Raises:
+        RuntimeError: the method has no argument named `tensordict`, or an entry is given by position and by name.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tensordict.nn import dispatch
+        >>> class Scale(nn.Module):
+        ...     in_keys = ["x", ("opts", "factor")]
+        ...     out_keys = ["y"]
+        ...     @dispatch
+        ...     def forward(self, tensordict):
+        ...         return tensordict.set("y", tensordict["x"] * tensordict["opts", "factor"])
+        >>> Scale()(torch.ones(2), opts_factor=torch.tensor([2.0, 3.0]))
+        tensor([2., 3.])
+    """
+
+    DEFAULT_SEPARATOR = "_"
+    DEFAULT_SOURCE = "in_keys"
+    DEFAULT_DEST = "out_keys"
+
+    def __new__(
+        cls,
+        separator: str | Callable[..., Any] = DEFAULT_SEPARATOR,
+        source: str | Sequence[Key] = DEFAULT_SOURCE,
+        dest: str | Sequence[Key] = DEFAULT_DEST,
+        auto_batch_size: bool = True,
+    ) -> Any:
+        if callable(separator):
+            return cls(auto_batch_size=auto_batch_size)(separator)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        separator: str = DEFAULT_SEPARATOR,
+        source: str | Sequence[Key] = DEFAULT_SOURCE,
+        dest: str | Sequence[Key] = DEFAULT_DEST,
+        auto_batch_size: bool = True,
+    ) -> None:
+        self.separator = separator
+        self.source = source if isinstance(source, str) else unravel_key_list(list(source))
+        self.dest = dest if isinstance(dest, str) else unravel_key_list(list(dest))
+        self.auto_batch_size = auto_batch_size
+
+    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a method."""
+        signature = inspect.signature(func)
+        names = list(signature.parameters)
+        if len(names) < 2 or names[1] != "tensordict":
+            raise RuntimeError(
+                "the first argument of the wrapped function must be named 'tensordict'; "
+                f"{func.__qualname__} takes {names[1:2] or 'none'}"
+            )
+
+        @functools.wraps(func)
+        def dispatched(_self: Any, *args: Any, **kwargs: Any) -> Any:
+            if (args and isinstance(args[0], Contract)) or "tensordict" in kwargs or not _enabled:
+                return func(_self, *args, **kwargs)
+            return self._dispatched(func, _self, args, kwargs)
+
+        # `inspect` shows that what the container takes the place of may be left out.
+        dispatched.__signature__ = _optional(signature)  # type: ignore[attr-defined]
+        return dispatched
+
+    def _dispatched(self, func: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        in_keys = getattr(module, self.source) if isinstance(self.source, str) else self.source
+        entries: dict[Any, Any] = {}
+        for position, key in enumerate(in_keys):
+            name = key if type(key) is str else self.separator.join(key)
+            if position < len(args):
+                if name in kwargs:
+                    raise RuntimeError(
+                        f"{type(module).__name__} got the entry {key!r} twice, by position and as {name!r}: "
+                        "Duplicated argument in args and kwargs."
+                    )
+                entries[key] = args[position]
+            elif name in kwargs:
+                entries[key] = kwargs.pop(name)
+        given = make_tensordict(entries, auto_batch_size=True) if self.auto_batch_size else TensorDict(entries)
+        result: Any = func(module, given, *args[len(in_keys) :], **kwargs)
+        if not isinstance(result, Contract):
+            raise TypeError(
+                f"{type(module).__name__}.{func.__name__} must return a container for its out-keys to be read, "
+                f"got {type(result).__name__}"
+            )
+        out_keys = getattr(module, self.dest) if isinstance(self.dest, str) else self.dest
+        values = tuple(result[key] for key in out_keys if key != "_")  # type: ignore[index]
+        return values[0] if len(values) == 1 else values
+
+
+def _optional(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with `None` as default of the arguments by position that have none."""
+    required = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return signature.replace(
+        parameters=[
+            p.replace(default=None) if p.kind is required and p.default is p.empty else p
+            for p in signature.parameters.values()
+        ]
+    )
+
+
+class _set_dispatch_td_nn_modules(_DecoratorContextManager):
+    """Choose whether `dispatch` looks at its arguments; without it, methods get them as they are.
+
+    For replay buffers of TorchRL, whose transforms then take what is no container.
+    """
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def clone(self) -> _set_dispatch_td_nn_modules:
+        return type(self)(self.mode)
+
+    def __enter__(self) -> None:
+        global _enabled
+        self._before = _enabled
+        _enabled = self.mode
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        global _enabled
+        _enabled = self._before

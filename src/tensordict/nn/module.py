@@ -1,0 +1,600 @@
+"""Modules that read entries of a container and write others: the base class, and the wrappers of any callable."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensordict.base import TensorDictBase
+from tensordict.contract import Contract
+from tensordict.extras import require
+from tensordict.keys import Key, is_nested_key, path_of, unravel_key
+from tensordict.nn.dispatch import dispatch
+from tensordict.nn.skipping import _set_skip_existing_None
+from tensordict.ops.indexing import given
+from tensordict.tensordict import TensorDict
+
+Inplace = bool | str
+_INPLACE = (True, False, "empty")
+
+
+class TensorDictModuleBase(nn.Module):
+    """The parent class of the modules that read and write containers.
+
+    A subclass declares `in_keys`, the entries that it reads, and `out_keys`, those that it writes, in the class or in
+    its `__init__`, and has a `forward` that takes a container and returns one.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModuleBase
+        >>> class Distance(TensorDictModuleBase):
+        ...     in_keys = ["a", "b"]
+        ...     out_keys = ["distance"]
+        ...     def forward(self, tensordict):
+        ...         return tensordict.set("distance", (tensordict["a"] - tensordict["b"]).abs())
+        >>> Distance()(TensorDict(a=torch.tensor(1), b=torch.tensor(4)))["distance"]
+        tensor(3)
+    """
+
+    _in_keys: list[Key]
+    _out_keys: list[Key]
+    # Those of the out-keys that were selected.
+    _out_keys_apparent: list[Key] | None = None
+    _selecting: Any = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("in_keys", "out_keys"):
+            keys = cls.__dict__.get(name)
+            if isinstance(keys, (list, tuple, str)):
+                # The properties of this class read it there.
+                setattr(cls, f"_{name}", as_keys(keys, name))
+                delattr(cls, name)
+
+    @property
+    def in_keys(self) -> list[Key]:
+        """The keys of the entries that are read."""
+        return self._in_keys
+
+    @in_keys.setter
+    def in_keys(self, value: Any) -> None:
+        object.__setattr__(self, "_in_keys", as_keys(value, "in_keys"))
+
+    @property
+    def out_keys(self) -> list[Key]:
+        """The keys of the entries that are found in the result: all that are written, unless some were selected."""
+        selected = self._out_keys_apparent
+        return self._out_keys if selected is None else selected
+
+    @out_keys.setter
+    def out_keys(self, value: Any) -> None:
+        object.__setattr__(self, "_out_keys", as_keys(value, "out_keys"))
+        self.reset_out_keys()
+
+    @property
+    def out_keys_source(self) -> list[Key]:
+        """The keys of all entries that are written, whichever were selected."""
+        return self._out_keys
+
+    def select_out_keys(self, *out_keys: Key) -> Any:
+        """Keep only some of the entries that the module writes; the others are removed from the result.
+
+        An entry that is read as well is kept. :meth:`reset_out_keys` undoes it.
+
+        Args:
+            *out_keys: some of the out-keys.
+
+        Returns:
+            the module itself.
+
+        Raises:
+            ValueError: a key is none of the out-keys.
+            RuntimeError: the class has out-keys of its own making.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from tensordict.nn import TensorDictModule
+            >>> split = TensorDictModule(lambda x: (x.floor(), x.frac()), in_keys=["x"], out_keys=["whole", "rest"])
+            >>> sorted(split.select_out_keys("rest")(TensorDict(x=torch.tensor(1.5))).keys())
+            ['rest', 'x']
+        """
+        if type(self).out_keys is not TensorDictModuleBase.out_keys:
+            raise RuntimeError(f"{type(self).__name__} does not support select_out_keys: its out-keys are its own")
+        object.__setattr__(self, "_out_keys_apparent", self._selectable(out_keys))
+        if self._selecting is None:
+            self._selecting = self.register_forward_hook(_drop_unselected)
+        return self
+
+    def _selectable(self, out_keys: Sequence[Any]) -> list[Key]:
+        """The keys that were selected, which must be among the out-keys."""
+        selected = [unravel_key(key) for key in out_keys]
+        for key in selected:
+            if key not in self.out_keys:
+                raise ValueError(f"cannot select {key!r}, which is none of the out-keys {self.out_keys}")
+        return selected
+
+    def reset_out_keys(self) -> Any:
+        """Undo :meth:`select_out_keys`; returns the module itself."""
+        object.__setattr__(self, "_out_keys_apparent", None)
+        if self._selecting is not None:
+            self._selecting.remove()
+            self._selecting = None
+        return self
+
+    @staticmethod
+    def is_tdmodule_compatible(module: Any) -> bool:
+        """Whether a module has in-keys and out-keys."""
+        return hasattr(module, "in_keys") and hasattr(module, "out_keys")
+
+    def reset_parameters_recursive(self, parameters: Any = None) -> Any:
+        """Call `reset_parameters` of all submodules that have it.
+
+        Args:
+            parameters: a container of parameters without batch dims, structured as the module (see
+                :meth:`TensorDict.from_module`). Given, these are reset in place, and the module keeps its own.
+
+        Returns:
+            if `parameters` was given, a new container on the same memory, otherwise `None`.
+
+        Raises:
+            RuntimeError: `parameters` has batch dims.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from tensordict import TensorDict
+            >>> from tensordict.nn import TensorDictModule
+            >>> net = TensorDictModule(nn.Linear(2, 2), in_keys=["x"], out_keys=["y"])
+            >>> zeros = TensorDict.from_module(net).data.clone().zero_()
+            >>> _ = net.reset_parameters_recursive(zeros)
+            >>> bool((zeros == 0).any())
+            False
+        """
+        if parameters is None:
+            self._reset_parameters(self)
+            return None
+        if parameters.ndim:
+            raise RuntimeError(
+                "reset_parameters_recursive does not support batched TensorDicts, ensure `batch_size` is empty and the "
+                f"parameters have their original shapes; got batch size {list(parameters.batch_size)}"
+            )
+        with parameters.data.to_module(self):
+            self._reset_parameters(self)
+        return parameters.apply(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad))
+
+    def _reset_parameters(self, module: nn.Module) -> bool:
+        """Reset what is below a module; whether anything was, without which there is a warning."""
+        found = False
+        for child in module.modules():
+            reset = getattr(type(child), "reset_parameters", None)
+            if reset is not None:
+                reset(child)
+                found = True
+        if not found:
+            warnings.warn(
+                f"no module below {type(module).__name__} has reset_parameters: nothing was reset", stacklevel=3
+            )
+        return found
+
+    def _shown(self) -> dict[str, Any]:
+        """What `repr` shows."""
+        return {**self._modules, "in_keys": self.in_keys, "out_keys": self.out_keys}
+
+    def __repr__(self) -> str:
+        fields = ",\n".join(f"{name}={value!r}" for name, value in self._shown().items())
+        return f"{type(self).__name__}(\n    " + fields.replace("\n", "\n    ") + ")"
+
+
+def as_keys(keys: Any, what: str) -> list[Key]:
+    """A list of keys, each of them flat; `ValueError` for what is no list of keys, nor a name."""
+    if isinstance(keys, str):
+        keys = [keys]
+    if not isinstance(keys, (list, tuple)) or not all(map(is_nested_key, keys)):
+        raise ValueError(f"{what} must be of type list, str or tuples of str, or dict (in_keys only), got {keys!r}")
+    return [unravel_key(key) for key in keys]
+
+
+def _one_or_more(keys: Any) -> Any:
+    """A list of keys where there may be a single one, which can be a tuple."""
+    return [keys] if is_nested_key(keys) else keys
+
+
+def _drop_unselected(module: Any, args: Any, output: Any) -> None:
+    """The hook of `select_out_keys`; what `dispatch` returns has been selected already."""
+    if isinstance(output, Contract):
+        selected, read = module.out_keys, module.in_keys
+        dropped = [key for key in module.out_keys_source if key not in selected and key not in read]
+        output.exclude(*dropped, inplace=True)  # type: ignore[attr-defined]
+
+
+class TensorDictModule(TensorDictModuleBase):
+    """A function or module that reads its arguments from a container and writes what it returns into it.
+
+    Besides a container it takes the arguments themselves, by position or by name; see :class:`dispatch`. An attribute
+    that it does not have is looked up in what it wraps.
+
+    Args:
+        module: a function, an `nn.Module` or any other callable.
+        in_keys: the key, or the list of keys, of the entries that are the arguments, in their order. Or a mapping from
+            the name of an argument to the key of its entry.
+        out_keys: the key, or the list of keys, that the results are written to. What is written to `"_"` is thrown
+            away. A dict or container among whose keys are all the out-keys is read at these; any other is a result.
+        out_to_in_map: `False` reads a mapping in `in_keys` the other way round, from keys to names.
+        inplace: `True` writes into the container that was given, `False` into a new one without batch size, `"empty"`
+            into an empty one of its kind. `forward(..., tensordict_out=)` has precedence.
+        method: the method to call, instead of the object itself.
+        method_kwargs: keyword arguments for it.
+        strict: raise for an entry that is missing, instead of passing `None`.
+        get_kwargs: keyword arguments for :meth:`TensorDict.get`, for ragged entries.
+
+    Raises:
+        ValueError: keys that are no keys, an `inplace` that is none of the above, or a `module` that is not callable.
+        AttributeError: `module` has no such `method`.
+        KeyError: (when called) an entry is missing: under `strict`, or if the call fails without it.
+        RuntimeError: (when called) the number of results is not that of the out-keys.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> net = TensorDictModule(nn.Linear(3, 4), in_keys=["obs"], out_keys=[("policy", "logits")])
+        >>> net(TensorDict(obs=torch.zeros(5, 3), batch_size=[5]))["policy", "logits"].shape
+        torch.Size([5, 4])
+        >>> net(torch.zeros(5, 3)).shape, net.in_features
+        (torch.Size([5, 4]), 3)
+    """
+
+    # The names of the arguments, when `in_keys` maps them.
+    _kwargs: list[str] | None = None
+    _get_kwargs: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        in_keys: Key | list[Key] | Mapping[Any, Any],
+        out_keys: Key | list[Key],
+        *,
+        out_to_in_map: bool | None = None,
+        inplace: Inplace | None = True,
+        method: str | None = None,
+        method_kwargs: dict[str, Any] | None = None,
+        strict: bool = False,
+        get_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(in_keys, Mapping):
+            names, keys = (in_keys.values(), in_keys) if out_to_in_map is False else (in_keys, in_keys.values())
+            self._kwargs = [str(name) for name in names]
+            in_keys = list(keys)
+        if inplace is not None and inplace not in _INPLACE:
+            raise ValueError(f"inplace must be True, False or 'empty', got {inplace!r}")
+        if method is None and not callable(module):
+            raise ValueError(
+                f"{type(module).__name__} is not callable: give a function, an nn.Module, or the name of a `method`"
+            )
+        if method is not None and not callable(getattr(module, method, None)):
+            raise AttributeError(f"{type(module).__name__} has no method {method!r}")
+        self.in_keys = _one_or_more(in_keys)
+        self.out_keys = _one_or_more(out_keys)
+        self.module = module
+        self.inplace = inplace
+        self.method = method
+        self.method_kwargs = method_kwargs or {}
+        self.strict = strict
+        self._get_kwargs = get_kwargs or None
+
+    @dispatch(auto_batch_size=False)
+    @_set_skip_existing_None()
+    def forward(self, tensordict: Any, *, tensordict_out: Any = None, **kwargs: Any) -> Any:
+        """Read the in-keys, call the module, and write its results to the out-keys.
+
+        Args:
+            tensordict: a container, or (by :class:`dispatch`) the entries at the in-keys.
+            tensordict_out: a container to write into, in the place of the one that is read.
+            **kwargs: further arguments of the call.
+
+        Returns:
+            the container that was written into.
+        """
+        in_keys = self.in_keys
+        if self._get_kwargs is None:
+            arguments = [_read(tensordict, key) for key in in_keys]
+        else:
+            arguments = [given(tensordict.get(key, None, **self._get_kwargs)) for key in in_keys]
+        if self.strict and any(argument is None for argument in arguments):
+            raise self._missing(tensordict, arguments)
+        try:
+            results = self._call_module(arguments, **kwargs)
+        except Exception as error:
+            if any(argument is None for argument in arguments):
+                raise self._missing(tensordict, arguments) from error
+            raise
+        return self._write_to_tensordict(tensordict, self._as_results(results), tensordict_out)
+
+    def _call_module(self, tensors: Sequence[Any], **kwargs: Any) -> Any:
+        module: Any = self._modules.get("module")
+        if module is None:
+            module = self.module
+        if self.method is not None:
+            module = getattr(module, self.method)
+            kwargs = {**self.method_kwargs, **kwargs}
+        if self._kwargs is None:
+            return module(*tensors, **kwargs)
+        return module(**dict(zip(self._kwargs, tensors)), **kwargs)
+
+    def _missing(self, tensordict: Any, arguments: Sequence[Any]) -> KeyError:
+        missing = [key for key, argument in zip(self.in_keys, arguments) if argument is None]
+        return KeyError(
+            f"{self._described()} reads {', '.join(map(repr, missing))}, not found in the container, which has the "
+            f"keys {list(tensordict.keys(True, True))}"
+        )
+
+    def _described(self) -> str:
+        """The module for an error message."""
+        module: Any = self.module
+        name = getattr(module, "__name__", type(module).__name__)
+        return f"{type(self).__name__}({name}, in_keys={self.in_keys}, out_keys={self._out_keys})"
+
+    def _as_results(self, results: Any) -> Sequence[Any]:
+        """One result per out-key."""
+        keys = self._out_keys
+        if type(results) is not Tensor:
+            if isinstance(results, (dict, TensorDictBase)):
+                found = [_lookup(results, key) for key in keys]
+                if all(value is not None for value in found):
+                    return found
+            if type(results) is tuple or (isinstance(results, (tuple, list)) and len(keys) > 1):
+                if len(results) == len(keys):
+                    return results
+                raise self._miscounted(f"{len(results)} values")
+            if results is None:
+                if not keys:
+                    return ()
+                raise self._miscounted("None")
+        if len(keys) != 1:
+            raise self._miscounted(f"one {type(results).__name__}")
+        return (results,)
+
+    def _miscounted(self, returned: str) -> RuntimeError:
+        return RuntimeError(
+            f"{self._described()} returned {returned} for {len(self._out_keys)} out_keys: it must return one value for "
+            "each; write what is not needed to '_'"
+        )
+
+    def _write_to_tensordict(
+        self, tensordict: Any, tensors: Sequence[Any], tensordict_out: Any = None, out_keys: Sequence[Key] | None = None
+    ) -> Any:
+        """Write results to the out-keys, all or none, and return the container that has them."""
+        if tensordict_out is None:
+            tensordict_out = output_of(tensordict, self.inplace)
+        keys = self._out_keys if out_keys is None else out_keys
+        if "_" in keys:
+            kept = [(key, value) for key, value in zip(keys, tensors) if key != "_"]
+            keys, tensors = [key for key, _ in kept], [value for _, value in kept]
+        if len(keys) == 1:
+            tensordict_out.set(keys[0], tensors[0])
+        elif keys:
+            tensordict_out._set_all(keys, tensors)
+        return tensordict_out
+
+    @property
+    def is_functional(self) -> bool:
+        """Whether the parameters were taken out of the module; kept for programs that ask, always `False`."""
+        return False
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter; the CPU for a module without."""
+        for parameter in self.parameters():
+            return parameter.device
+        return torch.device("cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self._modules.get("module", self.__dict__.get("module"))
+            if module is None or name.startswith("__"):
+                raise
+            return getattr(module, name)
+
+    def _shown(self) -> dict[str, Any]:
+        return {"module": self.module, "in_keys": self.in_keys, "out_keys": self.out_keys}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if isinstance(state.get("module"), FunctionType):
+            state["module"] = _PickledFunction(state["module"])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state.get("module"), _PickledFunction):
+            state = {**state, "module": state["module"].function}
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
+
+def _read(tensordict: Any, key: Key) -> Any:
+    value = tensordict.get(key, None)
+    return value if type(value) is Tensor else given(value)
+
+
+def _lookup(results: Any, key: Key) -> Any:
+    """What a dict or container of results has at a key, a dict of dicts too; `None` where it has nothing."""
+    if isinstance(results, Contract):
+        return results.get(key, None)  # type: ignore[attr-defined]
+    for name in path_of(key):
+        if not isinstance(results, Mapping) or name not in results:
+            return None
+        results = results[name]
+    return results
+
+
+def output_of(tensordict: Any, inplace: Inplace | None) -> Any:
+    """The container that results are written into."""
+    if inplace is True or inplace is None:
+        return tensordict
+    return TensorDict() if inplace is False else tensordict.empty()
+
+
+class _PickledFunction:
+    """A function that is pickled by name or, if it has none that can be imported, by value with cloudpickle."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self.function = function
+
+    def __reduce__(self) -> Any:
+        try:
+            pickle.dumps(self.function)
+        except (pickle.PicklingError, AttributeError):
+            cloudpickle = require("cloudpickle", "cloudpickle")
+            return cloudpickle.loads, (cloudpickle.dumps(self.function),)
+        return _same, (self.function,)
+
+    def __deepcopy__(self, memo: Any) -> FunctionType:
+        return self.function
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class TensorDictModuleWrapper(TensorDictModuleBase):
+    """A module that behaves as the one it wraps, for subclasses that change some of it.
+
+    Args:
+        td_module: the module.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule, TensorDictModuleWrapper
+        >>> class Noisy(TensorDictModuleWrapper):
+        ...     def forward(self, tensordict):
+        ...         return super().forward(tensordict.set("x", tensordict["x"] + torch.randn(3)))
+        >>> noisy = Noisy(TensorDictModule(nn.Linear(3, 4), in_keys=["x"], out_keys=["y"]))
+        >>> noisy.in_keys, noisy(TensorDict(x=torch.ones(3)))["y"].shape
+        (['x'], torch.Size([4]))
+    """
+
+    def __init__(self, td_module: TensorDictModuleBase) -> None:
+        super().__init__()
+        self.td_module = td_module
+
+    @property  # type: ignore[misc]  # the wrapped module's are set there
+    def out_keys(self) -> list[Key]:
+        """The out-keys of the wrapped module."""
+        return self.td_module.out_keys
+
+    @property
+    def out_keys_source(self) -> list[Key]:
+        """All that the wrapped module writes."""
+        return self.td_module.out_keys_source
+
+    def select_out_keys(self, *out_keys: Key) -> Any:
+        """As the wrapped module's; returns the wrapper."""
+        self.td_module.select_out_keys(*out_keys)
+        return self
+
+    def reset_out_keys(self) -> Any:
+        """As the wrapped module's; returns the wrapper."""
+        self.td_module.reset_out_keys()
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "td_module" not in self.__dict__.get("_modules", ()) or name.startswith("__"):
+                raise
+            return getattr(self._modules["td_module"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped module."""
+        return self.td_module(*args, **kwargs)
+
+
+class WrapModule(TensorDictModuleBase):
+    """A function from containers to containers as a module, for :class:`TensorDictSequential`.
+
+    Args:
+        func: takes a container and returns one.
+        inplace: update the container that was given with the result, and return it.
+        in_keys: the keys that `func` reads, for those who ask; none by default.
+        out_keys: the same for those that it writes.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import WrapModule
+        >>> flatten = WrapModule(lambda td: td.reshape(-1))
+        >>> flatten(TensorDict(x=torch.ones(2, 3), batch_size=[2, 3])).batch_size
+        torch.Size([6])
+    """
+
+    def __init__(
+        self,
+        func: Callable[[Any], Any],
+        *,
+        inplace: bool = False,
+        in_keys: list[Key] | None = None,
+        out_keys: list[Key] | None = None,
+    ) -> None:
+        super().__init__()
+        self.func = func
+        self.inplace = inplace
+        self.in_keys = in_keys or []
+        self.out_keys = out_keys or []
+
+    def forward(self, data: Any) -> Any:
+        """Call the function."""
+        result = self.func(data)
+        return data.update(result) if self.inplace and result is not data else result
+
+
+class as_tensordict_module:  # a function to its callers, as in the public API
+    """Decorate a function, or a method, to be called with a container.
+
+    Args:
+        in_keys: the entries that are its arguments; see :class:`TensorDictModule`.
+        out_keys: the entries that its results are written to.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import as_tensordict_module
+        >>> @as_tensordict_module(in_keys=["x"], out_keys=["y"])
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(TensorDict(x=torch.tensor(2)))["y"]
+        tensor(4)
+    """
+
+    def __init__(self, *, in_keys: Key | list[Key], out_keys: Key | list[Key]) -> None:
+        self.in_keys = as_keys(_one_or_more(in_keys), "in_keys")
+        self.out_keys = as_keys(_one_or_more(out_keys), "out_keys")
+
+    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function."""
+        as_function = TensorDictModule(func, self.in_keys, self.out_keys)
+        # A method gets its object first, and is bound only when it is called.
+        is_method = "." in func.__qualname__.rpartition("<locals>.")[2]
+
+        @functools.wraps(func)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if not is_method:
+                return as_function(*args, **kwargs)
+            bound = functools.partial(func, args[0])
+            return TensorDictModule(bound, self.in_keys, self.out_keys)(*args[1:], **kwargs)
+
+        return wrapped

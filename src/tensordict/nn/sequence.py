@@ -1,0 +1,350 @@
+"""`TensorDictSequential`: modules that run one after the other on one container."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from tensordict.contract import Contract
+from tensordict.keys import Key, path_of, unravel_key_list
+from tensordict.nn.dispatch import dispatch
+from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, WrapModule
+from tensordict.nn.skipping import _set_skip_existing_None
+from tensordict.tensordict import TensorDict
+
+
+class TensorDictSequential(TensorDictModule):
+    """Modules that read and write containers, run one after the other.
+
+    Its in-keys are those that no earlier module writes, its out-keys all that are written. It is indexed, sliced and
+    changed as an `nn.Sequential` or, made from a mapping, by name; the keys follow.
+
+    Args:
+        *modules: modules or functions that take a container and return one, a list of them, or a mapping from names to
+            them. Of functions the keys are not known.
+        partial_tolerant: run only the modules whose in-keys are all found; on a lazy stack, on those of its members
+            that have them.
+        selected_out_keys: the out-keys to be written, all by default; see :meth:`select_out_keys`.
+        inplace: `True` writes the result into the container that was given, `False` into a new one without batch size,
+            `"empty"` into an empty one of its kind; the container that was given then stays as it is. `None` leaves it
+            to the modules. `forward(..., tensordict_out=)` has precedence.
+
+    Raises:
+        TypeError: something that cannot be called is among the modules.
+        ValueError: a selected key that none of the modules writes.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule, TensorDictSequential
+        >>> net = TensorDictSequential(
+        ...     TensorDictModule(nn.Linear(3, 4), in_keys=["obs"], out_keys=["hidden"]),
+        ...     TensorDictModule(lambda h, scale: h * scale, in_keys=["hidden", "scale"], out_keys=["action"]),
+        ... )
+        >>> net.in_keys, net.out_keys
+        (['obs', 'scale'], ['hidden', 'action'])
+        >>> net(TensorDict(obs=torch.zeros(3), scale=torch.tensor(2.0)))["action"].shape
+        torch.Size([4])
+    """
+
+    module: nn.ModuleList | nn.ModuleDict
+    partial_tolerant: bool = False
+    # Whether out-keys were selected.
+    _select_before_return: bool = False
+
+    def __init__(
+        self,
+        *modules: Any,
+        partial_tolerant: bool = False,
+        selected_out_keys: Sequence[Key] | None = None,
+        inplace: Inplace | None = None,
+    ) -> None:
+        held = _as_modules(modules)
+        in_keys, out_keys = self._compute_in_and_out_keys(list(_values(held)))
+        super().__init__(held, in_keys, out_keys, inplace=inplace)
+        self.partial_tolerant = partial_tolerant
+        if selected_out_keys is not None:
+            self.select_out_keys(*unravel_key_list(selected_out_keys))
+
+    def _compute_in_and_out_keys(self, modules: Sequence[Any]) -> tuple[list[Key], list[Key]]:
+        """The keys that no earlier module writes, and all that are written, in the order of the last write."""
+        in_keys: dict[Key, None] = {}
+        out_keys: dict[Key, None] = {}
+        for module in modules:
+            for key in module.in_keys:
+                if not _is_within(key, out_keys):
+                    in_keys[key] = None
+            for key in module.out_keys:
+                if key != "_":
+                    out_keys.pop(key, None)
+                    out_keys[key] = None
+        return list(in_keys), list(out_keys)
+
+    def _update_keys(self) -> None:
+        """Compute the keys again, after a change of the modules."""
+        in_keys, out_keys = self._compute_in_and_out_keys(list(self))
+        self.in_keys, self.out_keys = in_keys, out_keys
+
+    # --- selection ----------------------------------------------------------------------------------------------------
+
+    def select_out_keys(self, *selected_out_keys: Key) -> Any:
+        """Write only some of the out-keys: what else the modules write does not reach the container.
+
+        Args:
+            *selected_out_keys: some of the out-keys.
+
+        Returns:
+            the module itself.
+
+        Raises:
+            ValueError: none of the modules writes a key.
+        """
+        object.__setattr__(self, "_out_keys_apparent", self._selectable(selected_out_keys))
+        self._select_before_return = True
+        return self
+
+    def reset_out_keys(self) -> Any:
+        """Undo :meth:`select_out_keys`; returns the module itself."""
+        self._select_before_return = False
+        return super().reset_out_keys()
+
+    def select_subsequence(self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None) -> Any:
+        """The modules that can run given some keys, and that others are computed from.
+
+        Args:
+            in_keys: what is given; all of :attr:`in_keys` by default.
+            out_keys: what is wanted; all of :attr:`out_keys` by default.
+
+        Returns:
+            a new sequence of the same modules; sequences among them are cut in the same way.
+
+        Raises:
+            ValueError: no module is left.
+
+        Example:
+            >>> from tensordict.nn import TensorDictModule, TensorDictSequential
+            >>> net = TensorDictSequential(
+            ...     TensorDictModule(lambda x: x + 1, in_keys=["x"], out_keys=["y"]),
+            ...     TensorDictModule(lambda x: x * 2, in_keys=["x"], out_keys=["z"]),
+            ... )
+            >>> net.select_subsequence(out_keys=["z"]).out_keys
+            ['z']
+        """
+        known = dict.fromkeys(unravel_key_list(self.in_keys if in_keys is None else in_keys))
+        wanted = dict.fromkeys(unravel_key_list(self.out_keys_source if out_keys is None else out_keys))
+        kept: list[tuple[str, Any]] = []
+        for name, module in _named(self.module):
+            if isinstance(module, TensorDictSequential):
+                try:
+                    module = module.select_subsequence(in_keys=list(known))
+                except ValueError:
+                    continue
+            if all(_is_within(key, known) for key in module.in_keys):
+                kept.append((name, module))
+                known.update(dict.fromkeys(module.out_keys))
+        needed: list[tuple[str, Any]] = []
+        for name, module in reversed(kept):
+            useful = [key for key in module.out_keys if any(_touch(key, other) for other in wanted)]
+            if useful:
+                if isinstance(module, TensorDictSequential):
+                    module = module.select_subsequence(out_keys=useful)
+                needed.append((name, module))
+                wanted.update(dict.fromkeys(module.in_keys))
+        if not needed:
+            raise ValueError(
+                f"No modules left after selection. Make sure that in_keys and out_keys are coherent: of "
+                f"{list(self.in_keys)} and {list(self.out_keys_source)}, got {in_keys} and {out_keys}"
+            )
+        return self._part(needed[::-1])
+
+    def _part(self, modules: Sequence[tuple[str, Any]]) -> Any:
+        """A sequence of some of the modules, by name where these have names."""
+        part = dict(modules) if isinstance(self.module, nn.ModuleDict) else [module for _, module in modules]
+        return self._part_class([module for _, module in modules])(
+            part, partial_tolerant=self.partial_tolerant, inplace=self.inplace
+        )
+
+    def _part_class(self, modules: Sequence[Any]) -> Callable[..., Any]:
+        return type(self)
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    @dispatch(auto_batch_size=False)
+    @_set_skip_existing_None()
+    def forward(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+        """Run the modules on a container.
+
+        Args:
+            tensordict: a container, or (by :class:`dispatch`) the entries at the in-keys.
+            tensordict_out: a container to write the out-keys into; `tensordict` stays as it is.
+
+        Returns:
+            the container with the results.
+        """
+        if kwargs:
+            raise RuntimeError(
+                f"{type(self).__name__} does not support keyword arguments other than 'tensordict_out' or in_keys: "
+                f"{self.in_keys}. Got {list(kwargs)} instead."
+            )
+        return self._run(tensordict, tensordict_out, self._modules["module"]._modules.values())  # type: ignore[union-attr]
+
+    def _run(self, tensordict: Any, tensordict_out: Any, modules: Any) -> Any:
+        """Run some modules, and put what they have written where it belongs."""
+        inplace = self.inplace
+        if tensordict_out is None and not inplace and inplace is None and not self._select_before_return:
+            return self._through(modules, tensordict)
+        if tensordict_out is None and inplace is True and not self._select_before_return:
+            result = self._through(modules, tensordict)
+            return tensordict if result is tensordict else tensordict.update(result)
+        result = self._through(modules, tensordict.copy())
+        if tensordict_out is None:
+            if inplace is False:
+                tensordict_out = TensorDict()
+            else:
+                tensordict_out = tensordict.empty() if inplace == "empty" else tensordict
+        written = result.select(*self.out_keys, strict=False)
+        return tensordict_out.update(written)
+
+    def _through(self, modules: Any, tensordict: Any) -> Any:
+        if self.partial_tolerant:
+            for module in modules:
+                tensordict = _run_where_possible(module, tensordict)
+            return tensordict
+        for module in modules:
+            tensordict = module(tensordict)
+        return tensordict
+
+    # --- the modules, as those of a `nn.Sequential` or a `nn.ModuleDict` ----------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_values(self.module))
+
+    def __contains__(self, item: Any) -> bool:
+        if isinstance(self.module, nn.ModuleDict):
+            return item in self.module
+        return any(module is item for module in self)
+
+    def __getitem__(self, index: int | slice | str) -> Any:
+        if isinstance(index, slice):
+            return self._part(_named(self.module)[index])
+        return self.module[self._place(index)]
+
+    def __setitem__(self, index: int | slice | str, tensordict_module: Any) -> None:
+        if isinstance(index, slice):
+            modules = _named(self.module)
+            modules[index] = [("", _as_module(module)) for module in tensordict_module]
+            self._replace(modules)
+        elif isinstance(self.module, nn.ModuleDict) and isinstance(index, str):
+            self.module[index] = _as_module(tensordict_module)
+        else:
+            self.module[self._place(index)] = _as_module(tensordict_module)
+        self._update_keys()
+
+    def __delitem__(self, index: int | slice | str) -> None:
+        if isinstance(index, slice):
+            modules = _named(self.module)
+            del modules[index]
+            self._replace(modules)
+        else:
+            del self.module[self._place(index)]
+        self._update_keys()
+
+    def append(self, module: Any) -> TensorDictSequential:
+        """Add a module at the end; returns the sequence. Sequences made from a mapping take `net[name] = module`."""
+        return self.insert(len(self), module)
+
+    def extend(self, modules: Any) -> TensorDictSequential:
+        """Add several modules at the end; returns the sequence."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def insert(self, index: int, module: Any) -> TensorDictSequential:
+        """Insert a module before the one at `index`; returns the sequence."""
+        if isinstance(self.module, nn.ModuleDict):
+            raise TypeError("the modules of this sequence have names: add one with net[name] = module")
+        self.module.insert(index, _as_module(module))
+        self._update_keys()
+        return self
+
+    def pop(self, index: int | str) -> Any:
+        """Remove a module and return it."""
+        module = self[index]
+        del self[index]
+        return module
+
+    def _place(self, index: Any) -> Any:
+        """The name of a module where the modules have names, its non-negative number where not."""
+        count = len(self.module)
+        if isinstance(self.module, nn.ModuleDict):
+            if isinstance(index, str):
+                return index
+            names = list(self.module)
+            return names[range(count)[index]]
+        return range(count)[index]
+
+    def _replace(self, modules: Sequence[tuple[str, Any]]) -> None:
+        if isinstance(self.module, nn.ModuleDict):
+            self.module = nn.ModuleDict({name or str(i): module for i, (name, module) in enumerate(modules)})
+        else:
+            self.module = nn.ModuleList([module for _, module in modules])
+
+
+def _as_modules(modules: tuple[Any, ...]) -> nn.ModuleList | nn.ModuleDict:
+    if len(modules) == 1 and isinstance(modules[0], (Mapping, nn.ModuleDict)):
+        return nn.ModuleDict({name: _as_module(module) for name, module in modules[0].items()})
+    if len(modules) == 1 and isinstance(modules[0], (list, tuple, nn.ModuleList)):
+        modules = tuple(modules[0])
+    return nn.ModuleList([_as_module(module) for module in modules])
+
+
+def _as_module(module: Any) -> nn.Module:
+    if not callable(module):
+        raise TypeError(
+            f"a sequence is made of modules and functions that take a container, got {type(module).__name__}"
+        )
+    if isinstance(module, nn.Module) and TensorDictModuleBase.is_tdmodule_compatible(module):
+        return module
+    return WrapModule(module)
+
+
+def _named(modules: nn.ModuleList | nn.ModuleDict) -> list[tuple[str, Any]]:
+    return list(modules._modules.items())
+
+
+def _values(modules: nn.ModuleList | nn.ModuleDict) -> list[Any]:
+    return list(modules._modules.values())
+
+
+def _is_within(key: Key, written: Mapping[Key, Any]) -> bool:
+    """Whether an entry is written, or is part of a container that is."""
+    if key in written or type(key) is str:
+        return key in written
+    return key[0] in written or any(key[:end] in written for end in range(2, len(key)))
+
+
+def _touch(one: Key, other: Key) -> bool:
+    """Whether two keys are equal, or one is that of a container that holds the other."""
+    if one == other:
+        return True
+    left, right = path_of(one), path_of(other)
+    shared = min(len(left), len(right))
+    return left[:shared] == right[:shared]
+
+
+def _run_where_possible(module: Any, tensordict: Any) -> Any:
+    """Run a module on a container, or on those members of a lazy stack, that have its in-keys."""
+    paths = [path_of(key) for key in module.in_keys]
+    if all(map(tensordict._has, paths)):
+        return module(tensordict)
+    members: Sequence[Contract] | None = getattr(tensordict, "tensordicts", None)
+    for member in members or ():
+        if all(map(member._has, paths)):  # type: ignore[attr-defined]
+            module(member)
+    return tensordict
