@@ -1,0 +1,107 @@
+"""What is left of stateless modules: names that say what to use, and a switch that has pytrees end at containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.utils._pytree import SUPPORTED_NODES
+
+from tensordict.contract import Contract
+
+_INSTEAD = (
+    "take the parameters out with TensorDict.from_module(module), and run the module on others within "
+    "`with params.to_module(module):`"
+)
+
+
+def make_functional(
+    module: nn.Module,
+    funs_to_decorate: Iterable[str] | None = None,
+    keep_params: bool = False,
+    return_params: bool = True,
+) -> NoReturn:
+    """Refused: modules are not made stateless any more.
+
+    Raises:
+        RuntimeError: always; :meth:`TensorDict.from_module` and :meth:`TensorDict.to_module` do it.
+    """
+    raise _removed("make_functional")
+
+
+def get_functional(module: nn.Module, funs_to_decorate: Iterable[str] | None = None) -> NoReturn:
+    """Refused, as :func:`make_functional`.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise _removed("get_functional")
+
+
+def is_functional(module: nn.Module) -> NoReturn:
+    """Refused, as :func:`make_functional`: no module is stateless.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise _removed("is_functional")
+
+
+def repopulate_module(model: nn.Module, tensordict: Any) -> NoReturn:
+    """Refused, as :func:`make_functional`.
+
+    Raises:
+        RuntimeError: always; `tensordict.to_module(model)` puts the parameters in.
+    """
+    raise _removed("repopulate_module")
+
+
+def extract_weights_and_buffers(model: nn.Module, *args: Any, **kwargs: Any) -> NoReturn:
+    """Refused, as :func:`make_functional`.
+
+    Raises:
+        RuntimeError: always; :meth:`TensorDict.from_module` gives them.
+    """
+    raise _removed("extract_weights_and_buffers")
+
+
+def _removed(name: str) -> RuntimeError:
+    return RuntimeError(f"{name} has been removed from tensordict: {_INSTEAD}")
+
+
+class _exclude_td_from_pytree:
+    """Make containers leaves for the functions of `torch.utils._pytree`, from `set` to `unset`, or in a block.
+
+    `torch.vmap` maps over them all the same. One that is set while another one is changes nothing.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn.functional_modules import _exclude_td_from_pytree
+        >>> tree = [TensorDict(a=torch.zeros(3), b=torch.ones(3))]
+        >>> with _exclude_td_from_pytree():
+        ...     len(torch.utils._pytree.tree_leaves(tree))
+        1
+        >>> len(torch.utils._pytree.tree_leaves(tree))
+        2
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[type[Any], Any] = {}
+
+    def set(self) -> None:
+        """Make containers leaves."""
+        for cls in [cls for cls in SUPPORTED_NODES if Contract in getattr(cls, "__mro__", ())]:
+            self._taken[cls] = SUPPORTED_NODES.pop(cls)
+
+    def unset(self) -> None:
+        """Undo `set`."""
+        SUPPORTED_NODES.update(self._taken)
+        self._taken.clear()
+
+    def __enter__(self) -> None:
+        self.set()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.unset()
