@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils._contextlib import _DecoratorContextManager
 
 
@@ -82,3 +86,79 @@ class set_interaction_type(_DecoratorContextManager):  # a function to its calle
 def interaction_type() -> InteractionType | None:
     """The type that the surrounding :class:`set_interaction_type` asks for; `None` outside of one."""
     return _current
+
+
+def value_of(dist: Any, kind: InteractionType, sample_shape: torch.Size | None, samples: int) -> Any:
+    """A value of a distribution.
+
+    Args:
+        dist: the distribution.
+        kind: how the value is taken.
+        sample_shape: leading dims of the value, over which samples differ and other values are the same.
+        samples: the number of samples that a mean is estimated from, if the distribution has none.
+    """
+    if kind is InteractionType.RANDOM:
+        return (dist.rsample if dist.has_rsample else dist.sample)(sample_shape or torch.Size())
+    value = _PROPERTIES[kind](dist, samples)
+    return value if sample_shape is None or isinstance(value, tuple) else value.expand(sample_shape + value.shape)
+
+
+def _mode(dist: Any, samples: int) -> Any:
+    return dist.get_mode() if hasattr(dist, "get_mode") else dist.mode
+
+
+def _mean(dist: Any, samples: int) -> Any:
+    """The mean, or an estimate of it from samples where there is no closed form."""
+    if hasattr(dist, "get_mean"):
+        return dist.get_mean()
+    try:
+        return dist.mean
+    except (AttributeError, NotImplementedError):
+        draw = dist.rsample if dist.has_rsample else dist.sample
+        drawn: Any = draw((samples,))
+        return tuple(part.mean(0) for part in drawn) if isinstance(drawn, tuple) else drawn.mean(0)
+
+
+def _median(dist: Any, samples: int) -> Any:
+    """The median, from the inverse of the distribution function if need be."""
+    if hasattr(dist, "get_median"):
+        return dist.get_median()
+    if hasattr(dist, "median"):
+        return dist.median
+    try:
+        half = torch.full((), 0.5, device=_device_of(dist))
+        return dist.icdf(half)
+    except NotImplementedError:
+        raise NotImplementedError(
+            f"{type(dist).__name__} has no median: neither a property `median` nor an inverse distribution function"
+        ) from None
+
+
+def _deterministic(dist: Any, samples: int) -> Any:
+    """What the distribution says, or its mode where values are discrete, or its mean."""
+    try:
+        return dist.deterministic_sample
+    except AttributeError:
+        pass
+    try:
+        discrete = dist.support.is_discrete
+    except NotImplementedError:
+        discrete = False
+    return _mode(dist, samples) if discrete else _mean(dist, samples)
+
+
+def _device_of(dist: Any) -> torch.device | None:
+    """The device of the first parameter that is a tensor."""
+    for name in getattr(dist, "arg_constraints", {}):
+        value = getattr(dist, name, None)
+        if isinstance(value, Tensor):
+            return value.device
+    return None
+
+
+_PROPERTIES: dict[InteractionType, Callable[[Any, int], Any]] = {
+    InteractionType.MODE: _mode,
+    InteractionType.MEAN: _mean,
+    InteractionType.MEDIAN: _median,
+    InteractionType.DETERMINISTIC: _deterministic,
+}

@@ -432,6 +432,8 @@ def _lookup(results: Any, key: Key) -> Any:
     """What a dict or container of results has at a key, a dict of dicts too; `None` where it has nothing."""
     if isinstance(results, Contract):
         return results.get(key, None)  # type: ignore[attr-defined]
+    if key in results:
+        return results[key]
     for name in path_of(key):
         if not isinstance(results, Mapping) or name not in results:
             return None

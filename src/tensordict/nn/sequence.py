@@ -163,9 +163,9 @@ class TensorDictSequential(TensorDictModule):
     def _part(self, modules: Sequence[tuple[str, Any]]) -> Any:
         """A sequence of some of the modules, by name where these have names."""
         part = dict(modules) if isinstance(self.module, nn.ModuleDict) else [module for _, module in modules]
-        return self._part_class([module for _, module in modules])(
-            part, partial_tolerant=self.partial_tolerant, inplace=self.inplace
-        )
+        make = self._part_class([module for _, module in modules])
+        options = {} if self.inplace is None else {"inplace": self.inplace}
+        return make(part, partial_tolerant=self.partial_tolerant, **options)
 
     def _part_class(self, modules: Sequence[Any]) -> Callable[..., Any]:
         return type(self)

@@ -1,0 +1,580 @@
+"""Modules that build a distribution from entries of a container and write a value of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tensordict.contract import Contract
+from tensordict.keys import Key, is_nested_key, path_of, unravel_key, unravel_key_list
+from tensordict.nn import generators
+from tensordict.nn.dispatch import dispatch
+from tensordict.nn.distributions.composite import (
+    CompositeDistribution,
+    _add_suffix,
+    composite_lp_aggregate,
+    set_composite_lp_aggregate,
+)
+from tensordict.nn.distributions.continuous import Delta
+from tensordict.nn.generators import use_generator as _use_generator
+from tensordict.nn.interaction import InteractionType, interaction_type, set_interaction_type, value_of
+from tensordict.nn.module import TensorDictModuleBase
+from tensordict.nn.sequence import TensorDictSequential
+from tensordict.nn.skipping import _set_skip_existing_None
+
+__all__ = [
+    "InteractionType",
+    "ProbabilisticTensorDictModule",
+    "ProbabilisticTensorDictSequential",
+    "_use_generator",
+    "composite_lp_aggregate",
+    "interaction_type",
+    "set_composite_lp_aggregate",
+    "set_interaction_type",
+]
+
+
+class ProbabilisticTensorDictModule(TensorDictModuleBase):
+    """A module that reads the parameters of a distribution and writes a value of it: a sample, its mean, or the like.
+
+    Args:
+        in_keys: the key, or the list of keys, of the parameters; the last part of each is the name of the argument of
+            `distribution_class`. Or a mapping from the names of arguments to keys.
+        out_keys: the key, or the list of keys, that the value is written to. For a `CompositeDistribution` they can be
+            left out: they are then those of its parts.
+        default_interaction_type: how the value is taken, where no :class:`set_interaction_type` says otherwise.
+        distribution_class: called with the parameters as keyword arguments; returns a distribution.
+        distribution_kwargs: further keyword arguments. In a :class:`~tensordict.TensorDictParams` they follow the
+            module to devices and dtypes.
+        return_log_prob: write the log-probability of the value as well.
+        log_prob_keys: where to, one key per out-key; `<out-key>_log_prob` by default.
+        log_prob_key: where to, if there is one log-probability. `"sample_log_prob"` by default under
+            `set_composite_lp_aggregate(True)`, where it is the sum over all values.
+        cache_dist: accepted for compatibility: the parameters stay in the container in any case.
+        n_empirical_estimate: the number of samples that a mean is estimated from, if the distribution has none.
+        num_samples: the number of samples, or the shape of the array of them: leading dims of the result.
+        generator: draws the samples: a generator, which advances with every call; an int, which seeds one; or the key
+            of an entry that holds a generator, or a seed that is replaced by the next one at every call. Ignored in
+            compiled code.
+
+    Raises:
+        KeyError: (when called) a parameter is missing; names the module and what the container has.
+        TypeError: (when called) `distribution_class` does not take the parameters; names them.
+
+    Example:
+        >>> import torch
+        >>> from torch.distributions import Normal
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import ProbabilisticTensorDictModule
+        >>> draw = ProbabilisticTensorDictModule(
+        ...     in_keys=["loc", "scale"], out_keys=["action"], distribution_class=Normal, return_log_prob=True
+        ... )
+        >>> td = draw(TensorDict(loc=torch.zeros(3), scale=torch.ones(3), batch_size=[3]))
+        >>> td["action"], td["action_log_prob"]
+        (tensor([0., 0., 0.]), tensor([-0.9189, -0.9189, -0.9189]))
+    """
+
+    _CHANGE_IN_C_LP_A = (
+        "composite_lp_aggregate() changed after a {} was made, from `{}` to `{}`: the keys of its log-probabilities "
+        "depend on it. Call it under the same setting, or give log_prob_keys"
+    )
+
+    def __init__(
+        self,
+        in_keys: Key | list[Key] | Mapping[str, Key],
+        out_keys: Key | list[Key] | None = None,
+        *,
+        default_interaction_type: InteractionType | str = InteractionType.DETERMINISTIC,
+        distribution_class: Callable[..., Any] = Delta,
+        distribution_kwargs: Any = None,
+        return_log_prob: bool = False,
+        log_prob_keys: list[Key] | None = None,
+        log_prob_key: Key | None = None,
+        cache_dist: bool = False,
+        n_empirical_estimate: int = 1000,
+        num_samples: int | Sequence[int] | None = None,
+        generator: generators.Source = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(in_keys, Mapping):
+            names, in_keys = list(in_keys), list(in_keys.values())
+        else:
+            in_keys = [in_keys] if is_nested_key(in_keys) else list(in_keys)
+            names = [path_of(key)[-1] for key in in_keys]
+        if out_keys is None:
+            out_keys = _keys_of_composite(distribution_class, distribution_kwargs)
+        self.in_keys = in_keys
+        object.__setattr__(self, "_out_keys", unravel_key_list([out_keys] if is_nested_key(out_keys) else out_keys))
+        self.dist_keys = tuple(names)
+        self.default_interaction_type = InteractionType(default_interaction_type)
+        self.distribution_class = distribution_class
+        self.distribution_kwargs = {} if distribution_kwargs is None else distribution_kwargs
+        self.n_empirical_estimate = n_empirical_estimate
+        self.cache_dist = cache_dist
+        self.return_log_prob = return_log_prob
+        self.num_samples = _as_sample_shape(num_samples)
+        self._generator = generators.as_source(generator)
+        self._composite_lp_aggreate_at_init = composite_lp_aggregate(nowarn=True)
+        self._log_prob_keys, self._log_prob_key = self._as_log_prob_keys(log_prob_keys, log_prob_key)
+
+    def _as_log_prob_keys(self, keys: Any, key: Any) -> tuple[list[Key], Key | None]:
+        """The keys of the log-probabilities of the parts, and that of their sum where they are summed."""
+        samples = self._out_keys
+        if keys is None:
+            one = key is not None and not self._composite_lp_aggreate_at_init and len(samples) == 1
+            keys = [key] if one else [_add_suffix(sample, "_log_prob") for sample in samples]
+        elif self._composite_lp_aggreate_at_init and key is None and len(keys) == 1:
+            key = keys[0]
+        keys = unravel_key_list(keys)
+        if len(keys) != len(samples):
+            raise ValueError(f"log_prob_keys has {len(keys)} keys, {keys}, for the {len(samples)} out-keys {samples}")
+        if not self._composite_lp_aggreate_at_init:
+            return keys, None
+        return keys, "sample_log_prob" if key is None else unravel_key(key)
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    @property  # type: ignore[misc]  # they follow from the arguments
+    def out_keys(self) -> list[Key]:
+        """The keys of the values and, with `return_log_prob`, of the log-probabilities."""
+        return self._out_keys + self.log_prob_keys if self.return_log_prob else self._out_keys
+
+    @property
+    def out_keys_source(self) -> list[Key]:
+        """As :attr:`out_keys`."""
+        return self.out_keys
+
+    @property
+    def log_prob_keys(self) -> list[Key]:
+        """The keys of the log-probabilities: one per value, or that of their sum.
+
+        Raises:
+            RuntimeError: `composite_lp_aggregate()` is not what it was when the module was made.
+        """
+        self._check_aggregate()
+        return self._log_prob_keys if self._log_prob_key is None else [self._log_prob_key]
+
+    @property
+    def log_prob_key(self) -> Key:
+        """The key of the log-probability.
+
+        Raises:
+            RuntimeError: there are several, or `composite_lp_aggregate()` is not what it was when the module was made.
+        """
+        keys = self.log_prob_keys
+        if len(keys) != 1:
+            raise RuntimeError(
+                f"{type(self).__name__} has several log-probabilities, at log_prob_keys={keys}: log_prob_key is there "
+                "for one, or for their sum under set_composite_lp_aggregate(True)"
+            )
+        return keys[0]
+
+    def _check_aggregate(self) -> None:
+        aggregate = composite_lp_aggregate(nowarn=True)
+        if aggregate != self._composite_lp_aggreate_at_init:
+            raise RuntimeError(
+                self._CHANGE_IN_C_LP_A.format(type(self).__name__, self._composite_lp_aggreate_at_init, aggregate)
+            )
+
+    @property
+    def SAMPLE_LOG_PROB_KEY(self) -> Key:
+        """Replaced by :attr:`log_prob_key`; raises."""
+        raise RuntimeError("SAMPLE_LOG_PROB_KEY is fully deprecated. Use `obj.log_prob_key` instead.")
+
+    @property
+    def dist_params_keys(self) -> list[Key]:
+        """The keys of the parameters."""
+        return self.in_keys
+
+    @property
+    def dist_sample_keys(self) -> list[Key]:
+        """The keys of the values."""
+        return self._out_keys
+
+    # --- distributions ------------------------------------------------------------------------------------------------
+
+    def get_dist(self, tensordict: Any) -> Any:
+        """The distribution that the parameters in a container make.
+
+        Raises:
+            KeyError: a parameter is missing.
+            TypeError: the distribution does not take the parameters.
+        """
+        parameters = {name: tensordict.get(key, None) for name, key in zip(self.dist_keys, self.in_keys)}
+        kwargs = self.distribution_kwargs
+        try:
+            return self.distribution_class(**parameters, **(kwargs if type(kwargs) is dict else dict(kwargs.items())))
+        except Exception as error:
+            missing = [key for name, key in zip(self.dist_keys, self.in_keys) if parameters[name] is None]
+            if missing:
+                raise KeyError(
+                    f"{type(self).__name__} reads {', '.join(map(repr, missing))}, not found in the container, which "
+                    f"has the keys {list(tensordict.keys(True, True))}"
+                ) from error
+            if isinstance(error, TypeError) and "argument" in str(error):
+                raise TypeError(
+                    "distribution keywords and tensordict keys indicated by ProbabilisticTensorDictModule.dist_keys "
+                    f"must match: {error}, with dist_keys={list(self.dist_keys)}"
+                ) from error
+            raise
+
+    def build_dist_from_params(self, tensordict: Any) -> Any:
+        """As :meth:`get_dist`."""
+        return self.get_dist(tensordict)
+
+    def log_prob(self, tensordict: Any, *, dist: Any = None) -> Any:
+        """The log-probability of the value in a container.
+
+        Args:
+            tensordict: has the value, and the parameters unless `dist` is given.
+            dist: the distribution.
+
+        Returns:
+            a tensor; of a `CompositeDistribution`, unless log-probabilities are summed, a container with one per part.
+
+        Raises:
+            KeyError: a value is missing.
+        """
+        self._check_aggregate()
+        if dist is None:
+            dist = self.get_dist(tensordict)
+        if isinstance(dist, CompositeDistribution):
+            log_prob = dist.log_prob(tensordict)
+            if isinstance(log_prob, Contract):
+                self._update_td_lp(log_prob)
+            return log_prob
+        return dist.log_prob(*[self._value(tensordict, key) for key in self._out_keys])
+
+    def _value(self, tensordict: Any, key: Key) -> Any:
+        value = tensordict.get(key, None)
+        if value is None:
+            raise KeyError(
+                f"{type(self).__name__} scores {key!r}, not found in the container, which has the keys "
+                f"{list(tensordict.keys(True, True))}"
+            )
+        return value
+
+    def _update_td_lp(self, lp: Any) -> None:
+        """Rename the log-probabilities of the parts, in a container of a composite distribution, to `log_prob_keys`."""
+        for sample, key in zip(self._out_keys, self._log_prob_keys):
+            default = _add_suffix(sample, "_log_prob")
+            if default != key and default in lp.keys(True):
+                lp.rename_key_(default, key)
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    @dispatch(auto_batch_size=False)
+    @_set_skip_existing_None()
+    def forward(self, tensordict: Any, tensordict_out: Any = None, _requires_sample: bool = True) -> Any:
+        """Read the parameters and write a value of the distribution.
+
+        Args:
+            tensordict: a container, or (by :class:`dispatch`) the parameters.
+            tensordict_out: a container to write into, in the place of the one that is read.
+
+        Returns:
+            the container that was written into; with `num_samples` an expanded one.
+        """
+        if tensordict_out is None:
+            tensordict_out = tensordict
+        dist = self.get_dist(tensordict)
+        if not _requires_sample:
+            return tensordict_out
+        if self._generator is None:
+            value = self._dist_sample(dist, interaction_type())
+        else:
+            generator, hand_on = self._resolve_generator(tensordict)
+            value = self._dist_sample(dist, interaction_type(), generator=generator)
+            if hand_on is not None and generator is not None:
+                hand_on(generator)
+        if self.num_samples is not None:
+            tensordict_out = tensordict_out.expand(self.num_samples + tensordict_out.shape)
+        return self._write(tensordict_out, dist, value)
+
+    def _write(self, tensordict: Any, dist: Any, value: Any) -> Any:
+        """Write a value, and its log-probability if it is asked for; all or nothing."""
+        if isinstance(value, Contract):
+            written: Any = value
+            if self.return_log_prob:
+                self._check_aggregate()
+                with set_composite_lp_aggregate(False):
+                    parts = dist.log_prob(value)
+                if self._log_prob_key is not None:
+                    total = parts.sum(dim="feature", reduce=True)
+                    written.update(parts).set(self._log_prob_key, total)
+                else:
+                    self._update_td_lp(parts)
+                    written.update(parts)
+            return tensordict.update(written)
+        values = value if isinstance(value, tuple) else (value,)
+        keys = self._out_keys
+        if len(values) != len(keys):
+            raise RuntimeError(f"{dist} gave {len(values)} values for the {len(keys)} out-keys {keys}")
+        if self.return_log_prob:
+            log_prob = dist.log_prob(*values)
+            tensordict._set_all([*keys, self.log_prob_key], [*values, log_prob])
+        elif len(keys) == 1:
+            tensordict.set(keys[0], value)
+        else:
+            tensordict._set_all(keys, values)
+        return tensordict
+
+    def _resolve_generator(
+        self, tensordict: Any
+    ) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
+        """The generator of this call, and what is to be called with it afterwards."""
+        for key in self.in_keys:
+            value = tensordict.get(key, None)
+            if value is not None and value.device is not None:
+                return generators.resolve(self._generator, tensordict, value.device)
+        return generators.resolve(self._generator, tensordict, torch.device("cpu"))
+
+    def _dist_sample(
+        self, dist: Any, interaction_type: InteractionType | None = None, *, generator: torch.Generator | None = None
+    ) -> Any:
+        """A value of a distribution, taken as the interaction type says; the module's own by default."""
+        kind = self.default_interaction_type if interaction_type is None else interaction_type
+        if generator is None:
+            return value_of(dist, kind, self.num_samples, self.n_empirical_estimate)
+        with _use_generator(generator):
+            return value_of(dist, kind, self.num_samples, self.n_empirical_estimate)
+
+    def _shown(self) -> dict[str, Any]:
+        return {
+            **super()._shown(),
+            "distribution_class": self.distribution_class,
+            "distribution_kwargs": self.distribution_kwargs,
+            "default_interaction_type": str(self.default_interaction_type),
+            "num_samples": self.num_samples,
+        }
+
+
+def _keys_of_composite(distribution_class: Any, kwargs: Any) -> list[Key]:
+    """The keys of the values of a composite distribution; those of others have to be given."""
+    if not (isinstance(distribution_class, type) and issubclass(distribution_class, CompositeDistribution)):
+        return ["_"]
+    names = (kwargs or {}).get("name_map") or (kwargs or {}).get("distribution_map")
+    if names is None:
+        raise ValueError("out_keys can be left out if distribution_kwargs has a distribution_map or a name_map")
+    return list(kwargs["name_map"].values() if kwargs.get("name_map") else names)
+
+
+def _as_sample_shape(num_samples: int | Sequence[int] | None) -> torch.Size | None:
+    if num_samples is None:
+        return None
+    return torch.Size((num_samples,) if isinstance(num_samples, int) else num_samples)
+
+
+class ProbabilisticTensorDictSequential(TensorDictSequential):
+    """A sequence of modules of which some write values of distributions, usually the last one.
+
+    Args:
+        *modules: as for :class:`TensorDictSequential`.
+        partial_tolerant: as there.
+        return_composite: what :meth:`get_dist` gives: `False`, the distribution of the last module, which is then a
+            probabilistic one, the others running as any module does; `True`, a `CompositeDistribution` of all. `None`
+            means `True` if there are several probabilistic modules, or the last one is none.
+        selected_out_keys: as there.
+        inplace: as there.
+
+    Raises:
+        ValueError: there are no modules.
+        TypeError: `return_composite=False`, and the last module is not probabilistic.
+
+    Example:
+        >>> import torch
+        >>> from torch.distributions import Normal
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import (
+        ...     NormalParamExtractor,
+        ...     ProbabilisticTensorDictModule,
+        ...     ProbabilisticTensorDictSequential,
+        ...     TensorDictModule,
+        ... )
+        >>> policy = ProbabilisticTensorDictSequential(
+        ...     TensorDictModule(torch.nn.Linear(3, 4), in_keys=["obs"], out_keys=["params"]),
+        ...     TensorDictModule(NormalParamExtractor(), in_keys=["params"], out_keys=["loc", "scale"]),
+        ...     ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=Normal),
+        ... )
+        >>> td = policy(TensorDict(obs=torch.zeros(5, 3), batch_size=[5]))
+        >>> policy.get_dist(td).batch_shape, policy.log_prob(td).shape
+        (torch.Size([5, 2]), torch.Size([5, 2]))
+    """
+
+    def __init__(
+        self,
+        *modules: Any,
+        partial_tolerant: bool = False,
+        return_composite: bool | None = None,
+        selected_out_keys: Sequence[Key] | None = None,
+        inplace: bool | str | None = None,
+    ) -> None:
+        if not modules:
+            raise ValueError("a ProbabilisticTensorDictSequential is made of modules, the last one a probabilistic one")
+        # A class of TorchRL stands between this one and its base, and takes fewer arguments.
+        options: dict[str, Any] = {} if inplace is None else {"inplace": inplace}
+        super().__init__(*modules, partial_tolerant=partial_tolerant, **options)
+        ends_in_one = len(self) > 0 and isinstance(self._last_module, _PROBABILISTIC)
+        if return_composite is None:
+            return_composite = len(self._probabilistic) != 1 or not ends_in_one
+        elif not return_composite and not ends_in_one:
+            raise TypeError(
+                f"the last module is a {type(self._last_module).__name__}: with return_composite=False it must be a "
+                "ProbabilisticTensorDictModule or a ProbabilisticTensorDictSequential"
+            )
+        self.return_composite = return_composite
+        if selected_out_keys is not None:
+            self.select_out_keys(*selected_out_keys)
+
+    @property
+    def _last_module(self) -> Any:
+        return self[-1]
+
+    @property
+    def _probabilistic(self) -> list[Any]:
+        """The probabilistic modules, the last one first."""
+        return [module for module in reversed(list(self)) if isinstance(module, _PROBABILISTIC)]
+
+    def _last_probabilistic(self) -> Any:
+        for module in self._probabilistic:
+            return module
+        raise TypeError(f"none of the modules of this {type(self).__name__} is probabilistic")
+
+    def _part_class(self, modules: Sequence[Any]) -> Callable[..., Any]:
+        return type(self) if any(isinstance(module, _PROBABILISTIC) for module in modules) else TensorDictSequential
+
+    @property
+    def det_part(self) -> TensorDictSequential:
+        """All modules but the last."""
+        return TensorDictSequential(*list(self)[:-1], partial_tolerant=self.partial_tolerant)
+
+    @property
+    def log_prob_keys(self) -> list[Key]:
+        """The keys of the log-probabilities of all probabilistic modules, the last one first."""
+        return [key for module in self._probabilistic for key in module.log_prob_keys]
+
+    @property
+    def log_prob_key(self) -> Key:
+        """The key of the log-probability of the last probabilistic module; `RuntimeError` if it has several."""
+        key: Key = self._last_probabilistic().log_prob_key
+        return key
+
+    @property
+    def dist_params_keys(self) -> list[Key]:
+        """The keys of the parameters of all distributions, the last one first."""
+        return [key for module in self._probabilistic for key in module.dist_params_keys]
+
+    @property
+    def dist_sample_keys(self) -> list[Key]:
+        """The keys of the values of all distributions, the last one first."""
+        return [key for module in self._probabilistic for key in module.dist_sample_keys]
+
+    @property
+    def num_samples(self) -> torch.Size:
+        """The leading dims that the probabilistic modules add, the last one's first."""
+        return torch.Size([n for module in self._probabilistic for n in module.num_samples or ()])
+
+    @property
+    def default_interaction_type(self) -> InteractionType:
+        """That of the last probabilistic module."""
+        kind: InteractionType = self._last_probabilistic().default_interaction_type
+        return kind
+
+    # --- distributions ------------------------------------------------------------------------------------------------
+
+    def get_dist_params(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+        """Run all modules but the last; returns the container that then has the parameters."""
+        with set_interaction_type(interaction_type() or self.default_interaction_type):
+            return self.det_part(tensordict, tensordict_out=tensordict_out, **kwargs)
+
+    def get_dist(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+        """The distribution that the modules make of a container.
+
+        What the modules write on the way reaches the container, unless the distribution is a composite one.
+
+        Args:
+            tensordict: the container.
+            tensordict_out: a container that gets what the modules write.
+        """
+        if self.return_composite:
+            return self._composite(tensordict.copy(), scored=False)
+        return self._last_module.get_dist(self.get_dist_params(tensordict, tensordict_out, **kwargs))
+
+    def build_dist_from_params(self, tensordict: Any) -> Any:
+        """The distribution of parameters that a container has already; no module runs."""
+        if not self.return_composite:
+            return self._last_module.build_dist_from_params(tensordict)
+        dists: dict[Key, Any] = {}
+        for module in reversed(self._probabilistic):
+            _add_parts(dists, module, module.build_dist_from_params(tensordict))
+        return CompositeDistribution.from_distributions(tensordict, dists)
+
+    def _composite(self, tensordict: Any, scored: bool) -> Any:
+        """The distributions of all modules; those in `tensordict` are conditions of later ones if they are `scored`."""
+        dists: dict[Key, Any] = {}
+        for module in self:
+            if isinstance(module, _PROBABILISTIC):
+                _add_parts(dists, module, module.get_dist(tensordict))
+                if scored and all(tensordict._has(path_of(key)) for key in module.dist_sample_keys):
+                    continue
+            tensordict = module(tensordict)
+        if not dists:
+            self._last_probabilistic()  # raises
+        return CompositeDistribution.from_distributions(tensordict, dists)
+
+    def log_prob(self, tensordict: Any, tensordict_out: Any = None, *, dist: Any = None, **kwargs: Any) -> Any:
+        """The log-probability of the values in a container.
+
+        Of several values that depend on one another, those of later ones are conditional: the distributions are made of
+        the values that the container has.
+
+        Args:
+            tensordict: has the values.
+            tensordict_out: a container that gets what the modules write.
+            dist: the distribution, which is made by :meth:`get_dist` by default.
+
+        Returns:
+            a tensor; with `return_composite`, unless log-probabilities are summed, a container with one per value.
+        """
+        if not self.return_composite:
+            if dist is None:
+                dist = self.get_dist(tensordict, tensordict_out, **kwargs)
+            return self._last_module.log_prob(tensordict, dist=dist)
+        if dist is None:
+            dist = self._composite(tensordict.copy(), scored=True)
+        return dist.log_prob(tensordict)
+
+    def _dist_sample(
+        self, dist: Any, interaction_type: InteractionType | None = None, *, generator: torch.Generator | None = None
+    ) -> Any:
+        return self._last_probabilistic()._dist_sample(dist, interaction_type, generator=generator)
+
+    @dispatch(auto_batch_size=False)
+    @_set_skip_existing_None()
+    def forward(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+        """Run the modules on a container; see :meth:`TensorDictSequential.forward`.
+
+        Where only the last distribution counts (`return_composite=False`), all values are taken in its way.
+        """
+        if self.return_composite or interaction_type() is not None or len(self._probabilistic) == 1:
+            return TensorDictSequential.forward(self, tensordict, tensordict_out=tensordict_out, **kwargs)
+        with set_interaction_type(self.default_interaction_type):
+            return TensorDictSequential.forward(self, tensordict, tensordict_out=tensordict_out, **kwargs)
+
+
+_PROBABILISTIC = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)
+
+
+def _add_parts(dists: dict[Key, Any], module: Any, dist: Any) -> None:
+    """Add the distribution of a module, or its parts, under the keys of its values."""
+    if isinstance(dist, CompositeDistribution):
+        dists.update(dist.dists)
+        return
+    keys = module.dist_sample_keys
+    if len(keys) != 1:
+        raise RuntimeError(
+            f"a composite distribution has one value a part, and {type(dist).__name__} has the values {keys}"
+        )
+    dists[keys[0]] = dist
