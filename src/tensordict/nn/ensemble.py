@@ -1,0 +1,153 @@
+"""`EnsembleModule`: copies of one module, each with parameters of its own, that run at once."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from tensordict.nn.dispatch import dispatch
+from tensordict.nn.module import TensorDictModuleBase
+from tensordict.nn.params import TensorDictParams
+from tensordict.ops.modules import is_parameter
+from tensordict.tensordict import TensorDict
+
+
+class EnsembleModule(TensorDictModuleBase):
+    """Copies of a module that differ in their parameters and run as one, by :func:`torch.vmap`.
+
+    The parameters and buffers of the copies are stacked in `params_td`, a :class:`~tensordict.TensorDictParams` of
+    batch size `[num_copies]`; those are to be trained. They start as the parameters of `module`, and are reset where
+    the modules below it have a `reset_parameters`. Random operations, such as dropout, differ between the copies.
+
+    Args:
+        module: a module with in-keys and out-keys. It is held as the template and its own parameters are not used.
+        num_copies: the number of copies, at least 1.
+        expand_input: give the same input to each copy. `False` gives each its part of the input along the first batch
+            dim, as for an ensemble that follows another one in a sequence.
+
+    Raises:
+        TypeError: `module` has no in-keys and out-keys.
+        ValueError: `num_copies` is no positive integer; or, when called with `expand_input=False`, the input does not
+            have `num_copies` elements along its first dim.
+        RuntimeError: a parameter has no size yet.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import EnsembleModule, TensorDictModule, TensorDictSequential
+        >>> hidden = TensorDictModule(nn.Linear(4, 8), in_keys=["obs"], out_keys=["hidden"])
+        >>> value = TensorDictModule(nn.Linear(8, 1), in_keys=["hidden"], out_keys=["value"])
+        >>> net = TensorDictSequential(EnsembleModule(hidden, 3), EnsembleModule(value, 3, expand_input=False))
+        >>> result = net(TensorDict(obs=torch.zeros(10, 4), batch_size=[10]))
+        >>> result.batch_size, result["value"].shape
+        (torch.Size([3, 10]), torch.Size([3, 10, 1]))
+    """
+
+    def __init__(self, module: TensorDictModuleBase, num_copies: int, expand_input: bool = True) -> None:
+        super().__init__()
+        if not self.is_tdmodule_compatible(module):
+            raise TypeError(
+                f"an ensemble is made of a module with in_keys and out_keys, got {type(module).__name__}; "
+                "TensorDictModule(module, in_keys, out_keys) gives it some"
+            )
+        if type(num_copies) is not int or num_copies < 1:
+            raise ValueError(f"num_copies must be a positive integer, got {num_copies!r}")
+        self.in_keys = module.in_keys
+        self.out_keys = module.out_keys
+        self.module = module
+        self.num_copies = num_copies
+        self.expand_input = expand_input
+        self.params_td = TensorDictParams(_stacked(module, num_copies), no_convert="buffer")
+        self.reset_parameters()
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: Any) -> Any:
+        """Run the copies.
+
+        Args:
+            tensordict: the input, a container of batch size `[...]`, or `[num_copies, ...]` with `expand_input=False`;
+                or (by :class:`dispatch`) the entries at the in-keys. It is not written to.
+
+        Returns:
+            a new container of batch size `[num_copies, ...]`.
+        """
+        if not self.expand_input:
+            tensordict = self._divided(tensordict)
+        # What is not mapped is expanded when it leaves, without a pass over the input in advance.
+        dims = (0, None if self.expand_input else 0)
+        return torch.vmap(self._run_copy, dims, randomness="different")(self.params_td, tensordict)
+
+    def _divided(self, tensordict: Any) -> Any:
+        """The input, with the copies as its first batch dim."""
+        size = tensordict.batch_size
+        if not size:
+            tensordict = tensordict.copy()
+            tensordict.batch_size = [self.num_copies]
+        elif size[0] != self.num_copies:
+            raise ValueError(
+                f"the input of {self.num_copies} copies has batch size {list(size)}: with expand_input=False its first "
+                f"dim must have {self.num_copies} elements, one for each copy"
+            )
+        return tensordict
+
+    def _run_copy(self, params: Any, tensordict: Any) -> Any:
+        with params.to_module(self.module):
+            return self.module(tensordict)
+
+    def reset_parameters(self) -> None:
+        """Reset the parameters of all copies; see :meth:`reset_parameters_recursive`."""
+        self.reset_parameters_recursive(self.params_td)
+
+    def reset_parameters_recursive(self, parameters: Any = None) -> Any:
+        """Call `reset_parameters` of the modules below the template once for each copy, on the parameters of the copy.
+
+        Args:
+            parameters: a container structured as the template (see :meth:`TensorDict.from_module`), with any batch
+                dims, each of whose elements is a copy. It is reset in place.
+
+        Returns:
+            `parameters`.
+
+        Raises:
+            ValueError: no parameters are given; :meth:`reset_parameters` resets those of the ensemble.
+            KeyError: the parameters do not fit the template.
+        """
+        if parameters is None:
+            raise ValueError(
+                "reset_parameters_recursive of an ensemble resets the parameters that it is given: pass a container of "
+                "them, or call reset_parameters() for those of the ensemble"
+            )
+        values = parameters.data
+        for index in itertools.product(*map(range, values.batch_size)):
+            with values[index].to_module(self.module):
+                for child in self.module.modules():
+                    # Not those that an attribute is looked up in, which come by themselves.
+                    reset = vars(child).get("reset_parameters", getattr(type(child), "reset_parameters", None))
+                    if reset is not None:
+                        child.reset_parameters()  # type: ignore[operator]
+        return parameters
+
+
+def _stacked(module: nn.Module, count: int) -> Any:
+    """The parameters and buffers of a module, `count` times; those that are tied stay so."""
+    made: dict[int, Tensor] = {}
+
+    def repeated(leaf: Tensor) -> Tensor:
+        if is_lazy(leaf):
+            raise RuntimeError(
+                "a parameter of a lazy module has no size yet: run it once, on an input of the right size"
+            )
+        found = made.get(id(leaf))
+        if found is None:
+            found = leaf.detach().expand(count, *leaf.shape).clone()
+            if is_parameter(leaf):
+                found = nn.Parameter(found, requires_grad=leaf.requires_grad)
+            made[id(leaf)] = found
+        return found
+
+    return TensorDict.from_module(module)._map(repeated, torch.Size((count,)), 0, None)
