@@ -1,6 +1,8 @@
 """Modules that read and write containers, distributions for them, and containers as modules."""
 
 from tensordict.nn.dispatch import dispatch
+from tensordict.nn.ensemble import EnsembleModule
+from tensordict.nn.functional_modules import get_functional, is_functional, make_functional, repopulate_module
 from tensordict.nn.interaction import InteractionType, set_interaction_type
 from tensordict.nn.module import (
     TensorDictModule,
@@ -14,6 +16,7 @@ from tensordict.nn.sequence import TensorDictSequential
 from tensordict.nn.skipping import set_skip_existing, skip_existing
 
 __all__ = [
+    "EnsembleModule",
     "InteractionType",
     "TensorDictModule",
     "TensorDictModuleBase",
@@ -23,6 +26,10 @@ __all__ = [
     "WrapModule",
     "as_tensordict_module",
     "dispatch",
+    "get_functional",
+    "is_functional",
+    "make_functional",
+    "repopulate_module",
     "set_interaction_type",
     "set_skip_existing",
     "skip_existing",
