@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensordict import torch_functions
+from tensordict.compat.members import ClientMembers
 from tensordict.context import Context
 from tensordict.ops.applying import Applying
 from tensordict.ops.arithmetic import Arithmetic
@@ -39,6 +40,7 @@ from tensordict.printing import Printing
 
 
 class TensorCollection(
+    ClientMembers,
     Gathering,
     Indexing,
     Structure,

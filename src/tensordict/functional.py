@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict import ragged, registry
 from tensordict.contract import Contract, is_node, merged_device, raise_key_mismatch
+from tensordict.convert.mappings import make_tensordict as make_tensordict  # programs import it from here, too
 from tensordict.errors import KeyMismatchError, ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.padding import pad_and_stack

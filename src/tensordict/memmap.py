@@ -730,3 +730,10 @@ ForkingPickler.register(SharedBlock, _reduce_block)
 
 # The name of the class in older releases.
 MemmapTensor = MemoryMappedTensor
+
+
+def set_transfer_ownership(memmap: Any, value: bool = True) -> None:
+    """Leave a tensor as it is: its file outlives it, so that there is no owner who would delete it.
+
+    TorchRL's tests import it, from older releases, in which a pickled tensor could take its temporary file along.
+    """

@@ -17,19 +17,33 @@ from typing_extensions import dataclass_transform
 
 from tensordict import registry
 from tensordict.annotations import cast as as_annotated
+from tensordict.attributes import TensorAttrs
 from tensordict.contract import Contract
+from tensordict.convert.dataclasses import from_dataclass
 from tensordict.errors import ContainerExpected, FieldError
 from tensordict.face import Face, bare
 from tensordict.fields import OPTIONS, Layout, layout_of
 from tensordict.keys import Path
-from tensordict.nontensor import NonTensorData, NonTensorStack, unwrap, wrap
+from tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack, unwrap, wrap
 from tensordict.ops.reading import AS_SET, NO_DEFAULT
 from tensordict.printing import leaf_repr
 from tensordict.shapes import as_size
 from tensordict.tensordict import TensorDict
+from tensordict.views import is_non_tensor
 
-# Programs know the holders under the name of this module, too.
-__all__ = ["NonTensorData", "NonTensorStack", "TensorClass", "is_tensorclass", "tensorclass"]
+# Programs know the holders, and what is about them, under the name of this module, too.
+__all__ = [
+    "MetaData",
+    "NonTensorData",
+    "NonTensorDataBase",
+    "NonTensorStack",
+    "TensorAttrs",
+    "TensorClass",
+    "from_dataclass",
+    "is_non_tensor",
+    "is_tensorclass",
+    "tensorclass",
+]
 
 if TYPE_CHECKING:
     from typing import Generic, TypeVar

@@ -13,6 +13,7 @@ from tensordict.contract import Contract, Names
 from tensordict.devices import as_device
 from tensordict.ops.naming import checked_names
 from tensordict.shapes import as_size
+from tensordict.testing import assert_allclose_td as assert_allclose_td  # TorchRL's tests import it from here
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Buffer
 
+from tensordict.compat.classes import _is_non_tensor
+from tensordict.compat.decorators import cache, erase_cache, lock_blocked
+from tensordict.compat.keys import _unravel_key_to_tuple, is_seq_of_nested_key, unravel_keys
+from tensordict.compat.plain import (
+    KeyDependentDefaultDict,
+    _zip_strict,
+    get_json_backend,
+    int_generator,
+    is_namedtuple,
+    is_namedtuple_class,
+    json_dumps,
+    prod,
+    set_json_backend,
+    strtobool,
+)
+from tensordict.compat.shapes import (
+    _getitem_batch_size,
+    _maybe_correct_neg_dim,
+    _shape,
+    convert_ellipsis_to_idx,
+    infer_size_impl,
+)
+from tensordict.compat.timing import timeit
+from tensordict.compat.versions import implement_for
 from tensordict.contract import Contract
 from tensordict.errors import ShapeError
+from tensordict.io.datasets import _NUMPY as TORCH_TO_NUMPY_DTYPE_DICT
+from tensordict.io.datasets import _TORCH as NUMPY_TO_TORCH_DTYPE_DICT
 from tensordict.io.tree import print_directory_tree
-from tensordict.keys import NestedKey, path_of, unravel_key, unravel_key_list
+from tensordict.keys import NestedKey, is_nested_key, path_of, unravel_key, unravel_key_list
+from tensordict.ops.converting import LinkedList
 from tensordict.parsing import parse_tensor_dict_string
 from tensordict.printing import get_printoptions, set_printoptions
 from tensordict.settings import (
@@ -30,30 +58,66 @@ from tensordict.views import is_non_tensor
 
 logger = logging.getLogger("tensordict")
 
+# What `return_early=True` gives; the class of buffers for versions of torch without one; `is_tensorclass` of a class.
+TensorDictFuture = Future
+BufferLegacy = Buffer
+_is_tensorclass = is_tensorclass
+
 __all__ = [
+    "NUMPY_TO_TORCH_DTYPE_DICT",
+    "TORCH_TO_NUMPY_DTYPE_DICT",
     "Buffer",
+    "BufferLegacy",
+    "KeyDependentDefaultDict",
+    "LinkedList",
     "NestedKey",
+    "TensorDictFuture",
+    "_getitem_batch_size",
+    "_is_non_tensor",
+    "_is_tensorclass",
+    "_maybe_correct_neg_dim",
+    "_shape",
+    "_unravel_key_to_tuple",
+    "_zip_strict",
     "assert_allclose_td",
     "assert_close",
+    "cache",
     "capture_non_tensor_stack",
+    "convert_ellipsis_to_idx",
+    "erase_cache",
     "expand_as_right",
     "expand_right",
+    "get_json_backend",
     "get_printoptions",
+    "implement_for",
+    "infer_size_impl",
+    "int_generator",
+    "is_namedtuple",
+    "is_namedtuple_class",
+    "is_nested_key",
     "is_non_tensor",
+    "is_seq_of_nested_key",
     "is_tensorclass",
     "isin",
+    "json_dumps",
     "lazy_legacy",
     "list_to_stack",
+    "lock_blocked",
     "logger",
     "parse_tensor_dict_string",
     "print_directory_tree",
+    "prod",
     "remove_duplicates",
     "set_capture_non_tensor_stack",
+    "set_json_backend",
     "set_lazy_legacy",
     "set_list_to_stack",
     "set_printoptions",
+    "strtobool",
+    "timeit",
     "unravel_key",
     "unravel_key_list",
+    "unravel_keys",
 ]
 
 

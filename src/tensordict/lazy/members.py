@@ -75,7 +75,9 @@ class Members(MutableMapping[str, Any]):
         try:
             return torch.stack(column, self.dim)
         except (RuntimeError, TypeError) as error:
-            raise StackError(_reason((*self.path, name), column, error)) from error
+            # TorchRL's `step_mdp` knows by the first words that it has to go member by member.
+            reason = _reason((*self.path, name), column, error)
+            raise StackError(f"Failed to stack tensors within a tensordict: {reason}") from error
 
     def nested(self, name: str, column: Sequence[Any]) -> Any:
         """The stack of nested containers."""

@@ -196,6 +196,11 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         result.training = self.training
         return result
 
+    @property
+    def _param_td(self) -> Any:
+        """The container behind it, under the name that TorchRL's tests know."""
+        return self._tensordict
+
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def _converted(self, item: Any) -> Any:

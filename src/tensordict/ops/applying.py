@@ -40,6 +40,8 @@ class _Call:
     targets: list[Tensor] | None
     results: list[Any]
     is_leaf: IsLeaf | None = None
+    # Whether the caller knows that the results have the batch size.
+    trusted: bool = False
 
 
 class Applying(Writing):
@@ -162,7 +164,7 @@ class Applying(Writing):
         mapping = self._entries
         size = self._batch_size if call.batch_size is None else call.batch_size
         entries: dict[str, Any] = {}
-        fn, ndim, in_place, is_leaf = call.fn, len(size), call.targets is not None, call.is_leaf
+        fn, ndim, in_place, is_leaf = call.fn, 0 if call.trusted else len(size), call.targets is not None, call.is_leaf
         first = size[0] if ndim == 1 else None
         theirs = others[0]._entries if len(others) == 1 and isinstance(others[0], Contract) else None
         # What `fn` gives back as it came has the batch size already.

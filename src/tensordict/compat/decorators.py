@@ -1,0 +1,96 @@
+"""Decorators for methods of container classes that programs write: refused on a locked one, or remembered by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from tensordict.ops.locking import raise_locked
+
+
+def lock_blocked(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a method of a container refused while the container is locked.
+
+    Raises:
+        RuntimeError: on the call, when the container is locked.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from tensordict.utils import lock_blocked
+        >>> class Log(TensorDict):
+        ...     @lock_blocked
+        ...     def start(self):
+        ...         return self.clear()
+        >>> Log().lock_().start()
+        Traceback (most recent call last):
+        ...
+        tensordict.errors.LockedError: cannot call start(): the container is locked...
+    """
+
+    @wraps(func)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._locked:
+            raise_locked(f"call {func.__name__}()")
+        return func(self, *args, **kwargs)
+
+    return method
+
+
+class cache:
+    """Have a locked container remember what a method returned, for the same arguments, until it is unlocked.
+
+    Of a container that is not locked, or with arguments that cannot be hashed, the method is called each time. What it
+    returns must follow from the structure of the container, as its keys do: the values of a locked one can change.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.utils import cache
+        >>> class Frame(TensorDict):
+        ...     @cache
+        ...     def names_of_leaves(self):
+        ...         return sorted(map(str, self.keys(True, True)))
+        >>> frame = Frame(a=torch.zeros(2)).lock_()
+        >>> frame.names_of_leaves() is frame.names_of_leaves()
+        True
+    """
+
+    def __init__(self, fun: Callable[..., Any]) -> None:
+        self._function = fun
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        function = self._function
+        if not hasattr(owner, "_unlock_tree"):
+            raise TypeError(f"cache is for methods of containers, and {owner.__name__} does not derive from one")
+
+        @wraps(function)
+        def method(container: Any, *args: Any, **kwargs: Any) -> Any:
+            if not container._locked:
+                return function(container, *args, **kwargs)
+            key = (name, args, tuple(sorted(kwargs.items())))
+            try:
+                hash(key)
+            except TypeError:
+                return function(container, *args, **kwargs)
+            remembered = container.__dict__.setdefault("_remembered", {})
+            if key not in remembered:
+                remembered[key] = function(container, *args, **kwargs)
+            return remembered[key]
+
+        setattr(owner, name, method)
+        # Only containers that remember something forget it: others need not ask when they are unlocked.
+        if "_remembered" not in vars(owner):
+            owner._remembered = None
+            owner._unlock_tree = erase_cache(owner._unlock_tree)
+
+
+def erase_cache(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a method of a container forget what methods decorated with :class:`cache` returned."""
+
+    @wraps(fun)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__.pop("_remembered", None)
+        return fun(self, *args, **kwargs)
+
+    return method

@@ -1,0 +1,43 @@
+"""Keys taken apart, under the private names that programs know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensordict.keys import Key, Path, is_nested_key, path_of, unravel_key
+
+
+def _unravel_key_to_tuple(key: Any) -> Path:
+    """The names of a nested key as a tuple; the empty tuple for anything that is no nested key.
+
+    `tensordict.utils._unravel_key_to_tuple`: TorchRL (`RewardSum`), its tests and BenchMARL.
+
+    Example:
+        >>> from tensordict.compat.keys import _unravel_key_to_tuple
+        >>> _unravel_key_to_tuple("a"), _unravel_key_to_tuple(("a", ("b", "c"))), _unravel_key_to_tuple(("a", 0))
+        (('a',), ('a', 'b', 'c'), ())
+    """
+    return path_of(key) if is_nested_key(key) else ()
+
+
+def unravel_keys(key: Any) -> Key:
+    """:func:`~tensordict.unravel_key` under another name: `tensordict._C.unravel_keys`, of TorchRL's tests.
+
+    Example:
+        >>> from tensordict.utils import unravel_keys
+        >>> unravel_keys(("a", ("b",)))
+        ('a', 'b')
+    """
+    return unravel_key(key)
+
+
+def is_seq_of_nested_key(seq: Any) -> bool:
+    """Whether an object is a sequence of nested keys: TorchRL, of the `in_keys` and `out_keys` of its KL transforms.
+
+    Example:
+        >>> from tensordict.utils import is_seq_of_nested_key
+        >>> is_seq_of_nested_key(["a", ("b", "c")]), is_seq_of_nested_key(["a", 0])
+        (True, False)
+    """
+    return isinstance(seq, Sequence) and all(map(is_nested_key, seq))

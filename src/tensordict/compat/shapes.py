@@ -1,0 +1,117 @@
+"""Shapes, dims and indices computed for other objects than containers, under the names that programs know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import ragged
+from tensordict.errors import BatchIndexError
+from tensordict.indexing import _consumed, leaf_index, result_size
+from tensordict.shapes import as_dim, as_size, inferred
+
+
+def _getitem_batch_size(batch_size: Any, index: Any) -> torch.Size:
+    """The shape of what has shape `batch_size` once it is indexed.
+
+    `tensordict.utils._getitem_batch_size`: TorchRL, for the shapes of its specs and of `EnvMetaData`.
+
+    Args:
+        batch_size: the shape, a sequence of ints.
+        index: anything that indexes a tensor.
+
+    Raises:
+        IndexError: the index does not fit the shape.
+
+    Example:
+        >>> from tensordict.compat.shapes import _getitem_batch_size
+        >>> _getitem_batch_size([4, 3, 2, 1], (None, ..., 0))
+        torch.Size([1, 4, 3, 2])
+    """
+    size = batch_size if type(batch_size) is torch.Size else torch.Size(batch_size)
+    return result_size(leaf_index(index, size), size)
+
+
+def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
+    """An index with its Ellipsis spelled out as full slices.
+
+    Args:
+        idx: an index; one that is no tuple with an Ellipsis, and no Ellipsis, is returned as it is.
+        batch_size: the shape that is indexed.
+
+    Raises:
+        IndexError: there are two Ellipses, or more dims are indexed than there are.
+
+    Example:
+        >>> from tensordict.utils import convert_ellipsis_to_idx
+        >>> convert_ellipsis_to_idx((..., 0), [1, 2, 3])
+        (slice(None, None, None), slice(None, None, None), 0)
+    """
+    items = (idx,) if idx is Ellipsis else idx
+    places = [place for place, item in enumerate(items) if item is Ellipsis] if isinstance(items, tuple) else []
+    if not places:
+        return idx
+    if len(places) > 1:
+        raise BatchIndexError(f"an index has one Ellipsis at most, got {idx}")
+    missing = len(batch_size) - sum(map(_consumed, items))
+    if missing < 0:
+        raise BatchIndexError(f"too many indices in {idx} for the shape {list(batch_size)}")
+    return (*items[: places[0]], *[slice(None)] * missing, *items[places[0] + 1 :])
+
+
+def _maybe_correct_neg_dim(dim: int, shape: Sequence[int] | None, ndim: int | None = None) -> int:
+    """A dim counted from the front: `tensordict.utils._maybe_correct_neg_dim`, of TorchRL's `History`.
+
+    Args:
+        dim: the dim, negative when it is counted from the end.
+        shape: the shape that has it.
+        ndim: the number of dims, in the place of the shape.
+
+    Raises:
+        IndexError: there is no such dim.
+
+    Example:
+        >>> from tensordict.compat.shapes import _maybe_correct_neg_dim
+        >>> _maybe_correct_neg_dim(-1, [2, 3]), _maybe_correct_neg_dim(-1, None, 4)
+        (1, 3)
+    """
+    if ndim is None:
+        if shape is None:
+            raise TypeError("a shape or a number of dims is needed, got neither")
+        ndim = len(shape)
+    return as_dim(dim, ndim)
+
+
+def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
+    """A shape with its `-1`, if any, filled in.
+
+    Args:
+        shape: ints, of which one can be -1.
+        numel: the number of elements.
+
+    Raises:
+        RuntimeError: no shape of so many elements is like this.
+
+    Example:
+        >>> from tensordict.utils import infer_size_impl
+        >>> infer_size_impl([2, -1], 6)
+        [2, 3]
+    """
+    return list(inferred(tuple(shape), as_size(numel)))
+
+
+def _shape(tensor: Any) -> torch.Size:
+    """The shape of a tensor or container; that of a ragged tensor of the strided layout has -1 in the ragged dims.
+
+    `tensordict.utils._shape`: TorchRL, for `Bounded.is_in`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict.compat.shapes import _shape
+        >>> _shape(torch.nested.nested_tensor([torch.zeros(2, 4), torch.zeros(3, 4)]))
+        torch.Size([2, -1, 4])
+    """
+    return ragged.shape_of(tensor) if isinstance(tensor, Tensor) else tensor.shape
