@@ -40,7 +40,7 @@ from tensordict.keys import NestedKey, unravel_key, unravel_key_list
 from tensordict.lazy import LazyStackedTensorDict
 from tensordict.legacy import LazyView
 from tensordict.memmap import MemmapTensor, MemoryMappedTensor
-from tensordict.nn import TensorDictParams
+from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams
 from tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from tensordict.parsing import parse_tensor_dict_string
 from tensordict.persistent import PersistentTensorDict
@@ -77,6 +77,8 @@ __all__ = [
     "PersistentTensorDict",
     "TensorAttrs",
     "TensorClass",
+    "TensorClassModuleBase",
+    "TensorClassModuleWrapper",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",

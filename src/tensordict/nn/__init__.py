@@ -14,10 +14,13 @@ from tensordict.nn.module import (
 from tensordict.nn.params import TensorDictParams
 from tensordict.nn.sequence import TensorDictSequential
 from tensordict.nn.skipping import set_skip_existing, skip_existing
+from tensordict.nn.tensorclasses import TensorClassModuleBase, TensorClassModuleWrapper
 
 __all__ = [
     "EnsembleModule",
     "InteractionType",
+    "TensorClassModuleBase",
+    "TensorClassModuleWrapper",
     "TensorDictModule",
     "TensorDictModuleBase",
     "TensorDictModuleWrapper",

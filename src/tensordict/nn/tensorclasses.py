@@ -1,0 +1,197 @@
+"""Modules from one tensorclass to another, and these as modules that read and write containers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar, get_args, get_origin
+
+from torch import nn
+
+from tensordict.annotations import UNION
+from tensordict.contract import is_node
+from tensordict.keys import Key, path_of
+from tensordict.nn.dispatch import dispatch
+from tensordict.nn.module import TensorDictModuleBase
+from tensordict.tensorclass import is_tensorclass
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class TensorClassModuleBase(Generic[In, Out], ABC, nn.Module):
+    """The parent class of modules that take an instance of one class and return one of another.
+
+    `TensorClassModuleBase[In, Out]` says which: tensorclasses, or `torch.Tensor`. They are found as `input_type` and
+    `output_type`, and tell type checkers what the module takes and returns; a call does not check them.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorClass, TensorDict
+        >>> from tensordict.nn import TensorClassModuleBase
+        >>> class Pair(TensorClass):
+        ...     a: torch.Tensor
+        ...     b: torch.Tensor
+        >>> class Sum(TensorClass):
+        ...     total: torch.Tensor
+        >>> class Add(TensorClassModuleBase[Pair, Sum]):
+        ...     def forward(self, x: Pair) -> Sum:
+        ...         return Sum(x.a + x.b, batch_size=x.batch_size)
+        >>> Add()(Pair(torch.ones(2), torch.ones(2), batch_size=[2])).total
+        tensor([2., 2.])
+        >>> Add().as_td_module()(TensorDict(a=torch.ones(2), b=torch.ones(2)))["total"]
+        tensor([2., 2.])
+    """
+
+    input_type: type[In]
+    output_type: type[Out]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            origin = get_origin(base)
+            if isinstance(origin, type) and issubclass(origin, TensorClassModuleBase):
+                kinds: Any = get_args(base)
+                if origin is not TensorClassModuleBase:
+                    # A generic class in between has type variables of its own.
+                    given = dict(zip(origin.__parameters__, kinds))  # type: ignore[attr-defined]
+                    kinds = [given.get(kind, kind) for kind in (origin.input_type, origin.output_type)]
+                cls.input_type, cls.output_type = kinds
+
+    def __call__(self, x: In) -> Out:
+        """Run the module, and its hooks, on an instance of `input_type`."""
+        return super().__call__(x)  # type: ignore[no-any-return]
+
+    @abstractmethod
+    def forward(self, x: In) -> Out:
+        """Compute the result.
+
+        Args:
+            x: an instance of `input_type`.
+
+        Returns:
+            an instance of `output_type`.
+        """
+
+    def as_td_module(self) -> TensorClassModuleWrapper:
+        """This module as one that reads and writes containers.
+
+        Raises:
+            ValueError: `input_type` or `output_type` is no tensorclass.
+        """
+        return TensorClassModuleWrapper(self)
+
+
+class TensorClassModuleWrapper(TensorDictModuleBase):
+    """A module from one tensorclass to another as a module that reads and writes containers.
+
+    Its in-keys are the fields of the one, its out-keys those of the other; the fields of a field that is a tensorclass
+    are nested keys. A field with a default may be missing.
+
+    Args:
+        module: the module, found as `tc_module`.
+
+    Raises:
+        TypeError: `module` is no :class:`TensorClassModuleBase`; or, when called, what it returns is of another class
+            than its `output_type`.
+        ValueError: its `input_type` or `output_type` is no tensorclass.
+        KeyError: (when called) an entry is missing.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorClass, TensorDict
+        >>> from tensordict.nn import TensorClassModuleBase
+        >>> class Point(TensorClass):
+        ...     x: torch.Tensor
+        >>> class Double(TensorClassModuleBase[Point, Point]):
+        ...     def forward(self, point: Point) -> Point:
+        ...         return point * 2
+        >>> double = Double().as_td_module()
+        >>> double.in_keys, double(x=torch.tensor(3)), double(TensorDict(x=torch.tensor(3), y=torch.tensor(0)))["x"]
+        (['x'], tensor(6), tensor(6))
+    """
+
+    def __init__(self, module: TensorClassModuleBase[Any, Any]) -> None:
+        super().__init__()
+        if not isinstance(module, TensorClassModuleBase):
+            raise TypeError(f"TensorClassModuleWrapper wraps a TensorClassModuleBase, got {type(module).__name__}")
+        for name in ("input_type", "output_type"):
+            kind = getattr(module, name, None)
+            if not isinstance(kind, type) or not is_tensorclass(kind):
+                raise ValueError(
+                    f"the {name} of {type(module).__name__} must be a tensorclass for it to read and write containers, "
+                    f"got {kind!r}: derive it from TensorClassModuleBase[In, Out]"
+                )
+        self.in_keys = _keys_of(module.input_type)
+        self.out_keys = _keys_of(module.output_type)
+        self.tc_module = module
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: Any) -> Any:
+        """Run the module.
+
+        Args:
+            tensordict: a container with the in-keys, or an instance of `input_type`; or (by :class:`dispatch`) the
+                entries at the in-keys. It is not written to.
+
+        Returns:
+            a new container with the out-keys only.
+        """
+        module = self.tc_module
+        kind = module.input_type
+        x = tensordict if type(tensordict) is kind else self._instance(kind, tensordict, ())
+        result = module(x)
+        if not isinstance(result, module.output_type):
+            raise TypeError(
+                f"{type(module).__name__} returned a {type(result).__name__}, but its output_type is "
+                f"{module.output_type.__name__}"
+            )
+        return _plain(result)
+
+    def _instance(self, kind: Any, container: Any, path: tuple[str, ...]) -> Any:
+        """An instance of a tensorclass over a shallow copy of the entries that are fields."""
+        container = container._bare().select(*kind._layout.names, strict=False)
+        present = container.keys()
+        defaults = {
+            name: value if make is None else make()
+            for name, value, make in kind._layout.defaults
+            if name not in present
+        }
+        for name in kind._layout.names:
+            if name not in present and name not in defaults:
+                key = (*path, name) if path else name
+                raise KeyError(
+                    f"{type(self.tc_module).__name__} reads {key!r}, a field of {kind.__name__}, not found in the "
+                    f"container, which has the keys {list(container.keys(True, True))} of its fields"
+                )
+            field, node = _class_in(kind._layout.hint_of(name)), container._node(name)
+            if node is not None and field is not None and type(node) is not field:
+                container.set(name, self._instance(field, node, (*path, name)))
+        return kind.from_tensordict(container, defaults)
+
+
+def _keys_of(kind: Any) -> list[Key]:
+    """The keys of the fields of a tensorclass."""
+    keys: list[Key] = []
+    for name in kind._layout.names:
+        hint = kind._layout.hint_of(name)
+        if _class_in(hint) is hint:
+            keys += [(name, *path_of(key)) for key in _keys_of(hint)]
+        else:
+            keys.append(name)
+    return keys
+
+
+def _class_in(hint: Any) -> Any:
+    """The tensorclass that an annotation names, alone or besides `None`; `None` if it names another type."""
+    kinds = get_args(hint) if get_origin(hint) in UNION else (hint,)
+    found = [kind for kind in kinds if isinstance(kind, type) and is_tensorclass(kind)]
+    return found[0] if len(found) == 1 else None
+
+
+def _plain(container: Any) -> Any:
+    """A shallow copy of the container behind a tensorclass, also behind those in it."""
+    container = container._bare().copy()
+    for name, node in container._outline().items():
+        if is_node(node) and not node._is_non_tensor:
+            container.set(name, _plain(node))
+    return container
