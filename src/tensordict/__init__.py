@@ -40,7 +40,7 @@ from tensordict.keys import NestedKey, unravel_key, unravel_key_list
 from tensordict.lazy import LazyStackedTensorDict
 from tensordict.legacy import LazyView
 from tensordict.memmap import MemmapTensor, MemoryMappedTensor
-from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams
+from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
 from tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from tensordict.parsing import parse_tensor_dict_string
 from tensordict.persistent import PersistentTensorDict
@@ -85,6 +85,7 @@ __all__ = [
     "TensorDictParams",
     "TypedTensorDict",
     "UnbatchedTensor",
+    "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",

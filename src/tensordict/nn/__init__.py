@@ -1,9 +1,21 @@
 """Modules that read and write containers, distributions for them, and containers as modules."""
 
+from tensordict.convert.mappings import make_tensordict
 from tensordict.nn.dispatch import dispatch
+from tensordict.nn.distributions import (
+    AddStateIndependentNormalScale,
+    CompositeDistribution,
+    NormalParamExtractor,
+    OneHotCategorical,
+    TruncatedNormal,
+    composite_lp_aggregate,
+    rand_one_hot,
+    set_composite_lp_aggregate,
+)
 from tensordict.nn.ensemble import EnsembleModule
 from tensordict.nn.functional_modules import get_functional, is_functional, make_functional, repopulate_module
 from tensordict.nn.interaction import InteractionType, set_interaction_type
+from tensordict.nn.mappings import add_custom_mapping, biased_softplus, inv_softplus, mappings
 from tensordict.nn.module import (
     TensorDictModule,
     TensorDictModuleBase,
@@ -12,13 +24,20 @@ from tensordict.nn.module import (
     as_tensordict_module,
 )
 from tensordict.nn.params import TensorDictParams
+from tensordict.nn.probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 from tensordict.nn.sequence import TensorDictSequential
 from tensordict.nn.skipping import set_skip_existing, skip_existing
 from tensordict.nn.tensorclasses import TensorClassModuleBase, TensorClassModuleWrapper
 
 __all__ = [
+    "AddStateIndependentNormalScale",
+    "CompositeDistribution",
     "EnsembleModule",
     "InteractionType",
+    "NormalParamExtractor",
+    "OneHotCategorical",
+    "ProbabilisticTensorDictModule",
+    "ProbabilisticTensorDictSequential",
     "TensorClassModuleBase",
     "TensorClassModuleWrapper",
     "TensorDictModule",
@@ -26,13 +45,22 @@ __all__ = [
     "TensorDictModuleWrapper",
     "TensorDictParams",
     "TensorDictSequential",
+    "TruncatedNormal",
     "WrapModule",
+    "add_custom_mapping",
     "as_tensordict_module",
+    "biased_softplus",
+    "composite_lp_aggregate",
     "dispatch",
     "get_functional",
+    "inv_softplus",
     "is_functional",
     "make_functional",
+    "make_tensordict",
+    "mappings",
+    "rand_one_hot",
     "repopulate_module",
+    "set_composite_lp_aggregate",
     "set_interaction_type",
     "set_skip_existing",
     "skip_existing",

@@ -125,6 +125,22 @@ class dispatch:  # a function to its callers, as in the public API
         return values[0] if len(values) == 1 else values
 
 
+_modules = dispatch(auto_batch_size=False)
+
+
+def entries_as_container(
+    module: Any, forward: Callable[..., Any], args: tuple[Any, ...], tensordict_out: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Call `forward` of one of this package's modules, which got no container, as `dispatch` does."""
+    if "tensordict" in kwargs or not _enabled:
+        raise TypeError(f"{type(module).__name__} takes a container, got {type(args[0]).__name__}")
+    if tensordict_out is not None:
+        kwargs["tensordict_out"] = tensordict_out
+    # No first argument is `None`, too.
+    given = () if args == (None,) else args
+    return _modules._dispatched(forward, module, given, kwargs)
+
+
 def _optional(signature: inspect.Signature) -> inspect.Signature:
     """The signature with `None` as default of the arguments by position that have none."""
     required = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributions as D
+from torch.distributions import constraints
 from torch.utils._contextlib import _DecoratorContextManager
 
 
@@ -16,8 +18,8 @@ class InteractionType(str, enum.Enum):
     """How a probabilistic module takes a value from its distribution.
 
     `MODE`, `MEDIAN` and `MEAN` read the property of that name; `RANDOM` draws a sample, by `rsample` where the
-    distribution has it. `DETERMINISTIC` reads `deterministic_sample` where there is one, otherwise the mode of discrete
-    distributions and the mean of others.
+    distribution has it. `DETERMINISTIC` reads `deterministic_sample` where there is one, otherwise the mode of
+    distributions with finitely many values and the mean of others.
 
     A member equals its value: `InteractionType.MEAN == "mean"`.
 
@@ -128,23 +130,32 @@ def _median(dist: Any, samples: int) -> Any:
     try:
         half = torch.full((), 0.5, device=_device_of(dist))
         return dist.icdf(half)
-    except NotImplementedError:
+    except (NotImplementedError, AttributeError):
         raise NotImplementedError(
             f"{type(dist).__name__} has no median: neither a property `median` nor an inverse distribution function"
         ) from None
 
 
 def _deterministic(dist: Any, samples: int) -> Any:
-    """What the distribution says, or its mode where values are discrete, or its mean."""
+    """What the distribution says, or its mode where there are finitely many values, or its mean."""
     try:
         return dist.deterministic_sample
     except AttributeError:
         pass
+    if isinstance(dist, D.RelaxedOneHotCategorical):
+        logits = dist.logits
+        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1)
+    if isinstance(dist, D.RelaxedBernoulli):
+        return (dist.logits > 0).to(dist.logits.dtype)
+    if isinstance(dist, D.LogisticNormal):
+        return dist.transforms[0](dist.base_dist.mean)
     try:
-        discrete = dist.support.is_discrete
+        support = dist.support
     except NotImplementedError:
-        discrete = False
-    return _mode(dist, samples) if discrete else _mean(dist, samples)
+        support = None
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return _mode(dist, samples) if isinstance(support, _FINITE) else _mean(dist, samples)
 
 
 def _device_of(dist: Any) -> torch.device | None:
@@ -155,6 +166,9 @@ def _device_of(dist: Any) -> torch.device | None:
             return value.device
     return None
 
+
+# What has finitely many values: its mode is one of them, which its mean is not.
+_FINITE = (type(constraints.boolean), constraints.integer_interval, type(constraints.one_hot))
 
 _PROPERTIES: dict[InteractionType, Callable[[Any, int], Any]] = {
     InteractionType.MODE: _mode,

@@ -9,10 +9,9 @@ from torch import nn
 
 from tensordict.contract import Contract
 from tensordict.keys import Key, path_of, unravel_key_list
-from tensordict.nn.dispatch import dispatch
-from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, WrapModule
-from tensordict.nn.skipping import _set_skip_existing_None
-from tensordict.tensordict import TensorDict
+from tensordict.nn.dispatch import entries_as_container
+from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, WrapModule, output_of
+from tensordict.nn.skipping import is_skipped
 
 
 class TensorDictSequential(TensorDictModule):
@@ -172,43 +171,42 @@ class TensorDictSequential(TensorDictModule):
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    @dispatch(auto_batch_size=False)
-    @_set_skip_existing_None()
-    def forward(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+    def forward(self, tensordict: Any = None, *args: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
         """Run the modules on a container.
 
         Args:
-            tensordict: a container, or (by :class:`dispatch`) the entries at the in-keys.
+            tensordict: a container, or (as by :class:`dispatch`) the entry at the first in-key.
+            *args: the entries at the other in-keys; after a container, `tensordict_out`.
             tensordict_out: a container to write the out-keys into; `tensordict` stays as it is.
+            **kwargs: entries by name.
 
         Returns:
-            the container with the results.
+            the container with the results, or the results.
         """
+        if not isinstance(tensordict, Contract):
+            return entries_as_container(self, TensorDictSequential.forward, (tensordict, *args), tensordict_out, kwargs)
+        if is_skipped(self, tensordict):
+            return tensordict
+        if args:
+            (tensordict_out,) = args
         if kwargs:
             raise RuntimeError(
                 f"{type(self).__name__} does not support keyword arguments other than 'tensordict_out' or in_keys: "
                 f"{self.in_keys}. Got {list(kwargs)} instead."
             )
-        return self._run(tensordict, tensordict_out, self._modules["module"]._modules.values())  # type: ignore[union-attr]
-
-    def _run(self, tensordict: Any, tensordict_out: Any, modules: Any) -> Any:
-        """Run some modules, and put what they have written where it belongs."""
         inplace = self.inplace
-        if tensordict_out is None and not inplace and inplace is None and not self._select_before_return:
-            return self._through(modules, tensordict)
-        if tensordict_out is None and inplace is True and not self._select_before_return:
-            result = self._through(modules, tensordict)
-            return tensordict if result is tensordict else tensordict.update(result)
-        result = self._through(modules, tensordict.copy())
+        container: Any = tensordict
+        if tensordict_out is None and not self._select_before_return and (inplace is None or inplace is True):
+            result = self._through(container)
+            return result if result is container or inplace is None else container.update(result)
+        result = self._through(container.copy())
         if tensordict_out is None:
-            if inplace is False:
-                tensordict_out = TensorDict()
-            else:
-                tensordict_out = tensordict.empty() if inplace == "empty" else tensordict
-        written = result.select(*self.out_keys, strict=False)
-        return tensordict_out.update(written)
+            tensordict_out = output_of(container, inplace)
+        return tensordict_out.update(result.select(*self.out_keys, strict=False))
 
-    def _through(self, modules: Any, tensordict: Any) -> Any:
+    def _through(self, tensordict: Any) -> Any:
+        """Run the modules one after the other; what the last one returns."""
+        modules: Any = self._modules["module"]._modules.values()  # type: ignore[union-attr]
         if self.partial_tolerant:
             for module in modules:
                 tensordict = _run_where_possible(module, tensordict)

@@ -97,6 +97,11 @@ class _set_skip_existing_None(set_skip_existing):
         super().__init__(None)
 
 
+def is_skipped(module: Any, tensordict: Any) -> bool:
+    """Whether a module is not to run on a container, since it has all the out-keys."""
+    return _skip and _exists(tensordict, module.in_keys, module.out_keys)
+
+
 def _exists(tensordict: Any, in_keys: Any, out_keys: Any) -> bool:
     """Whether the container has all the out-keys, none of which is read."""
     return not any(key in in_keys for key in out_keys) and all(tensordict._has(path_of(key)) for key in out_keys)

@@ -1,0 +1,534 @@
+"""Several distributions as one, whose values, log-probabilities and entropies are containers or their sums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch import distributions as D
+
+from tensordict.contract import Contract, is_node, named_error
+from tensordict.errors import ContainerExpected, DuplicateKeyError
+from tensordict.keys import Key, joined, path_of, unravel_key
+from tensordict.nn.interaction import InteractionType, value_of
+from tensordict.settings import _Modes, _Switch
+from tensordict.tensordict import TensorDict
+
+# As `n_empirical_estimate` of a probabilistic module, of which there is none here.
+_ESTIMATED_FROM = 1000
+
+_ONE = Size()
+
+
+def _from_environment() -> bool | None:
+    """What the environment variable COMPOSITE_LP_AGGREGATE says, if it is set."""
+    value = os.environ.get("COMPOSITE_LP_AGGREGATE")
+    if value is None:
+        return None
+    if value.lower() in ("1", "true", "yes", "on", "t", "y"):
+        return True
+    if value.lower() in ("0", "false", "no", "off", "f", "n"):
+        return False
+    raise ValueError(f"the environment variable COMPOSITE_LP_AGGREGATE must be 1 or 0, got {value!r}")
+
+
+class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in torch
+    """Choose whether the log-probabilities and entropies of composite distributions are summed to one tensor.
+
+    For a `with` block, a decorated function or, with `set()`, the rest of the program. When a program starts, they are
+    not summed, unless the environment variable `COMPOSITE_LP_AGGREGATE` is `1`. A block concerns the thread it is in.
+
+    Args:
+        mode: `True` for one tensor, `False` for a container with one tensor per distribution.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import CompositeDistribution, set_composite_lp_aggregate
+        >>> params = TensorDict(x={"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)}, batch_size=[3])
+        >>> dist = CompositeDistribution(params, {"x": torch.distributions.Normal})
+        >>> with set_composite_lp_aggregate(True):
+        ...     dist.log_prob(dist.mode)
+        tensor([-1.8379, -1.8379, -1.8379])
+        >>> dist.log_prob(dist.mode)["x_log_prob"].shape
+        torch.Size([3, 2])
+    """
+
+    _blocks = _Modes()
+    _chosen = _from_environment()
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__(mode)
+        self._before: list[bool | None] = []
+
+    def set(self) -> None:
+        """Make the choice for the rest of the program, or until `unset()`; inside a block, until that block ends."""
+        self._before.append(self._current())
+        super().set()
+
+    def unset(self) -> None:
+        """Go back to what held before the last `set()` of this object.
+
+        Raises:
+            RuntimeError: there was none.
+        """
+        if not self._before:
+            raise RuntimeError("unset() undoes a set() of the same object, which has not been called")
+        before = self._before.pop()
+        if self._blocks.stack:
+            self._blocks.stack[-1] = bool(before)
+        else:
+            type(self)._chosen = before
+
+
+def composite_lp_aggregate(nowarn: bool = False) -> bool:
+    """Whether log-probabilities and entropies of composite distributions are summed here.
+
+    Args:
+        nowarn: accepted for compatibility; there is no warning.
+
+    Example:
+        >>> from tensordict.nn import composite_lp_aggregate, set_composite_lp_aggregate
+        >>> with set_composite_lp_aggregate(True):
+        ...     composite_lp_aggregate()
+        True
+    """
+    return bool(set_composite_lp_aggregate._current())
+
+
+def _add_suffix(key: Key, suffix: str) -> Key:
+    """The key with a suffix at its last name: `("a", "b")` and `"_x"` give `("a", "b_x")`."""
+    if type(key) is str:
+        return key + suffix
+    *above, name = path_of(key)
+    return joined((*above, name + suffix))
+
+
+def _summed(value: Any, ndim: int) -> Any:
+    """A tensor, or all leaves of a container, summed over what is behind the first `ndim` dims."""
+    if isinstance(value, Contract):
+        return _total([_summed(child, ndim) for child in value._entries.values()])
+    if value.ndim <= ndim:
+        return value
+    return value.sum(-1) if value.ndim == ndim + 1 else value.flatten(ndim).sum(-1)
+
+
+def _total(values: Sequence[Any]) -> Any:
+    total = values[0] if values else torch.zeros(())
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
+    """Independent distributions under nested keys, as one distribution whose values are containers.
+
+    It is also a mapping from keys to these distributions.
+
+    Args:
+        params: a container, in which each key of `distribution_map` leads to a container of the arguments of that
+            distribution. Its batch size is the batch shape.
+        distribution_map: the distribution classes, or functions that return distributions, under the keys of their
+            arguments.
+        name_map: keys for values other than those of `distribution_map`; a mapping from the latter.
+        extra_kwargs: further keyword arguments: a mapping from keys of `distribution_map` to dicts.
+        log_prob_key: where the sum of the log-probabilities is written; `"sample_log_prob"` by default.
+        entropy_key: where the sum of the entropies is written; `"entropy"` by default.
+
+    Raises:
+        KeyError: a key of `distribution_map` is not in `params`, or one of `name_map` or `extra_kwargs` not in
+            `distribution_map`.
+        TypeError: `params` is no container, or a distribution cannot be made of what is there.
+        ValueError: a distribution refuses its arguments, or two values would have the same key.
+
+    Example:
+        >>> import torch
+        >>> from torch.distributions import Categorical, Normal
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import CompositeDistribution
+        >>> params = TensorDict(
+        ...     {
+        ...         "move": {"loc": torch.zeros(3, 4), "scale": torch.ones(3, 4)},
+        ...         ("say", "word"): {"logits": torch.zeros(3, 7)},
+        ...     },
+        ...     batch_size=[3],
+        ... )
+        >>> dist = CompositeDistribution(params, {"move": Normal, ("say", "word"): Categorical})
+        >>> value = dist.sample((5,))
+        >>> value.batch_size, value["say", "word"].shape
+        (torch.Size([5, 3]), torch.Size([5, 3]))
+        >>> sorted(dist.log_prob(value).keys(True, True), key=str)
+        [('say', 'word_log_prob'), 'move_log_prob']
+    """
+
+    arg_constraints: Any = {}  # noqa: RUF012 (as in torch)
+    dists: dict[Key, Any]
+
+    def __init__(
+        self,
+        params: Any,
+        distribution_map: Mapping[Key, Callable[..., Any]],
+        *,
+        name_map: Mapping[Key, Key] | None = None,
+        extra_kwargs: Mapping[Key, Mapping[str, Any]] | None = None,
+        log_prob_key: Key | None = None,
+        entropy_key: Key | None = None,
+    ) -> None:
+        if not isinstance(params, Contract):
+            raise ContainerExpected(f"the parameters must be in a container, got {type(params).__name__}")
+        keys = [unravel_key(key) for key in distribution_map]
+        extra = _by_key("extra_kwargs", extra_kwargs, keys)
+        dists = {
+            key: _made(params, key, make, extra.get(key) or {}) for key, make in zip(keys, distribution_map.values())
+        }
+        self._start(params, dists, name_map, log_prob_key, entropy_key)
+
+    @classmethod
+    def from_distributions(
+        cls,
+        params: Any,
+        distributions: Mapping[Key, D.Distribution],
+        *,
+        name_map: Mapping[Key, Key] | None = None,
+        log_prob_key: Key | None = None,
+        entropy_key: Key | None = None,
+    ) -> CompositeDistribution:
+        """A composite of distributions that exist.
+
+        Args:
+            params: a container; only its batch size counts, which is the batch shape.
+            distributions: the distributions under the keys of their values.
+            name_map: other keys for the values; a mapping from those of `distributions`.
+            log_prob_key: as for the class.
+            entropy_key: as for the class.
+
+        Raises:
+            KeyError: a key of `name_map` is not in `distributions`.
+            TypeError: one of `distributions` is none.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from tensordict.nn import CompositeDistribution
+            >>> normal = torch.distributions.Normal(torch.zeros(3), 1.0)
+            >>> CompositeDistribution.from_distributions(TensorDict(batch_size=[3]), {"a": normal}).mean["a"]
+            tensor([0., 0., 0.])
+        """
+        self = cls.__new__(cls)
+        dists = {unravel_key(key): dist for key, dist in distributions.items()}
+        self._start(params, dists, name_map, log_prob_key, entropy_key)
+        return self
+
+    def _start(
+        self, params: Any, dists: dict[Key, Any], name_map: Any, log_prob_key: Key | None, entropy_key: Key | None
+    ) -> None:
+        super().__init__(params.batch_size, validate_args=False)
+        names = _by_key("name_map", name_map, dists)
+        self.dists = {}
+        for key, dist in dists.items():
+            if not isinstance(dist, D.Distribution):
+                raise TypeError(f"entry {key!r}: a distribution is needed, got {dist!r} of type {type(dist).__name__}")
+            name = unravel_key(names.get(key, key))
+            if name in self.dists:
+                raise DuplicateKeyError(f"name_map gives the values of several distributions the key {name!r}")
+            self.dists[name] = dist
+        # The number of batch dims that each distribution has beyond those of the whole.
+        self._beyond = [len(dist.batch_shape) - len(self._batch_shape) for dist in self.dists.values()]
+        self.log_prob_key = "sample_log_prob" if log_prob_key is None else log_prob_key
+        self.entropy_key = "entropy" if entropy_key is None else entropy_key
+
+    @property
+    def log_prob_key(self) -> Key:
+        """The key of the sum of the log-probabilities."""
+        return self._log_prob_key
+
+    @log_prob_key.setter
+    def log_prob_key(self, key: Key) -> None:
+        self._log_prob_key = unravel_key(key)
+
+    @property
+    def entropy_key(self) -> Key:
+        """The key of the sum of the entropies."""
+        return self._entropy_key
+
+    @entropy_key.setter
+    def entropy_key(self, key: Key) -> None:
+        self._entropy_key = unravel_key(key)
+
+    # --- the mapping --------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Key) -> Any:
+        try:
+            return self.dists[unravel_key(key)]
+        except (KeyError, TypeError, RuntimeError):
+            raise KeyError(f"no distribution has the key {key!r}; there are {list(self.dists)}") from None
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.dists)
+
+    def __len__(self) -> int:
+        return len(self.dists)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dists})"
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether all distributions have it."""
+        return all(dist.has_rsample for dist in self.dists.values())
+
+    def _each(self, what: str, fn: Callable[[Any], Any], lead: Size = _ONE) -> Any:
+        """A container of `fn(distribution)` under their keys."""
+        values: dict[Any, Any] = {}
+        for key, dist in self.dists.items():
+            try:
+                values[key] = fn(dist)
+            except NotImplementedError as error:
+                raise NotImplementedError(f"entry {key!r}: {type(dist).__name__} has no {what}") from error
+        return TensorDict(values, lead + self._batch_shape)
+
+    def sample(self, shape: Sequence[int] | None = None) -> Any:
+        """Draw values, without gradients.
+
+        Args:
+            shape: the dims of the array of samples; a single one by default.
+
+        Returns:
+            a new container of batch size `(*shape, *batch_shape)`.
+        """
+        size = Size(shape or ())
+        return self._each("sample", lambda dist: dist.sample(size), size)
+
+    def rsample(self, shape: Sequence[int] | None = None) -> Any:
+        """Draw values that are differentiable in the parameters; see :meth:`sample`.
+
+        Raises:
+            NotImplementedError: one of the distributions has no `rsample`; it is named.
+        """
+        size = Size(shape or ())
+        return self._each("rsample", lambda dist: dist.rsample(size), size)
+
+    @property
+    def mode(self) -> Any:
+        """The modes, in a new container of the batch shape."""
+        return self._each("mode", lambda dist: dist.mode)
+
+    @property
+    def mean(self) -> Any:
+        """The means, in a new container of the batch shape."""
+        return self._each("mean", lambda dist: dist.mean)
+
+    @property
+    def deterministic_sample(self) -> Any:
+        """What `InteractionType.DETERMINISTIC` takes from each distribution, in a new container of the batch shape."""
+        kind = InteractionType.DETERMINISTIC
+        return self._each("deterministic_sample", lambda dist: value_of(dist, kind, None, _ESTIMATED_FROM))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> CompositeDistribution:
+        """This distribution with its batch dims expanded; the parameters are views."""
+        size, own = Size(batch_shape), len(self._batch_shape)
+        return self.from_distributions(
+            TensorDict(batch_size=size),
+            {key: dist.expand(size + dist.batch_shape[own:]) for key, dist in self.dists.items()},
+            log_prob_key=self._log_prob_key,
+            entropy_key=self._entropy_key,
+        )
+
+    # --- log-probabilities --------------------------------------------------------------------------------------------
+
+    def _log_probs(self, sample: Any) -> list[Any]:
+        return [dist.log_prob(_value(sample, key)) for key, dist in self.dists.items()]
+
+    def _sum_of_log_probs(self, log_probs: list[Any], sample: Any) -> Any:
+        """The sum, over all dims but those of the batch: of the distribution, behind those of the array of samples.
+
+        A sample that has more batch dims keeps them.
+        """
+        ndim = len(sample.batch_size)
+        return _total(
+            [
+                _summed(value, ndim if isinstance(value, Contract) else max(ndim, value.ndim - beyond))
+                for value, beyond in zip(log_probs, self._beyond)
+            ]
+        )
+
+    def log_prob(self, sample: Any) -> Any:
+        """The log-probability of a sample.
+
+        Args:
+            sample: a container with a value for each distribution, such as :meth:`sample` gives.
+
+        Returns:
+            under `set_composite_lp_aggregate(True)` the sum for all values: a tensor of the batch shape, behind the
+            dims of the array of samples, whatever the batch size of `sample`. Otherwise what
+            :meth:`log_prob_composite` returns.
+
+        Raises:
+            KeyError: a value is missing.
+        """
+        if composite_lp_aggregate(nowarn=True):
+            return self._sum_of_log_probs(self._log_probs(sample), sample)
+        return self.log_prob_composite(sample, include_sum=False)
+
+    def log_prob_composite(self, sample: Any, *, include_sum: bool | None = None) -> Any:
+        """The log-probabilities of the values of a sample, under their keys with `_log_prob` behind.
+
+        Args:
+            sample: as for :meth:`log_prob`.
+            include_sum: write their sum, under `log_prob_key`; by default as `composite_lp_aggregate()` says.
+
+        Returns:
+            a new container with the batch size of `sample`; under `set_composite_lp_aggregate(True)`, `sample` itself,
+            to which they are written.
+
+        Raises:
+            KeyError: a value is missing; nothing is written then.
+        """
+        aggregate = composite_lp_aggregate(nowarn=True)
+        log_probs = self._log_probs(sample)
+        results = {_add_suffix(key, "_log_prob"): value for key, value in zip(self.dists, log_probs)}
+        if aggregate if include_sum is None else include_sum:
+            results[self._log_prob_key] = self._sum_of_log_probs(log_probs, sample)
+        if not aggregate:
+            return TensorDict(results, sample.batch_size)
+        return _written(sample, results)
+
+    # --- entropies ----------------------------------------------------------------------------------------------------
+
+    def entropy(
+        self,
+        samples_mc: int = 1,
+        *,
+        aggregate_probabilities: bool | None = None,
+        include_sum: bool | None = None,
+    ) -> Any:
+        """The entropy in nats.
+
+        Args:
+            samples_mc: the number of samples that it is estimated from, where a distribution has no closed form.
+            aggregate_probabilities: return the sum; by default as `composite_lp_aggregate()` says.
+            include_sum: as for :meth:`entropy_composite`, whose result is returned without a sum.
+
+        Returns:
+            the sum, a tensor of the batch shape, or a container.
+        """
+        if composite_lp_aggregate(nowarn=True) if aggregate_probabilities is None else aggregate_probabilities:
+            ndim = len(self._batch_shape)
+            return _total([_summed(_entropy(dist, samples_mc), ndim) for dist in self.dists.values()])
+        return self.entropy_composite(samples_mc, include_sum=include_sum)
+
+    def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> Any:
+        """The entropies of the distributions, under their keys with `_entropy` behind.
+
+        Args:
+            samples_mc: the number of samples that they are estimated from, where there is no closed form.
+            include_sum: write their sum, under `entropy_key`; by default as `composite_lp_aggregate()` says.
+
+        Returns:
+            a new container of the batch shape.
+        """
+        results = {_add_suffix(key, "_entropy"): _entropy(dist, samples_mc) for key, dist in self.dists.items()}
+        if composite_lp_aggregate(nowarn=True) if include_sum is None else include_sum:
+            ndim = len(self._batch_shape)
+            results[self._entropy_key] = _total([_summed(value, ndim) for value in results.values()])
+        return TensorDict(results, self._batch_shape)
+
+    # --- distribution functions ---------------------------------------------------------------------------------------
+
+    def cdf(self, sample: Any) -> Any:
+        """Write the cumulative probability of each value, under its key with `_cdf` behind.
+
+        Returns:
+            `sample` itself.
+
+        Raises:
+            KeyError: a value is missing; nothing is written then.
+            NotImplementedError: one of the distributions has no `cdf`; it is named.
+        """
+        return self._transformed(sample, "cdf", _value)
+
+    def icdf(self, sample: Any) -> Any:
+        """Write the value at each cumulative probability, under the key of the value with `_icdf` behind.
+
+        Args:
+            sample: a container with the probabilities, where :meth:`cdf` writes them or, where there is nothing, in the
+                place of the values.
+
+        Returns:
+            `sample` itself.
+
+        Raises:
+            KeyError: a probability is missing; nothing is written then.
+            NotImplementedError: one of the distributions has no `icdf`; it is named.
+        """
+
+        def probability(sample: Any, key: Key) -> Any:
+            found = sample.get(_add_suffix(key, "_cdf"), None)
+            return _value(sample, key) if found is None else found
+
+        return self._transformed(sample, "icdf", probability)
+
+    def _transformed(self, sample: Any, method: str, read: Callable[[Any, Key], Any]) -> Any:
+        results: dict[Key, Any] = {}
+        for key, dist in self.dists.items():
+            try:
+                results[_add_suffix(key, f"_{method}")] = getattr(dist, method)(read(sample, key))
+            except NotImplementedError as error:
+                raise NotImplementedError(f"entry {key!r}: {type(dist).__name__} has no {method}") from error
+        return _written(sample, results)
+
+
+def _by_key(what: str, given: Any, keys: Any) -> dict[Key, Any]:
+    """An optional mapping with canonical keys, which must be among `keys`."""
+    mapping = {unravel_key(key): value for key, value in (given or {}).items()}
+    unknown = [key for key in mapping if key not in keys]
+    if unknown:
+        raise KeyError(f"{what} has the keys {unknown}, which no distribution has; there are {list(keys)}")
+    return mapping
+
+
+def _made(params: Any, key: Key, make: Callable[..., Any], extra: Mapping[str, Any]) -> Any:
+    """The distribution of the arguments at a key."""
+    arguments = params.get(key, None)
+    if arguments is None:
+        raise KeyError(f"there are no parameters at {key!r}; the container has {list(params.keys(True, True))}")
+    if not is_node(arguments):
+        raise TypeError(
+            f"entry {key!r} must be a container of the arguments of the distribution, got {type(arguments).__name__}"
+        )
+    try:
+        return make(**arguments, **extra)
+    except (TypeError, ValueError) as error:
+        there = f"{error}. The arguments are {[*arguments.keys(), *extra]}"
+        raise named_error(type(error)(there), path_of(key)) from error
+
+
+def _value(sample: Any, key: Key) -> Any:
+    value = sample.get(key, None)
+    if value is None:
+        raise KeyError(f"the sample has no value at {key!r}; it has {list(sample.keys(True, True))}")
+    return value
+
+
+def _entropy(dist: Any, samples: int) -> Any:
+    """The entropy of a distribution, or an estimate from samples where there is no closed form."""
+    try:
+        return dist.entropy()
+    except NotImplementedError:
+        size = Size((samples,))
+        values = dist.rsample(size) if dist.has_rsample else dist.sample(size)
+        log_prob: Tensor = dist.log_prob(values)
+        return -log_prob.mean(0)
+
+
+def _written(sample: Any, results: dict[Key, Any]) -> Any:
+    sample._set_all(list(results), list(results.values()))
+    return sample
