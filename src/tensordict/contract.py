@@ -80,6 +80,10 @@ class Contract:
         value = self._entries.get(name)
         return value if isinstance(value, Contract) else None
 
+    def _members(self) -> Sequence[Any] | None:
+        """The containers that a lazy stack consists of, `None` for any other container."""
+        return None
+
     def _check_field(self, name: str) -> None:
         """Refuse the name of a new entry: none, unless the class declares those that there can be."""
 

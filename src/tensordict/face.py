@@ -120,6 +120,9 @@ class Face(TensorCollection):
     def _node(self, name: str) -> Any:
         return self._tensordict._node(name)
 
+    def _members(self) -> Sequence[Any] | None:
+        return self._tensordict._members()  # type: ignore[no-any-return]
+
     def _gather(self, found: list[Any]) -> None:
         self._tensordict._gather(found)
 

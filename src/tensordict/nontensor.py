@@ -82,7 +82,7 @@ class _Holding(Saved, TensorCollection):
         self._assign((), input_dict_or_td)
         return self
 
-    def _assign(self, index: Any, value: Any) -> None:
+    def _assign(self, index: Any, value: Any, adds: bool = True) -> None:
         at = leaf_index(index, self._batch_size)
         size = checked_size(at, self._batch_size)
         new = _fitting(value, size, ())

@@ -61,6 +61,29 @@ def is_non_tensor(data: Any) -> bool:
     return isinstance(data, Contract) and data._is_non_tensor
 
 
+class MembersApart:
+    """An `is_leaf` that also says: the values and items of a lazy stack are those of its members, under "0", "1", ...
+
+    For stacks whose members differ, and so have no entries in common. The keys of a stack stay those that all members
+    have. The names that `named_apply` and `flatten_keys` give are those of the items.
+    """
+
+    def __init__(self, name: str, is_leaf: IsLeaf) -> None:
+        self._name = name
+        self._is_leaf = is_leaf
+
+    def __call__(self, cls: type) -> bool:
+        return self._is_leaf(cls)
+
+    def __reduce__(self) -> str:
+        # The same object on the other side: programs ask for it with `is`.
+        return self._name
+
+
+NESTED_TENSORS_AS_LISTS = MembersApart("NESTED_TENSORS_AS_LISTS", default_is_leaf)
+NESTED_TENSORS_AS_LISTS_NONTENSOR = MembersApart("NESTED_TENSORS_AS_LISTS_NONTENSOR", is_leaf_nontensor)
+
+
 class _View:
     """What the three views share: the container, and which of its entries the view shows."""
 
@@ -73,17 +96,27 @@ class _View:
 
     def _pairs(self) -> list[tuple[Any, Any]]:
         pairs: list[tuple[Any, Any]] = []
-        if not self._nested:
-            pairs.extend(self._source._entries.items())
-            if self._leaves_only:
-                pairs = [pair for pair in pairs if self._counts_as_leaf(pair[1])]
-        elif self._is_leaf is None:
+        if self._is_leaf is not None:
+            _collect_until(self._source, (), self._nested, self._leaves_only, self._is_leaf, pairs)
+        elif self._nested:
             _collect(self._source, (), self._leaves_only, pairs)
         else:
-            _collect_until(self._source, (), self._leaves_only, self._is_leaf, pairs)
+            pairs.extend(self._source._entries.items())
+            if self._leaves_only:
+                pairs = [pair for pair in pairs if not is_node(pair[1])]
         if self._sort:
             pairs.sort(key=lambda pair: _dotted(pair[0]))
         return pairs
+
+    def _keys_until(self) -> list[Any]:
+        """The keys, with the caller's idea of a leaf; no entry is read for them."""
+        keys: list[Any] = []
+        is_leaf = default_is_leaf if self._is_leaf is None else self._is_leaf
+        _collect_keys_until(self._source, (), self._nested, self._leaves_only, is_leaf, keys)
+        return keys
+
+    def _count_until(self) -> int:
+        return len(self._pairs() if type(self._is_leaf) is MembersApart else self._keys_until())
 
     def _counts_as_leaf(self, value: Any) -> bool:
         return not is_node(value) if self._is_leaf is None else self._is_leaf(type(value))
@@ -91,7 +124,7 @@ class _View:
     def __len__(self) -> int:
         # Python asks for it whenever a list is made of the view, so it must not collect the entries to count them.
         if self._is_leaf is not None:
-            return len(self._pairs())
+            return self._count_until()
         if self._nested:
             return _count(self._source, self._leaves_only)
         mapping = self._source._outline()
@@ -106,11 +139,15 @@ class _View:
 class _Keys(_View, KeysView[Any]):
     """`td.keys(...)`: set operations, `in` and `len` included."""
 
+    def _count_until(self) -> int:
+        return len(self._keys_until())
+
     def __iter__(self) -> Iterator[Key]:
         if not self._nested or self._is_leaf is not None:
-            return iter([key for key, _ in self._pairs()])
-        keys: list[Any] = []
-        _collect_keys(self._source, (), self._leaves_only, keys)
+            keys = self._keys_until()
+        else:
+            keys = []
+            _collect_keys(self._source, (), self._leaves_only, keys)
         if self._sort:
             keys.sort(key=_dotted)
         return iter(keys)
@@ -231,7 +268,7 @@ def _all_leaves(node: Contract) -> list[tuple[Any, Any]]:
     if is_flat(mapping):
         out.extend(mapping.items())
     else:
-        _collect_until(node, (), True, is_leaf_nontensor, out)
+        _collect_until(node, (), True, True, is_leaf_nontensor, out)
     return out
 
 
@@ -250,13 +287,34 @@ def _level_keys(prefix: tuple[str, ...], names: Iterable[str]) -> Iterable[Any]:
 
 
 def _collect_until(
-    node: Contract, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf, out: list[tuple[Any, Any]]
+    node: Contract,
+    prefix: tuple[str, ...],
+    nested: bool,
+    leaves_only: bool,
+    is_leaf: IsLeaf,
+    out: list[tuple[Any, Any]],
 ) -> None:
     """As `_collect`, with the caller's idea of a leaf: what it calls a leaf is not entered."""
+    if type(is_leaf) is MembersApart and (members := node._members()) is not None:
+        for position, member in enumerate(members):
+            _collect_until(member, (*prefix, str(position)), nested, leaves_only, is_leaf, out)
+        return
     for name, value in node._entries.items():
         key = (*prefix, name) if prefix else name
         leaf = is_leaf(type(value))
-        if not leaf and isinstance(value, Contract):
-            _collect_until(value, (*prefix, name), leaves_only, is_leaf, out)
+        if nested and not leaf and isinstance(value, Contract):
+            _collect_until(value, (*prefix, name), nested, leaves_only, is_leaf, out)
         if leaf or not leaves_only:
             out.append((key, value))
+
+
+def _collect_keys_until(
+    node: Contract, prefix: tuple[str, ...], nested: bool, leaves_only: bool, is_leaf: IsLeaf, out: list[Any]
+) -> None:
+    """As `_collect_keys`, with the caller's idea of a leaf."""
+    for name, value in node._outline().items():
+        leaf = is_leaf(type(value))
+        if nested and not leaf and isinstance(value, Contract):
+            _collect_keys_until(value, (*prefix, name), nested, leaves_only, is_leaf, out)
+        if leaf or not leaves_only:
+            out.append((*prefix, name) if prefix else name)

@@ -204,6 +204,36 @@ def test_partial_assignment(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(td, plain, kind.batch_size, kind.extra)
 
 
+def repeated(plain: Plain, count: int) -> Plain:
+    """The same content along a new first dim."""
+    return mapped(lambda leaf: leaf.expand(count, *leaf.shape), plain)
+
+
+def test_a_container_of_the_last_dims_is_broadcast(td: Any, plain: Plain, kind: Kind) -> None:
+    size = kind.batch_size
+    if len(size) < 2:
+        pytest.skip("needs dims that what is assigned can lack")
+    numbers = index_map(size)
+    for index in (slice(0, 2), torch.tensor([1, 0]), slice(None), (slice(None), slice(0, 1)), (..., [0, 0, 0])):
+        part = numbers[index]
+        values = mapped(changed, picked(plain, size, part[0]))
+        td[index] = TensorDict(values, part.shape[1:])
+        plain = replaced(plain, size, part, repeated(values, len(part)))
+        assert_matches(td, plain, size, kind.extra)
+    for wrong in ((), (size[-1] + 1,), (7, *size), (1, 1, *size)):
+        with pytest.raises(RuntimeError, match="has these dims, or the last of them"):
+            td[:] = TensorDict({"a": torch.zeros(*wrong, 2)}, wrong)
+    assert_matches(td, plain, size, kind.extra)
+
+
+def test_a_broadcast_container_is_allocated() -> None:
+    buffer = TensorDict(batch_size=[3, 4])
+    buffer[:2] = TensorDict({"a": torch.arange(4.0), "n": {"b": torch.ones(4, 2)}}, [4])
+    assert torch.equal(buffer["a"], torch.stack([torch.arange(4.0)] * 2 + [torch.zeros(4)]))
+    assert buffer["n", "b"].shape == (3, 4, 2) and buffer["n", "b"].sum() == 16
+    assert buffer["n"].batch_size == torch.Size([3, 4])
+
+
 def test_preallocation(td: Any, plain: Plain, kind: Kind) -> None:
     """Assigning items into an empty buffer allocates the item's entries at the buffer's size."""
     buffer = TensorDict({}, batch_size=[6, *kind.batch_size])

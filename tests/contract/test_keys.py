@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from contract.kinds import Kind
-from contract.model import Plain, as_key, assert_leaf, assert_matches, leaves, nested_keys
+from contract.model import Path, Plain, as_key, as_path, assert_leaf, assert_matches, leaves, nested_keys
 from tensordict import TensorDict, unravel_key, unravel_key_list
+from tensordict.base import _NESTED_TENSORS_AS_LISTS
 
 
 def ordered(keys: Any, kind: Kind) -> list[Any]:
@@ -25,6 +26,34 @@ def test_keys(td: Any, plain: Plain, kind: Kind) -> None:
     assert ordered(td.keys(include_nested=True, leaves_only=True), kind) == ordered(bottom, kind)
     top = [name for name, value in plain.items() if not isinstance(value, dict)]
     assert ordered(td.keys(leaves_only=True), kind) == ordered(top, kind)
+
+
+def members_apart(plain: Plain, dims: tuple[int, ...], at: Path) -> dict[Path, torch.Tensor]:
+    """The leaves of the members of lazy stacks that run over these dims of the entry at `at`, the outermost first."""
+    found: dict[Path, torch.Tensor] = {}
+    for path, leaf in leaves(plain).items():
+        pieces = {path[: len(at)]: leaf}
+        for dim in dims if path[: len(at)] == at else ():
+            pieces = {(*way, str(i)): row for way, piece in pieces.items() for i, row in enumerate(piece.unbind(dim))}
+        found.update({(*way, *path[len(at) :]): piece for way, piece in pieces.items()})
+    return found
+
+
+def test_items_of_members_apart(td: Any, plain: Plain, kind: Kind) -> None:
+    expected = members_apart(plain, kind.stack_dims, kind.stacked_at)
+    items = td.items(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS)
+    assert {as_path(key) for key, _ in items} == expected.keys() and len(items) == len(list(items)) == len(expected)
+    for key, leaf in items:
+        assert_leaf(leaf, expected[as_path(key)], key)
+    values = td.values(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS)
+    assert len(values) == len(expected)
+    for value, (key, leaf) in zip(values, items, strict=True):
+        assert_leaf(value, leaf, key)
+    for arguments in ((True, True), (True, False), (False, True), (False, False)):
+        assert list(td.keys(*arguments, is_leaf=_NESTED_TENSORS_AS_LISTS)) == list(td.keys(*arguments))
+    shown: dict[Any, torch.Tensor] = {}
+    named = td.named_apply(shown.__setitem__, nested_keys=True, is_leaf=_NESTED_TENSORS_AS_LISTS, filter_empty=True)
+    assert named is None and {as_path(key) for key in shown} == expected.keys()
 
 
 def test_len_of_views(td: Any, plain: Plain) -> None:

@@ -132,8 +132,13 @@ def test_update_at(td: Any, plain: Plain, kind: Kind) -> None:
         for path, leaf in leaves(plain).items():
             leaf[index] = leaves(new)[path]
         assert_matches(td, plain, kind.batch_size, kind.extra)
-    with pytest.raises(KeyError, match="absent"):
-        td.update_at_({"absent": torch.zeros(kind.batch_size)[0]}, 0)
+    absent = torch.zeros(kind.batch_size)[0]
+    wrong: list[Any] = [{"absent": absent}]
+    wrong += [{"b": {"absent": absent}}, {"b": {"d": {"absent": absent}}}] if kind.nested else []
+    for source in wrong:
+        with pytest.raises((KeyError, AttributeError), match="absent"):
+            td.update_at_({"a": changed(plain["a"][0]), **source}, 0)
+        assert_matches(td, plain, kind.batch_size, kind.extra)
 
 
 def test_copy_underscore(td: Any, plain: Plain, kind: Kind) -> None:

@@ -207,6 +207,9 @@ class LazyCore(TensorDictBase):
     def _node(self, name: str) -> Any:
         return self._entries.node(name)
 
+    def _members(self) -> Sequence[Any] | None:
+        return self._entries.containers
+
     def _gather(self, found: list[Any]) -> None:
         for member in self._entries.containers:
             member._gather(found)

@@ -189,7 +189,7 @@ class LazyDims(LazyCore):
         inner = size[: picks.dim] + size[picks.dim + len(picks.block) :]
         pieces = _pieces(value, len(targets), picks.dim, len(picks.block), size, prefix, self, len(self._batch_size))
         for member, piece in zip(targets, pieces, strict=True):
-            part = _Assignment(picks.rest, member._batch_size, inner)
+            part = _Assignment(picks.rest, member._batch_size, inner, plan.adds)
             member._plan_assign(piece, prefix, part)
             plan.parts.append(part)
 
@@ -201,7 +201,7 @@ class LazyDims(LazyCore):
         pieces = _pieces(value, len(targets), 0, len(size), size, prefix, self, len(self._batch_size))
         nothing = torch.Size(())
         for element, piece in zip(targets, pieces, strict=True):
-            part = _Assignment((), nothing, nothing)
+            part = _Assignment((), nothing, nothing, plan.adds)
             if self._locked:
                 element._lock_tree()
             element._plan_assign(piece, prefix, part)

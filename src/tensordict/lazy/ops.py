@@ -24,7 +24,7 @@ from tensordict.ops.stacking import cat_containers, stack_containers
 from tensordict.ops.structure import _Flatten, _Unflatten
 from tensordict.ops.writing import _Copies, _Update
 from tensordict.shapes import as_size
-from tensordict.views import IsLeaf
+from tensordict.views import IsLeaf, MembersApart
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -314,8 +314,10 @@ class LazyOps(LazyCore):
             self._pieces_of(other) if isinstance(other, Contract) else [other] * len(members) for other in others
         ]
         inner = dataclasses.replace(call, names=NO_DEFAULT, batch_size=None)
+        apart = type(call.is_leaf) is MembersApart
         results = [
-            member._apply_tree(inner, [column[i] for column in columns], path) for i, member in enumerate(members)
+            member._apply_tree(inner, [column[i] for column in columns], (*path, str(i)) if apart else path)
+            for i, member in enumerate(members)
         ]
         # The calls are counted and planned in one place, whichever member they are for.
         if all(result is None for result in results):

@@ -135,8 +135,9 @@ class Indexing(Writing):
         """Write an entry at a key, or assign to a part of the batch.
 
         `td[index] = value` takes a container, a mapping, a tensor or a number, is in place and so allowed on a locked
-        container. A container whose batch size is the last dims of that of the part is broadcast to it. Entries of `value` that this container lacks are allocated with zeros at its batch size, so that an
-        empty container can be filled item by item. All shapes are checked before the first write.
+        container. A container whose batch size is the last dims of that of the part is broadcast to it. Entries of
+        `value` that this container lacks are allocated with zeros at its batch size, so that an empty container can be
+        filled item by item. All shapes are checked before the first write.
 
         Raises:
             IndexError: the index does not fit the batch size.

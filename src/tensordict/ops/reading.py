@@ -73,7 +73,7 @@ class Reading(Contract):
         sort: bool = False,
     ) -> ValuesView[Any]:
         """A live view of the values; arguments and order as in :meth:`keys`."""
-        if include_nested or leaves_only or sort:
+        if include_nested or leaves_only or sort or is_leaf:
             return _Values(self, include_nested, leaves_only, is_leaf, sort)
         return self._entries.values()
 
@@ -86,7 +86,7 @@ class Reading(Contract):
         sort: bool = False,
     ) -> ItemsView[Any, Any]:
         """A live view of the (key, value) pairs; arguments and order as in :meth:`keys`."""
-        if include_nested or leaves_only or sort:
+        if include_nested or leaves_only or sort or is_leaf:
             return _Items(self, include_nested, leaves_only, is_leaf, sort)
         return self._entries.items()
 

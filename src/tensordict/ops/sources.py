@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tensordict.contract import Contract, is_node
-from tensordict.keys import Path, joined, path_of
+from tensordict.contract import Contract
+from tensordict.keys import joined, path_of
 from tensordict.ops.reading import Reading
 
 
@@ -47,13 +47,3 @@ def nested_under(path: Sequence[str], value: Any) -> Any:
     for name in reversed(path):
         value = {name: value}
     return value
-
-
-def leaf_paths(source: Any, prefix: Path = ()) -> list[Path]:
-    """The paths of the leaves of a container or (nested) mapping."""
-    out: list[Path] = []
-    for key, value in source.items():
-        path = (*prefix, *path_of(key))
-        nested = isinstance(value, Mapping) or (is_node(value) and not value._is_non_tensor)
-        out += leaf_paths(value, path) if nested else [path]
-    return out

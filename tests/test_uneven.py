@@ -1,0 +1,135 @@
+"""Lazy stacks whose members have leaves of different shapes, or different keys: what can be done without stacking."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict import TensorClass, TensorDict, is_leaf_nontensor, lazy_stack
+from tensordict.base import _NESTED_TENSORS_AS_LISTS, _NESTED_TENSORS_AS_LISTS_NONTENSOR
+
+
+def is_tensor(cls: type) -> bool:
+    return issubclass(cls, torch.Tensor)
+
+
+def uneven(count: int = 2, offset: float = 0) -> Any:
+    """Members whose entry "a" is longer each time; all but the first have an entry of their own."""
+    members = []
+    for i in range(count):
+        value = torch.full((i + 1,), offset + i)
+        entries = {"a": value, "b": {"c": torch.full((2,), offset + i)}, "note": f"note {i}"}
+        members.append(TensorDict(entries | ({"b": {"c": value, "d": value}} if i else {})))
+    return lazy_stack(members)
+
+
+# --- views --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
+def test_keys_with_an_idea_of_leaves(inside: bool) -> None:
+    stack = uneven()
+    td, prefix = (TensorDict(l=stack, batch_size=[2]), ("l",)) if inside else (stack, ())
+
+    def under(*paths: tuple[str, ...]) -> list[Any]:
+        found = [(*prefix, *path) for path in paths]
+        return [path[0] if len(path) == 1 else path for path in found]
+
+    leaves = under(("a",), ("b", "c"))
+    assert list(td.keys(True, True, is_leaf=is_tensor)) == leaves and len(td.keys(True, True, is_leaf=is_tensor)) == 2
+    assert sorted(td.keys(True, True, is_leaf=is_leaf_nontensor), key=str) == sorted(
+        [*leaves, *under(("note",))], key=str
+    )
+    assert leaves[1] in td.keys(True, True, is_leaf=is_tensor)
+    if not inside:
+        assert list(td.keys(False, True, is_leaf=is_tensor)) == ["a"]
+        assert list(td.keys(leaves_only=True)) == ["a"] and list(td.keys(sort=True)) == ["a", "b", "note"]
+
+
+def test_members_apart() -> None:
+    stack = uneven()
+    first, second = stack.tensordicts
+    for td, prefix in ((stack, ()), (TensorDict(l=stack, batch_size=[2]), ("l",))):
+        items = dict(td.items(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS))
+        assert items.keys() == {
+            (*prefix, *path) for path in [("0", "a"), ("0", "b", "c"), ("1", "a"), ("1", "b", "c"), ("1", "b", "d")]
+        }
+        assert items[(*prefix, "1", "a")] is second["a"] and items[(*prefix, "0", "b", "c")] is first["b", "c"]
+        values = list(td.values(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS))
+        assert [value.data_ptr() for value in values] == [value.data_ptr() for value in items.values()]
+        everything = dict(td.items(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS_NONTENSOR))
+        assert everything.keys() - items.keys() == {(*prefix, "0", "note"), (*prefix, "1", "note")}
+        with_nodes = [key for key, _ in td.items(True, is_leaf=_NESTED_TENSORS_AS_LISTS)]
+        assert (*prefix, "0", "b") in with_nodes and (("l" in with_nodes) is bool(prefix))
+    top = [key for key, _ in stack.items(is_leaf=_NESTED_TENSORS_AS_LISTS)]
+    assert top == [("0", "a"), ("0", "b"), ("0", "note"), ("1", "a"), ("1", "b"), ("1", "note")]
+    assert [key for key, _ in stack.items(leaves_only=True, is_leaf=_NESTED_TENSORS_AS_LISTS)] == [
+        ("0", "a"),
+        ("1", "a"),
+    ]
+    ordered = [key for key, _ in stack.items(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS, sort=True)]
+    assert ordered == sorted(ordered)
+
+
+def test_members_apart_of_stacks_of_stacks() -> None:
+    stacks = [uneven(2), uneven(3)]
+    keys = [
+        key for key, _ in lazy_stack([stacks[0], stacks[1][:2]]).items(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS)
+    ]
+    assert keys[0] == ("0", "0", "a") and ("1", "1", "b", "d") in keys and len(keys) == 10
+
+
+def test_members_apart_of_tensorclasses() -> None:
+    class Row(TensorClass):
+        x: torch.Tensor
+        y: Any = None
+
+    rows = lazy_stack([Row(torch.zeros(1), Row(torch.zeros(2))), Row(torch.zeros(3), Row(torch.zeros(4)))])
+    items = {key: value.numel() for key, value in rows.items(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS)}
+    assert items == {("0", "x"): 1, ("0", "y", "x"): 2, ("1", "x"): 3, ("1", "y", "x"): 4}
+
+
+def test_names_of_members_apart() -> None:
+    stack = uneven()
+    names: list[Any] = []
+    result = stack.named_apply(
+        lambda name, x: names.append(name) or x + 1, nested_keys=True, is_leaf=_NESTED_TENSORS_AS_LISTS
+    )
+    assert set(names) == {key for key, _ in stack.items(True, True, is_leaf=_NESTED_TENSORS_AS_LISTS)}
+    assert torch.equal(result[1]["b", "d"], stack[1]["b", "d"] + 1)
+    plain: list[Any] = []
+    stack.named_apply(lambda name, x: plain.append(name), nested_keys=True)
+    assert set(plain) == {"a", ("b", "c"), ("b", "d")}
+
+
+def test_the_marker_stays_the_same_object() -> None:
+    for marker in (_NESTED_TENSORS_AS_LISTS, _NESTED_TENSORS_AS_LISTS_NONTENSOR):
+        assert pickle.loads(pickle.dumps(marker)) is marker and copy.deepcopy(marker) is marker
+        assert marker(torch.Tensor) and not marker(TensorDict)
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [slice(0, 2), [0, 1], torch.tensor([True, True, False])], ids=str)
+def test_update_at(index: Any) -> None:
+    stack, new = uneven(3), uneven(2, 10)
+    held = [member["a"] for member in stack.tensordicts]
+    assert stack.update_at_(new, index) is stack
+    assert [leaf.tolist() for leaf in held] == [[10], [11, 11], [2, 2, 2]]
+    assert stack[1]["b", "d"].tolist() == [11, 11] and stack[0]["note"] == "note 0"
+
+
+def test_failed_update_at_changes_nothing() -> None:
+    stack, new = uneven(3), uneven(2, 10)
+    new[1]["extra"] = torch.zeros(1)
+    with pytest.raises(KeyError, match="extra"):
+        stack.update_at_(new, slice(0, 2))
+    with pytest.raises(RuntimeError, match="entry 'a'"):
+        stack.update_at_(uneven(2, 10), slice(1, 3))
+    assert [leaf.tolist() for leaf in stack.get("a", as_list=True)] == [[0], [1, 1], [2, 2, 2]]
+    assert "extra" not in stack[1]
