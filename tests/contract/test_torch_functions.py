@@ -244,3 +244,18 @@ def test_where(td: Any, plain: Plain, kind: Kind) -> None:
 def test_a_function_without_meaning_is_refused(td: Any) -> None:
     with pytest.raises(TypeError):
         torch.linalg.svd(td)
+
+
+def test_vmap_over_one_container(td: Any, plain: Plain, kind: Kind) -> None:
+    """A tuple of one dim stands for the one argument, and for the one result."""
+    if not kind.batch_size:
+        pytest.skip("nothing to map over")
+    expected = mapped(changed, plain)
+    for in_dims, out_dims in ((0, 0), ((0,), (0,)), ((0,), 0), (0, (0,))):
+        result = torch.vmap(lambda part: part.apply(changed), in_dims, out_dims)(td)
+        assert_matches(result, expected, kind.batch_size, kind.extra)
+    if len(kind.batch_size) > 1:
+        moved = torch.vmap(lambda part: part.apply(changed), (1,), (0,))(td)
+        order = (1, 0, *range(2, len(kind.batch_size)))
+        assert moved.batch_size == td.permute(order).batch_size
+        assert_matches(moved, mapped(lambda leaf: leaf.transpose(0, 1), expected))
