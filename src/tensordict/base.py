@@ -4,11 +4,44 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from tensordict.collection import TensorCollection
-from tensordict.ops.reading import NO_DEFAULT
-from tensordict.views import is_tensor_collection
+from torch import Tensor
 
-__all__ = ["NO_DEFAULT", "TensorDictBase", "is_tensor_collection"]
+from tensordict.collection import TensorCollection
+from tensordict.convert.any import from_any, from_namedtuple, from_tuple
+from tensordict.convert.mappings import from_dict
+from tensordict.convert.numpy import from_struct_array
+from tensordict.io.api import from_h5
+from tensordict.ops.reading import NO_DEFAULT
+from tensordict.settings import get_defaults_to_none, set_get_defaults_to_none
+from tensordict.views import (
+    NESTED_TENSORS_AS_LISTS,
+    NESTED_TENSORS_AS_LISTS_NONTENSOR,
+    default_is_leaf,
+    is_leaf_nontensor,
+    is_tensor_collection,
+)
+
+__all__ = [
+    "NO_DEFAULT",
+    "TensorDictBase",
+    "from_any",
+    "from_dict",
+    "from_h5",
+    "from_namedtuple",
+    "from_struct_array",
+    "from_tuple",
+    "get_defaults_to_none",
+    "is_tensor_collection",
+    "set_get_defaults_to_none",
+]
+
+# The names under which programs, such as TorchRL, ask for them.
+_NESTED_TENSORS_AS_LISTS = NESTED_TENSORS_AS_LISTS
+_NESTED_TENSORS_AS_LISTS_NONTENSOR = NESTED_TENSORS_AS_LISTS_NONTENSOR
+_default_is_leaf = default_is_leaf
+_is_leaf_nontensor = is_leaf_nontensor
+# The classes of entries, which TorchRL's lists of a storage take apart.
+_ACCEPTED_CLASSES = (Tensor, TensorCollection)
 
 
 class TensorDictBase(TensorCollection):
