@@ -1,6 +1,7 @@
 """Modules that read and write containers, distributions for them, and containers as modules."""
 
 from tensordict.convert.mappings import make_tensordict
+from tensordict.nn.cudagraphs import CudaGraphModule
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.distributions import (
     AddStateIndependentNormalScale,
@@ -32,6 +33,7 @@ from tensordict.nn.tensorclasses import TensorClassModuleBase, TensorClassModule
 __all__ = [
     "AddStateIndependentNormalScale",
     "CompositeDistribution",
+    "CudaGraphModule",
     "EnsembleModule",
     "InteractionType",
     "NormalParamExtractor",

@@ -1,0 +1,293 @@
+"""`CudaGraphModule`: a function whose GPU work is recorded once and replayed at each call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from tensordict.collection import TensorCollection
+from tensordict.contract import Contract, is_node
+from tensordict.holders import same_value
+from tensordict.keys import Key, unravel_key_list
+from tensordict.lazy.core import LazyCore
+from tensordict.lazy.vmapping import flatten_stack
+from tensordict.nn.dispatch import dispatch
+from tensordict.nn.interaction import interaction_type
+from tensordict.pytree import flatten_container
+
+# How many forms of the input are kept. One that does not come again, such as a number that counts, is not recorded.
+_KEPT = 32
+
+
+class CudaGraphModule:
+    """A function or module that is recorded in a CUDA graph, and replayed at each call without the cost of Python.
+
+    The first `warmup` calls run as they are, on a stream of their own. The next one records: the work is put on the
+    GPU's list instead of being done, and then, as in all later calls, the list is run on the inputs, which are copied
+    to where those of the recording were. What comes out is a copy. So the function must do the same work each time:
+    no decisions on values, no reading of values on the CPU, no dependence on what changes outside. Parameters that it
+    uses are read where they were; optimizers must be `capturable=True`.
+
+    A recording is made for each form of the input: keys, shapes, dtypes, and the values of what is no tensor; and
+    anew where the module goes from training to evaluation, or the interaction type changes. Only the last 32 forms
+    are kept.
+
+    A module with in-keys, or a function with `in_keys`, takes a container (or, by :class:`dispatch`, its entries) and
+    returns one. If that is the container it was given, then so it is here. Anything else takes and returns tensors and
+    containers, alone or in tuples, lists and dicts.
+
+    Without a GPU, calls go straight to the function, of which a warning tells when the object is made. This is no
+    `nn.Module`: `module` has the parameters.
+
+    Args:
+        module: the function or module.
+        warmup: the number of calls before the recording, at least 1; a compiled function needs some.
+        in_keys: the entries that are read. An empty list stands for the whole container. Those of `module` by default.
+        out_keys: the entries that are written. An empty list stands for all. Those of `module` by default.
+        device: the GPU; the current one by default.
+
+    Raises:
+        TypeError: `module` cannot be called; or, when called, what should be a container is none.
+        ValueError: `warmup` is no positive integer, or `device` no GPU.
+        RuntimeError: (when called) an input is not on a GPU or requires gradients, or an output of the recording
+            requires gradients.
+
+    Example:
+        >>> import warnings
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import CudaGraphModule, TensorDictModule
+        >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     double = CudaGraphModule(TensorDictModule(lambda x: 2 * x, in_keys=["x"], out_keys=["y"]))
+        >>> for i in range(4):
+        ...     y = double(x=torch.full((2,), i, device=device))
+        >>> y.tolist()
+        [6, 6]
+    """
+
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        warmup: int = 2,
+        in_keys: list[Key] | None = None,
+        out_keys: list[Key] | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        if not callable(module):
+            raise TypeError(f"CudaGraphModule wraps a function or a module, got {type(module).__name__}")
+        if type(warmup) is not int or warmup < 1:
+            raise ValueError(f"warmup must be an integer greater than 0, got {warmup!r}")
+        self.module = module
+        self.in_keys = _keys(in_keys, module, "in_keys")
+        self.out_keys = _keys(out_keys, module, "out_keys")
+        self.device = None if device is None else torch.device(device)
+        self.counter = 0
+        self._warmup = warmup
+        self._recordings: list[_Recording] = []
+        self._has_cuda = torch.cuda.is_available()
+        self._stream: Any = None
+        if not self._has_cuda:
+            warnings.warn(
+                "there is no GPU: CudaGraphModule calls the function as it is, without recording it", stacklevel=2
+            )
+        elif self.device is not None and self.device.type != "cuda":
+            raise ValueError(f"device must be a GPU, got {self.device}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, or replay it."""
+        self.counter += 1
+        if self.in_keys is None:
+            return self._call_on_values(args, kwargs)
+        if not self.in_keys and "tensordict" not in kwargs and not (args and isinstance(args[0], Contract)):
+            raise TypeError("a CudaGraphModule with empty in_keys must be called with a container")
+        return self._call_on_container(*args, **kwargs)
+
+    def _call_on_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, spec = tree_flatten((args, kwargs), is_leaf=is_node)
+        _check_no_gradients(values)
+        if not self._has_cuda:
+            return self.module(*args, **kwargs)
+        recording = self._recording_of(values, spec)
+        if recording.calls < self._warmup:
+            return self._warm_up(recording, args, kwargs)
+        if recording.graph is None:
+
+            def call(values: list[Any]) -> Any:
+                args, kwargs = tree_unflatten(values, spec)
+                return self.module(*args, **kwargs)
+
+            self._record(recording, values, call)
+        return tree_map(_copied, recording.replayed(values), is_leaf=is_node)
+
+    @dispatch(auto_batch_size=False)
+    def _call_on_container(self, tensordict: Any, tensordict_out: Any = None) -> Any:
+        read = tensordict.select(*self.in_keys, strict=False) if self.in_keys else tensordict
+        _check_no_gradients([read])
+        recording = self._recording_of([read], None) if self._has_cuda else None
+        if recording is None or recording.calls < self._warmup:
+            options = {} if tensordict_out is None else {"tensordict_out": tensordict_out}
+            if recording is None:
+                return self.module(tensordict, **options)
+            return self._warm_up(recording, (tensordict,), options)
+        if recording.graph is None:
+            self._record(recording, [read], lambda values: self.module(*values))
+        output = recording.replayed([read])
+        if output is recording.inputs[0] and tensordict_out is None:
+            tensordict_out = tensordict
+        elif tensordict_out is None:
+            return output.clone()
+        written = output.select(*self.out_keys, strict=False) if self.out_keys else output
+        return tensordict_out.update(written.clone())
+
+    # --- recordings ---------------------------------------------------------------------------------------------------
+
+    def _recording_of(self, values: list[Any], spec: Any) -> _Recording:
+        """The recording for values of this form, or a new one, which has recorded nothing yet."""
+        form = (spec, getattr(self.module, "training", None), interaction_type(), [_form_of(value) for value in values])
+        for recording in self._recordings:
+            if recording.form == form:
+                return recording
+        for tensor in _tensors_of(values):
+            if not _is_on_gpu(tensor):
+                raise RuntimeError(
+                    f"CudaGraphModule got a tensor of shape {list(tensor.shape)} on {tensor.device}: all inputs must "
+                    "be on the GPU, as others would keep the values that they have in the recording"
+                )
+        if len(self._recordings) == _KEPT:
+            self._recordings.pop(0)
+        self._recordings.append(recording := _Recording(form))
+        return recording
+
+    def _warm_up(self, recording: _Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function on a side stream, as torch asks for before a recording."""
+        with torch.cuda.device(self.device):
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                result = self.module(*args, **kwargs)
+            current.wait_stream(self._stream)
+        recording.calls += 1
+        return result
+
+    def _record(self, recording: _Recording, values: list[Any], call: Callable[[list[Any]], Any]) -> None:
+        inputs = [_copied(value) for value in values]
+        # Before the call, which may put others in their places.
+        buffers = _tensors_of(inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device), torch.cuda.graph(graph):
+            output = call(inputs)
+        _check_no_gradients(tree_flatten(output, is_leaf=is_node)[0], "return")
+        recording.inputs, recording.buffers, recording.output = inputs, buffers, output
+        recording.graph = graph
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the module; empty for a function."""
+        return self.module.state_dict(*args, **kwargs) if isinstance(self.module, nn.Module) else {}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load the state of the module, in place, which recordings see.
+
+        Raises:
+            ValueError: there is a state, but the function has none.
+        """
+        if isinstance(self.module, nn.Module):
+            return self.module.load_state_dict(state_dict, *args, **kwargs)
+        if state_dict:
+            raise ValueError(f"a function has no state to load {sorted(state_dict)} into")
+        return None
+
+    def __repr__(self) -> str:
+        fields = {"module": self.module, "warmup": self._warmup, "in_keys": self.in_keys, "out_keys": self.out_keys}
+        shown = ",\n".join(f"{name}={value!r}" for name, value in fields.items()).replace("\n", "\n    ")
+        return f"{type(self).__name__}(\n    {shown})"
+
+
+class _Recording:
+    """What was recorded for one form of the input."""
+
+    inputs: list[Any]
+    # The tensors of the inputs, to be overwritten by those of a call.
+    buffers: list[Tensor]
+    output: Any
+    graph: Any = None
+    # How many calls there were before the recording.
+    calls: int = 0
+
+    def __init__(self, form: Any) -> None:
+        self.form = form
+
+    def replayed(self, values: list[Any]) -> Any:
+        """The output for these values, which the next call overwrites."""
+        if self.buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(self.buffers, _tensors_of(values))
+        self.graph.replay()
+        return self.output
+
+
+class _Value:
+    """A value that is no tensor; a recording holds for one that is equal."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Value) and type(self.value) is type(other.value) and same_value(self.value, other.value)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _form_of(value: Any) -> Any:
+    """All that a recording depends on but the content of tensors."""
+    if not is_node(value):
+        return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else _Value(value)
+    if value._is_non_tensor:
+        return type(value), value._batch_size, _Value(value._unwrapped())
+    bare = value._bare()
+    children, context = flatten_stack(bare) if isinstance(bare, LazyCore) else flatten_container(bare)
+    return type(value), context, [_form_of(child) for child in children]
+
+
+def _tensors_of(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors among the values and in the containers among them, in one order for all values of a form."""
+    found: list[Tensor] = []
+    for value in values:
+        if is_node(value):
+            value._gather(found)
+        elif isinstance(value, Tensor):
+            found.append(value)
+    return found
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a tensor or a container; anything else itself."""
+    return value.clone() if isinstance(value, (Tensor, TensorCollection)) else value
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _check_no_gradients(values: Sequence[Any], verb: str = "take") -> None:
+    if any(tensor.requires_grad for tensor in _tensors_of(values)):
+        raise RuntimeError(
+            f"CudaGraphModule cannot {verb} tensors that require gradients: autograd does not see what is recorded. "
+            "Let the function use parameters from outside, call backward() itself, and return detached tensors"
+        )
+
+
+def _keys(keys: Any, module: Any, name: str) -> Any:
+    """The keys that were given, or those of the module; `None` if it has none."""
+    keys = getattr(module, name, None) if keys is None else keys
+    return None if keys is None else unravel_key_list(list(keys))
