@@ -59,7 +59,7 @@ class ClientMembers(Indexing, Applying, Naming):
         out = make({}, as_size(batch_size), None if device is None else as_device(device), None)
         entries = out._entries
         for key, value in (kwargs if source is None else source).items():
-            if type(key) is str and isinstance(value, (Tensor, Contract)):
+            if type(key) is str and (type(value) is Tensor or isinstance(value, (Tensor, Contract))):
                 entries[key] = value
             else:
                 out._write(path_of(key), value)
@@ -114,8 +114,8 @@ class ClientMembers(Indexing, Applying, Naming):
         if inplace:
             return self.set_(key, value, non_blocking=non_blocking)
         # A face makes of a value what it holds: `TensorDictParams` a parameter, for one.
-        trusted = validated and type(key) is str and isinstance(value, (Tensor, Contract))
-        if not trusted or self._bare() is not self:
+        trusted = validated and type(key) is str and type(self)._bare is Contract._bare
+        if not trusted or (type(value) is not Tensor and not isinstance(value, (Tensor, Contract))):
             return self.set(key, value, non_blocking=non_blocking)
         if self._locked and not ignore_lock:
             raise_locked(f"set the entry {key!r}")

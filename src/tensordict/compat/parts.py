@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from tensordict import registry
 from tensordict.contract import is_node
 
@@ -17,8 +19,8 @@ def part_of(container: Any, at: Any) -> Any:
     """
     view = container._index(at)
     entries = _Linked(container, at)
-    for name in view._entries:
-        entries.link(name)
+    for name, part in view._entries.items():
+        entries.show(name, part)
     return registry.lookup("TensorDict")._make(entries, view._batch_size, view._device, view._names)
 
 
@@ -32,17 +34,17 @@ class _Linked(dict[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.source[self.at] = {name: value}
-        self.link(name)
+        self.show(name, self.source._entries[name][self.at])
 
     def update(self, entries: Mapping[str, Any]) -> None:  # type: ignore[override]
         for name, value in entries.items():
             self[name] = value
 
-    def link(self, name: str) -> None:
-        """Have the entry be that part of the container's."""
-        whole = self.source._entries[name]
-        nested = is_node(whole) and type(whole._bare()._entries) is dict and not whole._is_non_tensor
-        super().__setitem__(name, part_of(whole, self.at) if nested else whole[self.at])
+    def show(self, name: str, part: Any) -> None:
+        """Have the entry be this part of the container's, or one that is linked to a nested container."""
+        if type(part) is not Tensor and is_node(part) and type(part._bare()._entries) is dict:
+            part = part._faced(part_of(self.source._entries[name]._bare(), self.at))
+        super().__setitem__(name, part)
 
     def __reduce__(self) -> Any:
         # Elsewhere there is no container to write to.
