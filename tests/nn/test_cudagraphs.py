@@ -156,7 +156,7 @@ def test_modules_over_containers(device):
     )
     function = Counted(net.module[0].module)
     net.module[0].module = function
-    module = CudaGraphModule(net)
+    module, kept = CudaGraphModule(net), []
     assert (module.in_keys, module.out_keys) == (net.in_keys, net.out_keys)
     for i in range(5):
         td = TensorDict(x=torch.full((2,), float(i), device=device), other=torch.zeros(i, device=device))
@@ -167,7 +167,8 @@ def test_modules_over_containers(device):
         out = TensorDict()
         assert module(td.select("x"), tensordict_out=out) is out and torch.equal(out["z"], td["z"])
         assert "x" not in out
-    assert function.calls == 3
+        kept.append(td)
+    assert function.calls == 3 and [td["z"][0].item() for td in kept] == [2, 4, 6, 8, 10]
 
 
 def test_functions_over_containers(device):
