@@ -49,11 +49,17 @@ def scope_of(cls: type[Any], hints: list[str]) -> Mapping[str, Any]:
     return ChainMap(local, *[vars(sys.modules[name]) for name in modules if name in sys.modules])
 
 
-def is_tensor_hint(hint: Any) -> bool:
-    """Whether an annotation allows tensors and `None` only."""
-    if typing.get_origin(hint) in UNION:
-        return all(is_tensor_hint(part) for part in typing.get_args(hint))
-    return hint is None or hint is type(None) or (isinstance(hint, type) and issubclass(hint, Tensor))
+def kinds_of(hint: Any) -> list[Any]:
+    """The classes that an annotation allows, without their arguments; what is no class as it is."""
+    origin = typing.get_origin(hint)
+    if origin in UNION:
+        return [kind for part in typing.get_args(hint) for kind in kinds_of(part)]
+    return [type(None) if hint is None else origin or hint]
+
+
+def is_any_of(kind: Any, classes: tuple[type, ...]) -> bool:
+    """Whether one of `kinds_of` is a class below one of these."""
+    return isinstance(kind, type) and issubclass(kind, classes)
 
 
 def _says_what(kind: Any) -> bool:

@@ -7,9 +7,13 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
+from functools import wraps
 from typing import Any
 
-from tensordict.annotations import is_tensor_hint, resolve, scope_of
+from torch import Tensor
+
+from tensordict.annotations import is_any_of, kinds_of, resolve, scope_of
+from tensordict.contract import Contract
 from tensordict.errors import FieldError
 
 OPTIONS = ("autocast", "frozen", "nocast", "shadow", "tensor_only")
@@ -32,6 +36,7 @@ class Layout:
     fixed: the fields that are no arguments.
     masked: the container's own arguments that are fields here.
     hints: the annotations as written; `scope` holds the names that they may use.
+    containers: the fields of a `tensor_only` class that may hold a container.
     resolved: the annotations themselves, each from when it is first needed.
     """
 
@@ -46,6 +51,7 @@ class Layout:
     hints: dict[str, Any]
     scope: Mapping[str, Any]
     resolved: dict[str, Any] = field(default_factory=dict)
+    containers: frozenset[str] = frozenset()
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """What of a class of a script is pickled, when that is done by value (cloudpickle, and so Ray).
@@ -111,7 +117,8 @@ def layout_of(cls: type[Any], base: type[Any]) -> Layout:
 
     Raises:
         AttributeError: a field would hide a method and the class has no `shadow`.
-        TypeError: a field without default follows one with, or the class is `tensor_only` and a field no tensor.
+        TypeError: a field without default follows one with, or the class is `tensor_only` and a field neither a tensor
+            nor a container.
     """
     own = inspect.get_annotations(cls)
     for name in own:
@@ -119,7 +126,9 @@ def layout_of(cls: type[Any], base: type[Any]) -> Layout:
             # Or the dataclass would take the property of an inherited field, or a method, for the default.
             setattr(cls, name, dataclasses.field())
     has_init = "__init__" in cls.__dict__
-    dataclasses.dataclass(init=not has_init, repr=False, eq=False)(cls)
+    # A class without fields of its own has the constructor that it inherits.
+    inherits = not has_init and not own and cls.__init__ is not base.__init__
+    dataclasses.dataclass(init=not (has_init or inherits), repr=False, eq=False)(cls)
     fields = dataclasses.fields(cls)
     if not cls._shadow:
         for f in fields:
@@ -150,16 +159,28 @@ def layout_of(cls: type[Any], base: type[Any]) -> Layout:
         {f.name: f.type for f in fields},
         scope_of(cls, [f.type for f in fields if isinstance(f.type, str)]),
     )
-    if not has_init:
+    if has_init:
+        _complete_constructor(cls, layout)
+    elif not inherits:
         _adopt_constructor(cls, base, layout)
     if cls._tensor_only:
-        for name in names:
-            if not is_tensor_hint(layout.hint_of(name)):
-                raise TypeError(
-                    f"{cls.__name__} is tensor_only, but its field {name!r} is annotated {layout.hints[name]!r}: "
-                    "annotate it as torch.Tensor or torch.Tensor | None"
-                )
+        layout.containers = _container_fields(layout)
     return layout
+
+
+def _container_fields(layout: Layout) -> frozenset[str]:
+    """The fields that may hold a container; all others are known to be tensors, or `None`."""
+    found = set()
+    for name in layout.names:
+        kinds = kinds_of(layout.hint_of(name))
+        if not all(is_any_of(kind, (Tensor, Contract, type(None))) for kind in kinds):
+            raise TypeError(
+                f"{layout.owner} is tensor_only, but its field {name!r} is annotated {layout.hints[name]!r}: "
+                "annotate it as torch.Tensor or TensorDict, or as one of them or None"
+            )
+        if any(is_any_of(kind, (Contract,)) for kind in kinds):
+            found.add(name)
+    return frozenset(found)
 
 
 def _adopt_constructor(cls: type[Any], base: type[Any], layout: Layout) -> None:
@@ -169,6 +190,38 @@ def _adopt_constructor(cls: type[Any], base: type[Any], layout: Layout) -> None:
     shown += [own[name] for name in _OWN_ARGUMENTS if name not in layout.masked]
     cls.__signature__ = inspect.Signature(shown)
     cls.__init__ = base.__init__
+
+
+def _complete_constructor(cls: type[Any], layout: Layout) -> None:
+    """Have the constructor that a class defines begin with an empty container, and take the arguments of that, too.
+
+    So it can assign the fields one by one. One that hands its keywords on, as in `super().__init__(**kwargs)`, is
+    given all of them.
+    """
+    own = cls.__init__
+    this, *shown = inspect.signature(own).parameters.values()
+    taken = {parameter.name for parameter in shown} | set(layout.masked)
+    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown)
+    added = [] if hands_on else [name for name in ("batch_size", "device", "names") if name not in taken]
+    locks = not hands_on and "lock" not in taken
+
+    @wraps(own)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = {name: kwargs.pop(name) for name in added if name in kwargs}
+        lock = (locks and kwargs.pop("lock", False)) or cls._frozen
+        if given or "_tensordict" not in self.__dict__:
+            self._begin(**given)
+        own(self, *args, **kwargs)
+        if lock and not self._tensordict._locked:
+            self._tensordict._lock_tree()
+
+    defaults = {**dict.fromkeys(added), **({"lock": False} if locks else {})}
+    shown += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()
+    ]
+    __init__.__signature__ = inspect.Signature([this, *shown])  # type: ignore[attr-defined]
+    cls.__signature__ = inspect.Signature(shown)
+    cls.__init__ = __init__
 
 
 def listed(names: Iterable[str]) -> str:

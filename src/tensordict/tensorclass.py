@@ -84,14 +84,15 @@ class TensorClass(_Declared):
 
     `class Data(TensorClass)` with annotated fields makes `Data` a dataclass whose instances do whatever a `TensorDict`
     does, and whose results are `Data` again. A field holds a tensor, a container, or any other value; one that is
-    `None` has no entry. `@tensorclass` above a plain class makes the same kind of class.
+    `None` has no entry. `@tensorclass` above a plain class makes the same kind of class. One with an `__init__` of its
+    own assigns the fields there; it takes `batch_size`, `device`, `names` and `lock` all the same.
 
     Options are given as `TensorClass["autocast", "frozen"]`, as `class Data(TensorClass, autocast=True)`, or to the
     decorator; mypy knows the last two, and frozen classes by the decorator only.
 
     - `autocast`: values are cast to the type that the field is annotated with.
     - `nocast`: numbers are kept as they are, where other classes store them as tensors.
-    - `tensor_only`: all fields are tensors, which is checked.
+    - `tensor_only`: all fields are tensors, which is checked, or containers, which are made of mappings.
     - `frozen`: fields cannot be assigned, and the container is locked.
     - `shadow`: fields may have the names of methods, and hide them.
 
@@ -193,11 +194,7 @@ class TensorClass(_Declared):
             lock = lock and "lock" not in layout.masked
         values = layout.bind(args, values)
         extras = [values.pop(name) for name in layout.extras] if layout.extras else ()
-        if device is None and names is None:
-            container = TensorDict._make({}, as_size(batch_size), None, None)
-        else:
-            container = TensorDict(None, batch_size, device, names)
-        object.__setattr__(self, "_tensordict", container)
+        container = self._begin(batch_size, device, names)
         # Nothing but tensors is the common case: 0.5 us to see it for 20 fields, 1.5 us to look at them one by one.
         if not self._stores_tensors or set(map(type, values.values())) != _ONLY_TENSORS:
             values = {name: self._as_entry(name, value, True) for name, value in values.items() if value is not None}
@@ -214,6 +211,15 @@ class TensorClass(_Declared):
 
     # --- fields -----------------------------------------------------------------------------------------------------
 
+    def _begin(self, batch_size: Any = None, device: Any = None, names: Any = None) -> Any:
+        """The container behind this instance: a new one, without entries."""
+        if device is None and names is None:
+            container = TensorDict._make({}, as_size(batch_size), None, None)
+        else:
+            container = TensorDict(None, batch_size, device, names)
+        object.__setattr__(self, "_tensordict", container)
+        return container
+
     def _as_entry(self, name: str, value: Any, keep: bool = False) -> Any:
         """The value of a field as the container takes it; `keep` says that a mapping is a value, no nested container.
 
@@ -225,7 +231,10 @@ class TensorClass(_Declared):
         where = f"{type(self).__name__}.{name}"
         if self._autocast and name in self._layout.names:
             value = as_annotated(value, self._layout.hint_of(name), where)
-        elif self._tensor_only and not isinstance(value, Tensor):
+        elif self._tensor_only and not isinstance(value, (Tensor, Contract)):
+            if name in self._layout.containers:
+                # As any container stores it: a mapping becomes a container.
+                return value
             try:
                 value = torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError):

@@ -1,0 +1,291 @@
+"""Tensorclasses whose `__init__` assigns the fields, and classes of tensors and containers only."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import typing
+from collections import UserDict
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    TensorDictParams,
+    lazy_stack,
+    tensorclass,
+)
+
+
+class Grid(TensorClass):
+    """A class whose constructor assigns the fields and then checks them."""
+
+    points: torch.Tensor
+    cells: torch.Tensor
+    _memo: Any = None
+
+    def __init__(self, points: torch.Tensor, cells: torch.Tensor | None = None, *, closed: bool = False) -> None:
+        assert self.cells is None and list(self.keys()) == []
+        self.points = points
+        self.cells = points[:0] if cells is None else cells
+        self.__post_init__()
+        if closed:
+            self._memo = "closed"
+
+    def __post_init__(self) -> None:
+        if self.points.ndim != 2:
+            raise ValueError(f"points have 2 dims, got {self.points.ndim}")
+
+
+@tensorclass(tensor_only=True, shadow=True)
+class Mesh:
+    """As programs write them: containers beside tensors, made of whatever mapping is given."""
+
+    points: torch.Tensor
+    data: TensorDict
+    extra: TensorDictBase | None
+    _cache: TensorDict[str, Grid]
+
+    def __init__(self, points: torch.Tensor, data: Any = None, extra: Any = None, *, _cache: Any = None) -> None:
+        self.points = points
+        self.data = data
+        self.extra = extra
+        self._cache = _cache
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        if self.data is None:
+            self.data = TensorDict({}, batch_size=[])
+        self.data.batch_size = self.points.shape[:1]
+
+
+# --- a constructor of its own ---------------------------------------------------------------------------------------
+
+
+@tensorclass
+class Decorated:
+    points: torch.Tensor
+    cells: torch.Tensor
+    _memo: Any = None
+
+    def __init__(self, points: torch.Tensor, cells: Any = None, *, closed: bool = False) -> None:
+        self.points = points
+        self.cells = points[:0] if cells is None else cells
+        self._memo = "closed" if closed else None
+        if points.ndim != 2:
+            raise ValueError(f"points have 2 dims, got {points.ndim}")
+
+
+@pytest.mark.parametrize("made", [Grid, Decorated])
+def test_fields_are_assigned_one_by_one(made: Any) -> None:
+    points = torch.rand(4, 2)
+    grid = made(points)
+    assert grid.points is points and grid.cells.shape == (0, 2) and grid._memo is None
+    assert grid.batch_size == torch.Size([]) and grid.device is None and not grid.is_locked
+    assert made(points, closed=True)._memo == "closed"
+    with pytest.raises(ValueError, match="points have 2 dims, got 1"):
+        made(torch.zeros(3))
+    with pytest.raises(TypeError, match="unknown"):
+        made(points, unknown=1)
+    with pytest.raises(TypeError, match="points"):
+        made()
+
+
+def test_the_arguments_of_every_tensorclass() -> None:
+    points = torch.rand(4, 2)
+    grid: Any = Grid(points, points, batch_size=[4], device="cpu", names=["n"], lock=True)  # type: ignore[call-arg]
+    assert grid.batch_size == torch.Size([4]) and grid.device == torch.device("cpu") and grid.names == ["n"]
+    assert grid.is_locked and grid[1].points.shape == (2,) and type(grid[1:]) is Grid
+    assert Grid(points, points, batch_size=4).batch_size == (4,)  # type: ignore[call-arg]
+    assert Grid(points, points, batch_size=None).batch_size == ()  # type: ignore[call-arg]
+    with pytest.raises(RuntimeError, match=r"Grid: entry 'points' has shape \[4, 2\].*\[3\]"):
+        Grid(points, points, batch_size=[3])  # type: ignore[call-arg]
+    names = list(inspect.signature(Grid).parameters)
+    assert names == ["points", "cells", "closed", "batch_size", "device", "names", "lock"]
+    assert list(inspect.signature(Grid.__init__).parameters) == ["self", *names]
+
+
+def test_what_an_instance_can_do() -> None:
+    grid: Any = Grid(torch.rand(4, 2), torch.rand(4, 3), batch_size=[4])  # type: ignore[call-arg]
+    for same in (grid.clone(), grid + 0, copy.deepcopy(grid), pickle.loads(pickle.dumps(grid)), torch.cat([grid])):
+        assert type(same) is Grid and torch.equal(same.points, grid.points) and same.batch_size == (4,)
+    assert torch.stack([grid, grid]).cells.shape == (2, 4, 3)
+    assert lazy_stack([Grid(torch.zeros(n, 2)) for n in (1, 2)])[1].points.shape == (2, 2)
+    assert Grid.from_tensordict(TensorDict(points=torch.zeros(4, 2))).cells is None
+
+
+def test_arguments_that_the_constructor_has_itself() -> None:
+    class Sized(TensorClass):
+        x: torch.Tensor
+
+        def __init__(self, x: torch.Tensor, batch_size: Any = None) -> None:
+            self.batch_size = x.shape[:1] if batch_size is None else batch_size
+            self.x = x
+
+    class Handing(TensorClass):
+        x: torch.Tensor
+        y: torch.Tensor
+
+        def __init__(self, x: torch.Tensor, **kwargs: Any) -> None:
+            super().__init__(x=x, y=x + 1, **kwargs)
+
+    x = torch.arange(3.0)
+    assert Sized(x).batch_size == (3,) and Sized(x, batch_size=[]).batch_size == ()
+    assert Sized(x, device="cpu").device == torch.device("cpu")  # type: ignore[call-arg]
+    made = Handing(x, batch_size=[3], lock=True)
+    assert made.batch_size == (3,) and made.is_locked and made.y.tolist() == [1, 2, 3]
+    assert list(inspect.signature(Handing).parameters) == ["x", "kwargs"]
+
+
+def test_constructors_of_subclasses() -> None:
+    class Wide(Grid):
+        def area(self) -> int:
+            return self.points.numel()
+
+    class Coloured(Grid):
+        colour: torch.Tensor
+
+        def __init__(self, points: torch.Tensor, colour: torch.Tensor) -> None:
+            super().__init__(points, closed=True)
+            self.colour = colour
+
+    class Declared(Grid):
+        colour: torch.Tensor | None = None
+
+    points = torch.zeros(4, 2)
+    assert Wide(points, closed=True)._memo == "closed" and Wide(points).area() == 8
+    made: Any = Coloured(points, torch.ones(4), device="cpu")  # type: ignore[call-arg]
+    assert made._memo == "closed" and made.colour.tolist() == [1] * 4 and made.device == torch.device("cpu")
+    # One with fields of its own and no constructor is given one, as a dataclass is.
+    assert Declared(points=points, cells=points, colour=points, batch_size=[4]).colour is points  # type: ignore[call-arg]
+
+
+def test_attributes_that_are_no_fields() -> None:
+    class Odd(TensorClass):
+        x: torch.Tensor
+
+        def __init__(self, x: torch.Tensor) -> None:
+            self.other = 3
+
+    with pytest.raises(AttributeError, match="'other', which is no field of Odd"):
+        Odd(torch.zeros(1))
+
+
+def test_frozen_with_a_constructor() -> None:
+    class Fixed(TensorClass["frozen"]):  # type: ignore[misc, type-arg]
+        x: torch.Tensor
+
+        def __init__(self, x: torch.Tensor) -> None:
+            super().__init__(x=x)
+
+    assert Fixed(torch.zeros(1)).is_locked
+
+
+@pytest.mark.slow
+def test_compiled_construction() -> None:
+    def build(points: torch.Tensor) -> torch.Tensor:
+        grid: Any = Grid(points, points, batch_size=[4])  # type: ignore[call-arg]
+        mesh: Any = Mesh(points, {"a": points})
+        return (grid + 1).points + mesh.data["a"]  # type: ignore[no-any-return]
+
+    points = torch.rand(4, 2)
+    torch.testing.assert_close(torch.compile(build, fullgraph=True, backend="eager")(points), build(points))
+
+
+# --- classes of tensors and containers ------------------------------------------------------------------------------
+
+
+def test_containers_in_a_class_of_tensors() -> None:
+    points = torch.rand(4, 2)
+    mesh: Any = Mesh(points)
+    assert type(mesh.data) is TensorDict and mesh.data.batch_size == (4,) and mesh.extra is None
+    given = TensorDict(t=torch.zeros(4), batch_size=[4])
+    mesh = Mesh(points, given, given, _cache={"grid": Grid(points)})
+    assert mesh.data is given and mesh.extra is given and type(mesh._cache) is TensorDict
+    assert type(mesh._cache["grid"]) is Grid
+    mesh = Mesh(points, {"t": [1, 2, 3, 4], "n": {"u": torch.zeros(4, 5)}}, UserDict(k=1.0))
+    assert mesh.data["t"].tolist() == [1, 2, 3, 4] and mesh.data["n"].batch_size == (4,)
+    assert type(mesh.extra) is TensorDict and mesh.extra["k"] == 1
+    assert type(mesh[...].data) is TensorDict and mesh.to(torch.float64).data["n", "u"].dtype == torch.float64
+
+
+def test_writing_containers() -> None:
+    class Two(TensorClass, tensor_only=True):
+        x: torch.Tensor
+        c: TensorDict | None = None
+
+    made: Any = Two(torch.zeros(3), {"a": [1, 2, 3]}, batch_size=[3])
+    assert made.c.batch_size == (3,) and made.c["a"].tolist() == [1, 2, 3]
+    for write in (
+        lambda value: setattr(made, "c", value),
+        lambda value: made.set("c", value),
+        lambda value: made.__setitem__("c", value),
+        lambda value: made.update({"c": value}),
+    ):
+        made.c = None
+        write({"b": torch.ones(3)})
+        assert type(made.c) is TensorDict and made.c.batch_size == (3,) and list(made.c.keys()) == ["b"]
+    # Other values are kept as a container keeps them, and read as they were.
+    tensor = torch.ones(3, 2)
+    made.c = tensor
+    assert made.c is tensor
+    made.c = [4, 5, 6]
+    assert made.c.tolist() == [4, 5, 6]
+    for value in ("text", NonTensorData("text", batch_size=[3])):
+        made.c = value
+        assert made.c == "text"
+    with pytest.raises(RuntimeError, match=r"Two: entry 'c' has shape \[\].*\[3\]"):
+        made.c = 1.5
+    with pytest.raises(RuntimeError, match="'c'.*'a'"):
+        made.c = {"a": torch.zeros(7)}
+    # A field of tensors takes a container too, and still no value.
+    made.x = TensorDict(a=torch.zeros(3), batch_size=[3])
+    assert type(made.x) is TensorDict and made.x["a"].shape == (3,)
+    with pytest.raises(TypeError, match=r"Two\.x is a field of a tensor_only class, got a str"):
+        made.x = "text"
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        TensorDict, TensorDictBase, TensorDict | None, typing.Optional[TensorDict], Grid, "Grid | None",  # noqa: UP045
+        LazyStackedTensorDict, torch.Tensor | TensorDict, TensorDict[str, Grid], "TensorDictBase[str, Grid] | None",
+    ],
+    ids=str,
+)  # fmt: skip
+def test_annotations_of_containers(hint: Any) -> None:
+    body = {"__annotations__": {"f": hint}, "__module__": __name__}
+    made: Any = type("Made", (TensorClass["tensor_only"],), body)
+    assert type(made({"points": torch.zeros(1, 2)}).f) is TensorDict
+
+
+@pytest.mark.parametrize(
+    "hint", [str, dict, Any, "list[TensorDict]", "TensorDict | str", dict[str, TensorDict]], ids=str
+)
+def test_annotations_of_other_values(hint: Any) -> None:
+    body = {"__annotations__": {"f": hint}, "__module__": __name__}
+    with pytest.raises(TypeError, match="Made is tensor_only, but its field 'f' is annotated .* TensorDict"):
+        type("Made", (TensorClass["tensor_only"],), body)
+
+
+@pytest.mark.parametrize("cls", [TensorDict, TensorDictBase, LazyStackedTensorDict, TensorDictParams])
+def test_containers_with_arguments_in_annotations(cls: Any) -> None:
+    hint = cls[str, Grid]
+    assert typing.get_origin(hint) is cls and typing.get_args(hint) == (str, Grid)
+    assert typing.get_args(hint | None) == (hint, type(None))
+    assert typing.get_type_hints(type("Made", (), {"__annotations__": {"f": hint}}))["f"] == hint
+
+
+def test_fields_of_containers_with_arguments() -> None:
+    class Domain(TensorClass, autocast=True):
+        parts: TensorDict[str, Grid]  # type: ignore[type-arg]
+
+    made = Domain({"left": Grid(torch.zeros(4, 2))})  # type: ignore[arg-type]
+    assert type(made.parts) is TensorDict and type(made.parts["left"]) is Grid
