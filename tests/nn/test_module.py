@@ -420,7 +420,7 @@ def test_parameters_are_reset():
     assert not (TensorDict.from_module(net).data == kept).any()
     with pytest.raises(RuntimeError, match=r"does not support batched.*got batch size \[3\]"):
         net.reset_parameters_recursive(zeros.expand(3))
-    with pytest.warns(UserWarning, match="nothing was reset"):
+    with pytest.warns(UserWarning, match="has reset_parameters"):
         plus_one().reset_parameters_recursive()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tensordict.nn.dispatch import dispatch
-from tensordict.nn.module import TensorDictModuleBase
+from tensordict.nn.module import TensorDictModuleBase, reset_modules
 from tensordict.nn.params import TensorDictParams
 from tensordict.ops.modules import is_parameter
 from tensordict.tensordict import TensorDict
@@ -125,11 +125,7 @@ class EnsembleModule(TensorDictModuleBase):
         values = parameters.data
         for index in itertools.product(*map(range, values.batch_size)):
             with values[index].to_module(self.module):
-                for child in self.module.modules():
-                    # Not those that an attribute is looked up in, which come by themselves.
-                    reset = vars(child).get("reset_parameters", getattr(type(child), "reset_parameters", None))
-                    if reset is not None:
-                        child.reset_parameters()  # type: ignore[operator]
+                reset_modules(self.module)
         return parameters
 
 

@@ -172,17 +172,10 @@ class TensorDictModuleBase(nn.Module):
         return parameters.apply(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad))
 
     def _reset_parameters(self, module: nn.Module) -> bool:
-        """Reset what is below a module; whether anything was, without which there is a warning."""
-        found = False
-        for child in module.modules():
-            reset = getattr(type(child), "reset_parameters", None)
-            if reset is not None:
-                reset(child)
-                found = True
+        """Reset the modules below one that can be; whether there are any, without which there is a warning."""
+        found = reset_modules(module)
         if not found:
-            warnings.warn(
-                f"no module below {type(module).__name__} has reset_parameters: nothing was reset", stacklevel=3
-            )
+            warnings.warn(f"no module below {type(module).__name__} has reset_parameters", stacklevel=3)
         return found
 
     def _shown(self) -> dict[str, Any]:
@@ -192,6 +185,18 @@ class TensorDictModuleBase(nn.Module):
     def __repr__(self) -> str:
         fields = ",\n".join(f"{name}={value!r}" for name, value in self._shown().items())
         return f"{type(self).__name__}(\n    " + fields.replace("\n", "\n    ") + ")"
+
+
+def reset_modules(module: nn.Module) -> bool:
+    """Call `reset_parameters` of a module and of those below it that have it; whether there are any."""
+    found = False
+    for child in module.modules():
+        # Not those that an attribute is looked up in, which come by themselves.
+        reset = vars(child).get("reset_parameters", getattr(type(child), "reset_parameters", None))
+        if reset is not None:
+            child.reset_parameters()  # type: ignore[operator]
+            found = True
+    return found
 
 
 def as_keys(keys: Any, what: str) -> list[Key]:
