@@ -68,7 +68,8 @@ class set_interaction_type(_DecoratorContextManager):  # a function to its calle
 
     def __init__(self, type: InteractionType | str | None = InteractionType.DETERMINISTIC) -> None:
         super().__init__()
-        self.type = InteractionType.from_str(type) if isinstance(type, str) else type
+        # A member is a string as well; torch.compile cannot take one for a string.
+        self.type = type if type is None or isinstance(type, InteractionType) else InteractionType.from_str(type)
 
     def clone(self) -> set_interaction_type:
         return self.__class__(self.type)
