@@ -116,10 +116,20 @@ def test_update_underscore(td: Any, plain: Plain, kind: Kind) -> None:
 
 
 def test_failed_update_underscore_writes_nothing(td: Any, plain: Plain, kind: Kind) -> None:
-    for wrong in ({"absent": torch.zeros(kind.batch_size)}, {"mask": torch.zeros(7, 7)}):
+    absent = torch.zeros(kind.batch_size)
+    for wrong in (
+        {"absent": absent},
+        {"absent": {"x": absent}},
+        {"a": changed(plain["a"]), "mask": torch.zeros(7, 7)},
+    ):
         with pytest.raises((KeyError, RuntimeError, ValueError), match="absent|mask"):
-            td.update_({"a": changed(plain["a"])} | wrong)
+            td.update_(wrong)
         assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_update_underscore_leaves_out_what_is_not_there(td: Any, plain: Plain, kind: Kind) -> None:
+    td.update_({"a": changed(plain["a"]), "absent": torch.zeros(kind.batch_size), "text": "a word"})
+    assert_matches(td, plain | {"a": changed(plain["a"])}, kind.batch_size, kind.extra)
 
 
 def test_update_at(td: Any, plain: Plain, kind: Kind) -> None:

@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 
 class _Copies(list[Tensor]):
-    """The tensors that are copied into, and, as `writes`, what else is to be called once everything is checked."""
+    """The tensors that are copied into, and, as `writes`, what else is to be called once everything is checked.
+
+    `absent` is where the source has an entry and the target none, the first if there are several.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[Callable[[], None]] = []
+        self.absent: Path | None = None
 
 
 class _Update:
@@ -495,10 +499,11 @@ class Writing(Reading, Locking):
     ) -> Self:
         """Copy the values of a mapping or container into existing entries; allowed on a locked container.
 
-        All shapes are checked before the first copy. `clone` is accepted for symmetry with :meth:`update`.
+        All shapes are checked before the first copy. What the source has beside the entries of this container is left
+        out. `clone` is accepted for symmetry with :meth:`update`.
 
         Raises:
-            KeyError: an entry does not exist here.
+            KeyError: none of the entries exists here.
             ValueError: a value does not broadcast to its entry.
         """
         source = one_source(input_dict_or_td, kwargs)
@@ -509,6 +514,8 @@ class Writing(Reading, Locking):
         targets = _Copies()
         values: list[Any] = []
         self._plan_copies(source, (), targets, values)
+        if targets.absent is not None and not targets and not targets.writes:
+            raise_no_entry(targets.absent)
         foreach.copy_(targets, values, self._queues(non_blocking))
         for write in targets.writes:
             write()
@@ -535,7 +542,9 @@ class Writing(Reading, Locking):
                 continue
             path = (*prefix, key)
             if current is None:
-                raise_no_entry(path)
+                # TorchRL's processes write a step that has more entries than the specs, and the reference lets them.
+                targets.absent = targets.absent or path
+                continue
             if current._is_non_tensor:
                 targets.writes.append(current._replacing(self, key, item, (), self._batch_size, path))
                 continue
