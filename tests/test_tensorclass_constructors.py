@@ -136,7 +136,16 @@ def test_arguments_that_the_constructor_has_itself() -> None:
         def __init__(self, x: torch.Tensor, **kwargs: Any) -> None:
             super().__init__(x=x, y=x + 1, **kwargs)
 
+    class Closed(TensorClass):
+        x: torch.Tensor
+
+        def __init__(self, x: torch.Tensor) -> None:
+            super().__init__(x=x)
+
     x = torch.arange(3.0)
+    assert Closed(x, lock=True).is_locked  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Closed\(\) got 'batch_size'.*hand them on"):
+        Closed(x, batch_size=[3])  # type: ignore[call-arg]
     assert Sized(x).batch_size == (3,) and Sized(x, batch_size=[]).batch_size == ()
     assert Sized(x, device="cpu").device == torch.device("cpu")  # type: ignore[call-arg]
     made = Handing(x, batch_size=[3], lock=True)

@@ -193,31 +193,39 @@ def _adopt_constructor(cls: type[Any], base: type[Any], layout: Layout) -> None:
 
 
 def _complete_constructor(cls: type[Any], layout: Layout) -> None:
-    """Have the constructor that a class defines begin with an empty container, and take the arguments of that, too.
+    """Have the constructor that a class defines take the arguments of every tensorclass, too.
 
-    So it can assign the fields one by one. One that hands its keywords on, as in `super().__init__(**kwargs)`, is
-    given all of them.
+    One that hands its keywords on, as in `super().__init__(**kwargs)`, takes them already.
     """
     own = cls.__init__
     this, *shown = inspect.signature(own).parameters.values()
-    taken = {parameter.name for parameter in shown} | set(layout.masked)
-    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown)
-    added = [] if hands_on else [name for name in ("batch_size", "device", "names") if name not in taken]
-    locks = not hands_on and "lock" not in taken
+    cls.__signature__ = inspect.Signature(shown)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown):
+        return
+    taken = {parameter.name for parameter in shown}.union(layout.masked, ["non_blocking"])
+    added = frozenset(_OWN_ARGUMENTS) - taken
 
     @wraps(own)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = {name: kwargs.pop(name) for name in added if name in kwargs}
-        lock = (locks and kwargs.pop("lock", False)) or cls._frozen
-        if given or "_tensordict" not in self.__dict__:
-            self._begin(**given)
+        given = {name: kwargs.pop(name) for name in added if name in kwargs} if kwargs else None
+        if not given:
+            own(self, *args, **kwargs)
+            return
+        lock = given.pop("lock", False)
+        begun = self._begin(**given) if given else None
         own(self, *args, **kwargs)
-        if lock and not self._tensordict._locked:
+        if begun is not None and self._tensordict is not begun:
+            raise TypeError(
+                f"{cls.__name__}() got {listed(given)}, but its own __init__ calls super().__init__() without: have it "
+                "take them, or **kwargs, and hand them on"
+            )
+        if lock:
             self._tensordict._lock_tree()
 
-    defaults = {**dict.fromkeys(added), **({"lock": False} if locks else {})}
     shown += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False if name == "lock" else None)
+        for name in _OWN_ARGUMENTS
+        if name in added
     ]
     __init__.__signature__ = inspect.Signature([this, *shown])  # type: ignore[attr-defined]
     cls.__signature__ = inspect.Signature(shown)

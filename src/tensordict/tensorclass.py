@@ -337,6 +337,9 @@ class TensorClass(_Declared):
     if not TYPE_CHECKING:
         # Type checkers would take any attribute for known.
         def __getattr__(self, name: str) -> Any:
+            if name == "_tensordict":
+                # Of an instance whose constructor assigns the fields itself.
+                return self._begin()
             # What only the wrapped container has, such as the `stack_dim` of a lazy stack.
             if name.startswith("_") or not hasattr(type(self._tensordict), name):
                 raise AttributeError(
