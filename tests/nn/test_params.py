@@ -293,12 +293,36 @@ def test_names_with_prefix_and_of_one_module():
 
 def test_entries_are_attributes():
     params = make()
-    assert params.a is params["a"] and params.b is params["b"]
+    assert params.a is params["a"] and params.b.c is params["b", "c"]
     assert params.training is True and params.keys is not None
     with pytest.raises(AttributeError, match="absent"):
         _ = params.absent
     with pytest.raises(AttributeError, match="_absent"):
         _ = params._absent
+
+
+def test_a_nested_container_is_a_module_as_an_attribute():
+    """Torch finds `b.c` as the parameter `c` of a module `b`."""
+    params = make()
+    assert type(params.b) is TensorDictParams and params.b._tensordict is params["b"]
+    assert params.get_parameter("b.c") is params["b", "c"]
+    params.b["new"] = torch.ones(2)
+    assert [name for name, _ in params.named_parameters()] == ["a", "b.c", "b.new"]
+
+
+def test_functional_call_reaches_nested_entries():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.params = make()
+
+        def forward(self, x):
+            return x * self.params["b", "c"]
+
+    net, one = Scaled(), torch.ones(2)
+    before = net.params["b", "c"]
+    assert torch.func.functional_call(net, {"params.b.c": torch.full((2,), 5.0)}, (one,)).tolist() == [5, 5]
+    assert net.params["b", "c"] is before and net(one).tolist() == before.tolist()
 
 
 @pytest.mark.parametrize(

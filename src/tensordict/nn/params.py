@@ -128,6 +128,9 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
     # On disk, and in state dicts of containers, it is the container behind it.
     _stored_as = "TensorDict"
 
+    # Not among the attributes of the module: `torch.export` puts copies in the place of those that are pytrees.
+    __slots__ = ("_tensordict",)
+
     _convert: Convert
     _get_hooks: list[Callable[[Any, Any], Any]]
 
@@ -163,8 +166,8 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
 
     def _wrap(self, container: Any, convert: Convert) -> None:
         nn.Module.__init__(self)
+        object.__setattr__(self, "_tensordict", container)
         state = self.__dict__
-        state["_tensordict"] = container
         state["_convert"] = convert
         state["_get_hooks"] = []
         self._look_at(container)
@@ -195,6 +198,14 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         result.__dict__["_get_hooks"] = list(self._get_hooks)
         result.training = self.training
         return result
+
+    def _part(self, container: Any) -> Self:
+        """A face over a nested container, with the settings and hooks of this one; no `__init__` at 30 us."""
+        part = object.__new__(type(self))
+        object.__setattr__(part, "_tensordict", container)
+        part.__dict__.update(self.__dict__)
+        part._look_at(container)
+        return part
 
     @property
     def _param_td(self) -> Any:
@@ -396,9 +407,12 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
 
     def __getstate__(self) -> dict[str, Any]:
         views = ("_parameters", "_buffers")
-        return {name: value for name, value in self.__dict__.items() if name not in views}
+        state = {name: value for name, value in self.__dict__.items() if name not in views}
+        return {**state, "_tensordict": self._tensordict}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        object.__setattr__(self, "_tensordict", state.pop("_tensordict"))
         self.__dict__.update(state)
         self._look_at(self._tensordict)
 
@@ -491,10 +505,12 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
 
         def __getattr__(self, name: str) -> Any:
             # What only the container has; the rest is torch's to refuse.
-            container = self.__dict__.get("_tensordict")
-            if container is not None:
+            if name != "_tensordict":
+                container = self._tensordict
                 if name in container._entries:
-                    return self[name]
+                    value = self[name]
+                    # Torch looks parameters up by the parts of their names, of which all but the last are modules.
+                    return self._part(value) if type(value) is TensorDict else value
                 if not name.startswith("_") and hasattr(type(container), name):
                     return getattr(container, name)
             return nn.Module.__getattr__(self, name)
