@@ -20,8 +20,6 @@ from tensordict.tensordict import TensorDict
 # As `n_empirical_estimate` of a probabilistic module, of which there is none here.
 _ESTIMATED_FROM = 1000
 
-_ONE = Size()
-
 
 def _from_environment() -> bool | None:
     """What the environment variable COMPOSITE_LP_AGGREGATE says, if it is set."""
@@ -169,7 +167,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
     """
 
     arg_constraints: Any = {}  # noqa: RUF012 (as in torch)
-    _event_shape = _ONE
+    _event_shape = Size()
     _validate_args = False
     dists: dict[Key, Any]
 
@@ -292,15 +290,18 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         """Whether all distributions have it."""
         return all(dist.has_rsample for dist in self.dists.values())
 
-    def _each(self, what: str, fn: Callable[[Any], Any], lead: Size = _ONE) -> Any:
-        """A container of `fn(distribution)` under their keys."""
-        values: dict[Any, Any] = {}
+    def _each(self, what: str, fn: Callable[[Key, Any], Any]) -> dict[Key, Any]:
+        """The results of `fn(key, distribution)`, which are the `what` of the distributions."""
+        results: dict[Key, Any] = {}
         for key, dist in self.dists.items():
             try:
-                values[key] = fn(dist)
+                results[key] = fn(key, dist)
             except NotImplementedError as error:
                 raise NotImplementedError(f"entry {key!r}: {type(dist).__name__} has no {what}") from error
-        return TensorDict(values, lead + self._batch_shape)
+        return results
+
+    def _property(self, name: str) -> Any:
+        return TensorDict(self._each(name, lambda key, dist: getattr(dist, name)), self._batch_shape)
 
     def sample(self, shape: Sequence[int] | None = None) -> Any:
         """Draw values, without gradients.
@@ -312,7 +313,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
             a new container of batch size `(*shape, *batch_shape)`.
         """
         size = Size(shape or ())
-        return self._each("sample", lambda dist: dist.sample(size), size)
+        return TensorDict({key: dist.sample(size) for key, dist in self.dists.items()}, size + self._batch_shape)
 
     def rsample(self, shape: Sequence[int] | None = None) -> Any:
         """Draw values that are differentiable in the parameters; see :meth:`sample`.
@@ -321,23 +322,24 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
             NotImplementedError: one of the distributions has no `rsample`; it is named.
         """
         size = Size(shape or ())
-        return self._each("rsample", lambda dist: dist.rsample(size), size)
+        return TensorDict(self._each("rsample", lambda key, dist: dist.rsample(size)), size + self._batch_shape)
 
     @property
     def mode(self) -> Any:
         """The modes, in a new container of the batch shape."""
-        return self._each("mode", lambda dist: dist.mode)
+        return self._property("mode")
 
     @property
     def mean(self) -> Any:
         """The means, in a new container of the batch shape."""
-        return self._each("mean", lambda dist: dist.mean)
+        return self._property("mean")
 
     @property
     def deterministic_sample(self) -> Any:
         """What `InteractionType.DETERMINISTIC` takes from each distribution, in a new container of the batch shape."""
         kind = InteractionType.DETERMINISTIC
-        return self._each("deterministic_sample", lambda dist: value_of(dist, kind, None, _ESTIMATED_FROM))
+        values = {key: value_of(dist, kind, None, _ESTIMATED_FROM) for key, dist in self.dists.items()}
+        return TensorDict(values, self._batch_shape)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> CompositeDistribution:
         """This distribution with its batch dims expanded; the parameters are views."""
@@ -475,19 +477,14 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         """
 
         def probability(sample: Any, key: Key) -> Any:
-            found = sample.get(_add_suffix(key, "_cdf"), None)
-            return _value(sample, key) if found is None else found
+            written = _add_suffix(key, "_cdf")
+            return _value(sample, written if is_node(sample) and written in sample.keys(True) else key)
 
         return self._transformed(sample, "icdf", probability)
 
     def _transformed(self, sample: Any, method: str, read: Callable[[Any, Key], Any]) -> Any:
-        results: dict[Key, Any] = {}
-        for key, dist in self.dists.items():
-            try:
-                results[_add_suffix(key, f"_{method}")] = getattr(dist, method)(read(sample, key))
-            except NotImplementedError as error:
-                raise NotImplementedError(f"entry {key!r}: {type(dist).__name__} has no {method}") from error
-        return _written(sample, results)
+        results = self._each(method, lambda key, dist: getattr(dist, method)(read(sample, key)))
+        return _written(sample, {_add_suffix(key, f"_{method}"): value for key, value in results.items()})
 
 
 def _by_key(what: str, given: Mapping[Key, Any], keys: Any) -> dict[Key, Any]:
@@ -518,6 +515,10 @@ def _made(params: Any, key: Key, make: Callable[..., Any], extra: Mapping[str, A
 
 
 def _value(sample: Any, key: Key) -> Any:
+    if not is_node(sample):
+        raise ContainerExpected(
+            f"a sample is a container with the keys of the distributions, got {type(sample).__name__}"
+        )
     value = sample.get(key, None)
     if value is None:
         raise KeyError(f"the sample has no value at {key!r}; it has {list(sample.keys(True, True))}")
