@@ -262,15 +262,19 @@ def test_out_is_written_in_place(join: Any, count: int) -> None:
         assert torch.equal(leaf, want[key])
 
 
-def test_out_gains_the_entries_that_it_lacks_and_keeps_others() -> None:
+def test_out_takes_the_entries_that_it_has_and_an_empty_one_all() -> None:
     tds = [make(seed=1), make(seed=2)]
-    out = TensorDict({"extra": torch.ones(2, *SIZE)}, [2, *SIZE])
-    TensorDict.stack(tds, out=out)
-    assert set(out.keys()) == {"extra", "a", "n", "m"}
-    assert torch.equal(out["m", "c"], torch.stack([td["m", "c"] for td in tds]))
+    empty = TensorDict(batch_size=[2, *SIZE])
+    TensorDict.stack(tds, out=empty)
+    assert set(empty.keys()) == {"a", "n", "m"}
+    assert torch.equal(empty["m", "c"], torch.stack([td["m", "c"] for td in tds]))
     locked = TensorDict(batch_size=[2, *SIZE], lock=True)
     with pytest.raises(RuntimeError, match="'a'.*lacks"):
         TensorDict.stack(tds, out=locked)
+    some = empty.exclude("a").zero_().set("extra", torch.ones(2, *SIZE)).lock_()
+    TensorDict.stack(tds, out=some)
+    assert set(some.keys()) == {"extra", "n", "m"} and some["extra"].all()
+    assert torch.equal(some["m", "c"], empty["m", "c"])
 
 
 def test_out_that_does_not_fit_is_left_alone() -> None:

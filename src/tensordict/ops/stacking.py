@@ -151,8 +151,8 @@ class Stacking(Writing):
         Args:
             input: the containers.
             dim: where the new dim goes.
-            out: a container of the resulting batch size to write into, in place, which may be locked; entries that it
-                lacks are added, others that it has are left alone.
+            out: a container of the resulting batch size to write into, in place, which may be locked. What it lacks is
+                left out, but an empty one takes all; other entries that it has are left alone.
 
         Returns:
             a new container, or `out`.
@@ -506,7 +506,7 @@ def _plan_join(
     missing: list[tuple[Any, str, Any]],
     stacks: list[tuple[Any, Any]],
 ) -> None:
-    """List what goes into existing tensors of `out`, and make the entries that it lacks.
+    """List what goes into existing tensors of `out`; what it lacks is left out, and an empty container takes all.
 
     A lazy stack has no tensors to write into: what goes to `stacks` is split among its members.
     """
@@ -523,6 +523,8 @@ def _plan_join(
         path = (*prefix, name)
         column = [mapping[name] for mapping in mappings]
         target = targets.get(name)
+        if target is None and targets:
+            continue
         together = column if target is None else [*column, target]
         # Asking for the types first is a third of the time of asking each value whether it is a container.
         nodes = {issubclass(kind, Contract) for kind in set(map(type, together))}
