@@ -12,7 +12,7 @@ from torch.autograd import gradcheck
 from torch.nn import functional as F
 
 from tensordict.nn import add_custom_mapping, biased_softplus, inv_softplus, mappings
-from tensordict.nn.mappings import _MAPPINGS, expln
+from tensordict.nn.scale_mappings import _MAPPINGS, expln
 
 X = torch.tensor([-100.0, -20.0, -5.0, -1.0, 0.0, 1.0, 5.0, 20.0, 80.0], dtype=torch.double)
 

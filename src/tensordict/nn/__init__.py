@@ -16,7 +16,7 @@ from tensordict.nn.distributions import (
 from tensordict.nn.ensemble import EnsembleModule
 from tensordict.nn.functional_modules import get_functional, is_functional, make_functional, repopulate_module
 from tensordict.nn.interaction import InteractionType, set_interaction_type
-from tensordict.nn.mappings import add_custom_mapping, biased_softplus, inv_softplus, mappings
+from tensordict.nn.scale_mappings import add_custom_mapping, biased_softplus, inv_softplus, mappings
 from tensordict.nn.module import (
     TensorDictModule,
     TensorDictModuleBase,

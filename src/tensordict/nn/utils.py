@@ -4,7 +4,7 @@ from torch.nn import Buffer
 
 from tensordict.nn.dispatch import _set_dispatch_td_nn_modules
 from tensordict.nn.distributions.composite import composite_lp_aggregate, set_composite_lp_aggregate
-from tensordict.nn.mappings import add_custom_mapping, biased_softplus, expln, inv_softplus, mappings
+from tensordict.nn.scale_mappings import add_custom_mapping, biased_softplus, expln, inv_softplus, mappings
 from tensordict.nn.skipping import _set_skip_existing_None, set_skip_existing, skip_existing
 
 __all__ = [

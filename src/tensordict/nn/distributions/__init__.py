@@ -10,7 +10,7 @@ from tensordict.nn.distributions.continuous import AddStateIndependentNormalScal
 from tensordict.nn.distributions.discrete import OneHotCategorical, rand_one_hot
 from tensordict.nn.distributions.truncated_normal import TruncatedNormal, TruncatedStandardNormal
 from tensordict.nn.interaction import InteractionType, set_interaction_type
-from tensordict.nn.mappings import add_custom_mapping, mappings
+from tensordict.nn.scale_mappings import add_custom_mapping, mappings
 
 # By their names in lower case, as programs choose them.
 distributions_maps = {

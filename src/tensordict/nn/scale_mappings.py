@@ -82,7 +82,7 @@ def expln(x: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from tensordict.nn.mappings import expln
+        >>> from tensordict.nn.scale_mappings import expln
         >>> expln(torch.tensor([0.0, 9.0]))
         tensor([1.0000, 3.3026])
     """
