@@ -16,7 +16,6 @@ from tensordict.nn.distributions import (
 from tensordict.nn.ensemble import EnsembleModule
 from tensordict.nn.functional_modules import get_functional, is_functional, make_functional, repopulate_module
 from tensordict.nn.interaction import InteractionType, set_interaction_type
-from tensordict.nn.scale_mappings import add_custom_mapping, biased_softplus, inv_softplus, mappings
 from tensordict.nn.module import (
     TensorDictModule,
     TensorDictModuleBase,
@@ -26,6 +25,7 @@ from tensordict.nn.module import (
 )
 from tensordict.nn.params import TensorDictParams
 from tensordict.nn.probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
+from tensordict.nn.scale_mappings import add_custom_mapping, biased_softplus, inv_softplus, mappings
 from tensordict.nn.sequence import TensorDictSequential
 from tensordict.nn.skipping import set_skip_existing, skip_existing
 from tensordict.nn.tensorclasses import TensorClassModuleBase, TensorClassModuleWrapper
