@@ -6,23 +6,35 @@ PYTHON ?= python3
 # In how many processes the tests run, a file in each at a time.
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Client libraries are compiled as they are imported first, and that is kept.
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test lint format bench
+.PHONY: help demo demo-rl test test-clients lint format bench bench-clients
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    train on a memory-mapped data set, save and reload (under a minute)"
-	@echo "make test    run the tests;                choose with TESTS='-k index'"
-	@echo "make lint    check format, style and types"
-	@echo "make format  bring the code in format"
-	@echo "make bench   measure against the reference; choose with BENCH='--families indexing'"
+	@echo "make demo           train on a memory-mapped data set, save and reload (under a minute)"
+	@echo "make demo-rl        train an agent with TorchRL (at most two minutes)"
+	@echo "make test           run the tests;                choose with TESTS='-k index'"
+	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
+	@echo "make lint           check format, style and types"
+	@echo "make format         bring the code in format"
+	@echo "make bench          measure against the reference; choose with BENCH='--families indexing'"
+	@echo "make bench-clients  measure TorchRL on this package and on the reference"
 
 demo: .venv/installed
 	.venv/bin/python examples/digits.py
 
+demo-rl: .venv-clients/installed
+	.venv-clients/bin/python examples/rl.py
+
 # The tests of both directions of the disk formats need the reference beside us.
 test: .venv/installed .venv-reference/installed
 	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+
+# Programs of libraries that are built on this API, each run on this package and on the reference.
+test-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
+	.venv/bin/python -m pytest tests/clients $(TESTS)
 
 lint: .venv/installed
 	.venv/bin/ruff format --check .
@@ -36,6 +48,9 @@ format: .venv/installed
 bench: .venv/installed .venv-reference/installed
 	.venv/bin/python benchmarks/run.py $(BENCH)
 
+bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
+	.venv/bin/python benchmarks/clients.py
+
 .venv/installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
@@ -45,4 +60,20 @@ bench: .venv/installed .venv-reference/installed
 .venv-reference/installed: Makefile constraints.txt
 	test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
 	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors ray --constraint constraints.txt
+	touch $@
+
+# Client libraries over this package. BenchMARL asks for an older TorchRL, so its own requirements are left out; what it
+# needs is in the extra `clients`. Nothing is compiled ahead: that would double the time.
+.venv-clients/installed: pyproject.toml constraints.txt
+	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --no-compile --editable '.[clients]' --constraint constraints.txt
+	.venv-clients/bin/python -m pip install --quiet --no-compile --no-deps benchmarl --constraint constraints.txt
+	touch $@
+
+# The same versions of the same libraries, over the reference.
+.venv-clients-reference/installed: .venv-clients/installed
+	test -x .venv-clients-reference/bin/python || $(PYTHON) -m venv .venv-clients-reference
+	.venv-clients/bin/python -m pip freeze --exclude-editable > .venv-clients-reference/requirements.txt
+	.venv-clients-reference/bin/python -m pip install --quiet --no-compile --no-deps --requirement .venv-clients-reference/requirements.txt
+	.venv-clients-reference/bin/python -m pip install --quiet --no-compile tensordict==0.14.3 --constraint constraints.txt
 	touch $@

@@ -1,0 +1,46 @@
+"""Which modules of TorchRL and BenchMARL can be imported, and why the others cannot."""
+
+import importlib
+import pkgutil
+import sys
+import warnings
+
+import torch
+import torchrl.collectors
+from recording import Record, case, run
+
+torchrl.collectors.SyncDataCollector = torchrl.collectors.Collector
+
+
+def imported(record: Record, library: str) -> None:
+    """Records for every module of `library` what its import raises; nothing, if it succeeds."""
+    package = importlib.import_module(library)
+    names = [library]
+    names += [
+        module.name for module in pkgutil.walk_packages(package.__path__, f"{library}.", onerror=lambda name: None)
+    ]
+    failures = 0
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            failures += 1
+            record(name, f"{type(error).__name__}: {error}".splitlines()[0].replace(sys.prefix, ""))
+        else:
+            record(name, "imported")
+    record("imported", torch.tensor(len(names) - failures))
+
+
+@case
+def torchrl_modules(record: Record) -> None:
+    warnings.simplefilter("ignore")
+    imported(record, "torchrl")
+
+
+@case
+def benchmarl_modules(record: Record) -> None:
+    imported(record, "benchmarl")
+
+
+if __name__ == "__main__":
+    run()

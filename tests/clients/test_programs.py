@@ -1,0 +1,96 @@
+"""Seeded programs of client libraries give the same tensors on this package as on the reference."""
+
+import ast
+import functools
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.clients
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+ENVIRONMENTS = {"ours": ROOT / ".venv-clients", "reference": ROOT / ".venv-clients-reference"}
+SECONDS = 240
+
+
+def _cases() -> list[Any]:
+    """Every case of every program: the functions that are decorated with `case`."""
+    found = []
+    for path in sorted(PROGRAMS.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and [ast.unparse(name) for name in node.decorator_list] == ["case"]:
+                found.append(pytest.param(path.stem, node.name, id=f"{path.stem}-{node.name}"))
+    return found
+
+
+def _start(environment: Path, program: str, folder: str) -> subprocess.Popen[str]:
+    python = environment / "bin" / "python"
+    assert python.exists(), f"{environment.name} is not there: run `make test-clients`"
+    settings = {"OMP_NUM_THREADS": "1", "RL_WARNINGS": "0", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen(
+        [python, PROGRAMS / f"{program}.py", f"{folder}/{environment.name}.pt"],
+        env={**os.environ, **settings},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@functools.cache
+def _outcomes(program: str) -> dict[str, dict[str, Any]] | str:
+    """What each case of `program` recorded in each environment, or why it ended; both run at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = {name: _start(environment, program, folder) for name, environment in ENVIRONMENTS.items()}
+        try:
+            printed = {name: process.communicate(timeout=SECONDS)[0] for name, process in processes.items()}
+        except subprocess.TimeoutExpired as error:
+            return f"{program}.py runs for more than {SECONDS} seconds: {(error.stdout or b'').decode()}"
+        finally:
+            for process in processes.values():
+                process.kill()
+        for name, process in processes.items():
+            if process.returncode:
+                return f"{program}.py failed on {name}:\n{printed[name]}"
+        return {name: torch.load(f"{folder}/{path.name}.pt") for name, path in ENVIRONMENTS.items()}
+
+
+def _difference(ours: Any, reference: Any) -> str:
+    """How two recorded values differ; empty where they are equal, floating tensors up to rounding."""
+    if type(ours) is not type(reference):
+        return f"{ours!r} here, {reference!r} on the reference"
+    if isinstance(ours, torch.Tensor):
+        try:
+            torch.testing.assert_close(ours, reference, equal_nan=True)
+        except AssertionError as error:
+            return str(error)
+        return ""
+    return "" if ours == reference else f"{ours!r} here, {reference!r} on the reference"
+
+
+@pytest.mark.parametrize(("program", "case"), _cases())
+def test_a_program_records_what_it_does_on_the_reference(program: str, case: str) -> None:
+    outcomes = _outcomes(program)
+    assert not isinstance(outcomes, str), outcomes
+    ours, reference = (outcomes[name][case] for name in ("ours", "reference"))
+    assert not reference["error"], f"the program is wrong, the reference raises:\n{reference['error']}"
+    assert not ours["error"], f"raises here and not on the reference:\n{ours['error']}"
+    here, there = ours["values"], reference["values"]
+    assert any(isinstance(value, torch.Tensor) for value in there.values()), "the case records no tensor"
+    assert sorted(here) == sorted(there)
+    differences = {name: _difference(here[name], there[name]) for name in there}
+    if any(differences.values()):
+        pytest.fail("\n".join(f"{name}: {text}" for name, text in differences.items() if text))
+
+
+def test_every_program_runs_on_the_package_of_this_checkout() -> None:
+    for name, package in (("ours", ROOT / "src"), ("reference", ENVIRONMENTS["reference"])):
+        command = [ENVIRONMENTS[name] / "bin" / "python", "-c", "import tensordict; print(tensordict.__file__)"]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROGRAMS).stdout
+        assert Path(printed.strip()).is_relative_to(package)
