@@ -1,0 +1,208 @@
+"""Measures what TorchRL takes on this package and on the reference, in turns.
+
+    make bench-clients                                            # both environments have TorchRL
+    .venv/bin/python benchmarks/clients.py --only sample --rounds 41
+
+Each package lives in a process of its own, which runs one turn at a time: about 100 ms of calls, torch on one thread,
+garbage collection off. The figures are medians over the rounds; the results of one call are compared first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENTS = {"ours": ROOT / ".venv-clients", "reference": ROOT / ".venv-clients-reference"}
+STEPS = 1000
+SAMPLE = 256
+MINIBATCH = 100
+TURN = 0.1
+"""Length of a turn in seconds."""
+
+Call = Callable[[], float]
+"""A call of what is measured; what it returns is the same on both packages."""
+
+
+def main() -> None:
+    """Run the workloads in turns and print the medians; fails where this package is slower."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--only", default="", help="workloads whose name contains this text")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work()
+        return
+    rows = {name: compare(name, options.rounds) for name in WORKLOADS if options.only in name}
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        for name, row in rows.items():
+            figures = f"{row['ours'] * 1e6:10,.0f} us {row['reference'] * 1e6:10,.0f} us on the reference"
+            print(f"{name:46} {figures} {row['ratio']:6.2f}x")
+    slower = [name for name, row in rows.items() if row["ratio"] < 1]
+    if slower:
+        raise SystemExit(f"slower than on the reference: {', '.join(slower)}")
+
+
+def compare(name: str, rounds: int) -> dict[str, float]:
+    """Median seconds for a call on each package, and how many times faster ours is."""
+    workers = {
+        side: subprocess.Popen(
+            [environment / "bin" / "python", "-W", "ignore", __file__, "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for side, environment in ENVIRONMENTS.items()
+    }
+    try:
+        results = {side: ask(worker, name) for side, worker in workers.items()}
+        if abs(results["ours"] - results["reference"]) > 1e-4 * abs(results["reference"]):
+            raise SystemExit(f"{name}: {results['ours']} here, {results['reference']} on the reference")
+        turns: dict[str, list[float]] = {side: [] for side in workers}
+        for _ in range(rounds):
+            for side, worker in workers.items():
+                turns[side].append(ask(worker, "turn"))
+    finally:
+        for worker in workers.values():
+            worker.kill()
+    medians = {side: statistics.median(seconds) for side, seconds in turns.items()}
+    return {**medians, "ratio": medians["reference"] / medians["ours"]}
+
+
+def ask(worker: subprocess.Popen[str], request: str) -> float:
+    """Send a line to a worker and read the number that it answers with."""
+    assert worker.stdin is not None and worker.stdout is not None
+    worker.stdin.write(request + "\n")
+    worker.stdin.flush()
+    line = worker.stdout.readline()
+    if not line:
+        raise SystemExit(f"{request}: the worker has ended")
+    return float(line)
+
+
+def work() -> None:
+    """Answer requests: the name of a workload with the result of one call, "turn" with the seconds for a call."""
+    import torch
+
+    answers, sys.stdout = sys.stdout, sys.stderr  # TorchRL logs to stdout
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    call = WORKLOADS[sys.stdin.readline().strip()]()
+    print(call(), file=answers, flush=True)
+    start = time.perf_counter()
+    call()
+    count = max(1, round(TURN / (time.perf_counter() - start)))
+    gc.disable()
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        seconds = (time.perf_counter() - start) / count
+        gc.collect()
+        print(seconds, file=answers, flush=True)
+
+
+def _steps() -> Any:
+    """A batch of 1,000 steps of an environment with 17 observations and 6 actions, in trajectories of 100."""
+    import torch
+
+    from tensordict import TensorDict
+
+    done = ((torch.arange(STEPS) + 1) % 100 == 0).unsqueeze(-1)
+    following = {"observation": torch.randn(STEPS, 17), "reward": torch.randn(STEPS, 1)}
+    return TensorDict(
+        {
+            "observation": torch.randn(STEPS, 17),
+            "action": torch.rand(STEPS, 6) * 1.8 - 0.9,
+            "done": torch.zeros(STEPS, 1, dtype=torch.bool),
+            "next": {**following, "done": done, "terminated": done, "truncated": torch.zeros_like(done)},
+        },
+        [STEPS],
+    )
+
+
+def ppo_update(minibatch: int) -> Call:
+    """One epoch of PPO over a batch of 1,000 steps: advantages, losses, gradients and a step of Adam."""
+    import torch
+    from torch import nn
+    from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
+    from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    from tensordict.nn import NormalParamExtractor, TensorDictModule
+
+    network = nn.Sequential(MLP(in_features=17, out_features=12, num_cells=[64, 64]), NormalParamExtractor())
+    actor = ProbabilisticActor(
+        TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+    critic = ValueOperator(MLP(in_features=17, out_features=1, num_cells=[64, 64]), in_keys=["observation"])
+    loss = ClipPPOLoss(actor, critic, entropy_coeff=0.01)
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-4)
+    data = _steps()
+    with torch.no_grad():
+        data["action_log_prob"] = actor.get_dist(data).log_prob(data["action"])
+    sampler = SamplerWithoutReplacement()
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(STEPS), sampler=sampler, batch_size=minibatch)
+
+    def call() -> float:
+        batch = data.copy()
+        with torch.no_grad():
+            advantage(batch)
+        buffer.extend(batch)
+        for part in buffer:
+            losses = loss(part)
+            total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+            total.backward()
+            nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        return total.item()
+
+    return call
+
+
+def sample(transform: bool, memory_mapped: bool) -> Call:
+    """A sample of 256 of the 1,000 steps in a replay buffer."""
+    from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+    from torchrl.envs.transforms import RewardScaling
+
+    storage = LazyMemmapStorage(STEPS) if memory_mapped else LazyTensorStorage(STEPS)
+    buffer = ReplayBuffer(storage=storage, batch_size=SAMPLE)
+    buffer.extend(_steps())
+    if transform:
+        buffer.append_transform(RewardScaling(loc=0.0, scale=2.0, in_keys=[("next", "reward")]))
+
+    def call() -> float:
+        return buffer.sample()["next", "reward"].sum().item()  # type: ignore[no-any-return]
+
+    return call
+
+
+WORKLOADS: dict[str, Callable[[], Call]] = {
+    "PPO update, 1,000 steps at once": lambda: ppo_update(STEPS),
+    "PPO update, 1,000 steps in parts of 100": lambda: ppo_update(MINIBATCH),
+    "ReplayBuffer.sample, 256 steps": lambda: sample(transform=False, memory_mapped=False),
+    "ReplayBuffer.sample, 256 steps, transform": lambda: sample(transform=True, memory_mapped=False),
+    "ReplayBuffer.sample, 256 steps, memory-mapped": lambda: sample(transform=False, memory_mapped=True),
+}
+
+
+if __name__ == "__main__":
+    main()
