@@ -16,6 +16,7 @@ from tensordict.keys import Key, unravel_key_list
 from tensordict.tensordict import TensorDict
 
 _enabled = True
+_ABSENT = inspect.Parameter.empty
 
 
 class dispatch:  # a function to its callers, as in the public API
@@ -90,8 +91,12 @@ class dispatch:  # a function to its callers, as in the public API
             )
 
         @functools.wraps(func)
-        def dispatched(_self: Any, *args: Any, **kwargs: Any) -> Any:
-            if (args and isinstance(args[0], Contract)) or "tensordict" in kwargs or not _enabled:
+        def dispatched(_self: Any, first: Any = _ABSENT, /, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(first, Contract):
+                return func(_self, first, *args, **kwargs)
+            if first is not _ABSENT:
+                args = (first, *args)
+            if "tensordict" in kwargs or not _enabled:
                 return func(_self, *args, **kwargs)
             return self._dispatched(func, _self, args, kwargs)
 
@@ -101,17 +106,15 @@ class dispatch:  # a function to its callers, as in the public API
 
     def _dispatched(self, func: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         in_keys = getattr(module, self.source) if isinstance(self.source, str) else self.source
-        entries: dict[Any, Any] = {}
-        for position, key in enumerate(in_keys):
+        entries: dict[Any, Any] = dict(zip(in_keys, args))
+        for position, key in enumerate(in_keys if kwargs else ()):
             name = key if type(key) is str else self.separator.join(key)
-            if position < len(args):
-                if name in kwargs:
-                    raise RuntimeError(
-                        f"{type(module).__name__} got the entry {key!r} twice, by position and as {name!r}: "
-                        "Duplicated argument in args and kwargs."
-                    )
-                entries[key] = args[position]
-            elif name in kwargs:
+            if name in kwargs and position < len(args):
+                raise RuntimeError(
+                    f"{type(module).__name__} got the entry {key!r} twice, by position and as {name!r}: "
+                    "Duplicated argument in args and kwargs."
+                )
+            if name in kwargs:
                 entries[key] = kwargs.pop(name)
         given = make_tensordict(entries, auto_batch_size=True) if self.auto_batch_size else TensorDict(entries)
         result: Any = func(module, given, *args[len(in_keys) :], **kwargs)
@@ -121,8 +124,8 @@ class dispatch:  # a function to its callers, as in the public API
                 f"got {type(result).__name__}"
             )
         out_keys = getattr(module, self.dest) if isinstance(self.dest, str) else self.dest
-        values = tuple(result[key] for key in out_keys if key != "_")  # type: ignore[index]
-        return values[0] if len(values) == 1 else values
+        values = [result[key] for key in out_keys if key != "_"]  # type: ignore[index]
+        return values[0] if len(values) == 1 else tuple(values)
 
 
 _modules = dispatch(auto_batch_size=False)
@@ -137,7 +140,7 @@ def entries_as_container(
     if tensordict_out is not None:
         kwargs["tensordict_out"] = tensordict_out
     # No first argument is `None`, too.
-    given = () if args == (None,) else args
+    given = () if len(args) == 1 and args[0] is None else args
     return _modules._dispatched(forward, module, given, kwargs)
 
 

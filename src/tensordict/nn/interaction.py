@@ -46,6 +46,8 @@ class InteractionType(str, enum.Enum):
 
 _current: InteractionType | None = None
 
+_ONE = torch.Size()
+
 
 class set_interaction_type(_DecoratorContextManager):  # a function to its callers, as in the public API
     """Choose how all probabilistic modules take their values, for a `with` block or a decorated function.
@@ -101,7 +103,7 @@ def value_of(dist: Any, kind: InteractionType, sample_shape: torch.Size | None, 
         samples: the number of samples that a mean is estimated from, if the distribution has none.
     """
     if kind is InteractionType.RANDOM:
-        return (dist.rsample if dist.has_rsample else dist.sample)(sample_shape or torch.Size())
+        return (dist.rsample if dist.has_rsample else dist.sample)(_ONE if sample_shape is None else sample_shape)
     value = _PROPERTIES[kind](dist, samples)
     return value if sample_shape is None or isinstance(value, tuple) else value.expand(sample_shape + value.shape)
 
@@ -139,17 +141,17 @@ def _median(dist: Any, samples: int) -> Any:
 
 def _deterministic(dist: Any, samples: int) -> Any:
     """What the distribution says, or its mode where there are finitely many values, or its mean."""
-    try:
-        return dist.deterministic_sample
-    except AttributeError:
-        pass
-    if isinstance(dist, D.RelaxedOneHotCategorical):
-        logits = dist.logits
-        return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1)
-    if isinstance(dist, D.RelaxedBernoulli):
-        return (dist.logits > 0).to(dist.logits.dtype)
-    if isinstance(dist, D.LogisticNormal):
-        return dist.transforms[0](dist.base_dist.mean)
+    value = getattr(dist, "deterministic_sample", None)
+    if value is not None:
+        return value
+    if isinstance(dist, D.TransformedDistribution):
+        if isinstance(dist, D.RelaxedOneHotCategorical):
+            logits = dist.logits
+            return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1)
+        if isinstance(dist, D.RelaxedBernoulli):
+            return (dist.logits > 0).to(dist.logits.dtype)
+        if isinstance(dist, D.LogisticNormal):
+            return dist.transforms[0](dist.base_dist.mean)
     try:
         support = dist.support
     except NotImplementedError:

@@ -49,7 +49,6 @@ class TensorDictSequential(TensorDictModule):
         torch.Size([4])
     """
 
-    module: nn.ModuleList | nn.ModuleDict
     partial_tolerant: bool = False
     # Whether out-keys were selected.
     _select_before_return: bool = False
@@ -62,7 +61,7 @@ class TensorDictSequential(TensorDictModule):
         inplace: Inplace | None = None,
     ) -> None:
         held = _as_modules(modules)
-        in_keys, out_keys = self._compute_in_and_out_keys(list(_values(held)))
+        in_keys, out_keys = self._compute_in_and_out_keys(list(held._modules.values()))
         super().__init__(held, in_keys, out_keys, inplace=inplace)
         self.partial_tolerant = partial_tolerant
         if selected_out_keys is not None:
@@ -84,7 +83,7 @@ class TensorDictSequential(TensorDictModule):
 
     def _update_keys(self) -> None:
         """Compute the keys again, after a change of the modules."""
-        in_keys, out_keys = self._compute_in_and_out_keys(list(self))
+        in_keys, out_keys = self._compute_in_and_out_keys(self._held())
         self.in_keys, self.out_keys = in_keys, out_keys
 
     # --- selection ----------------------------------------------------------------------------------------------------
@@ -118,7 +117,8 @@ class TensorDictSequential(TensorDictModule):
             out_keys: what is wanted; all of :attr:`out_keys` by default.
 
         Returns:
-            a new sequence of the same modules; sequences among them are cut in the same way.
+            a new sequence of the same modules; sequences among them are cut in the same way, those of a subclass kept
+            whole: its constructor may ask for more than modules.
 
         Raises:
             ValueError: no module is left.
@@ -136,7 +136,7 @@ class TensorDictSequential(TensorDictModule):
         wanted = dict.fromkeys(unravel_key_list(self.out_keys_source if out_keys is None else out_keys))
         kept: list[tuple[str, Any]] = []
         for name, module in _named(self.module):
-            if isinstance(module, TensorDictSequential):
+            if type(module) is TensorDictSequential:
                 try:
                     module = module.select_subsequence(in_keys=list(known))
                 except ValueError:
@@ -148,7 +148,7 @@ class TensorDictSequential(TensorDictModule):
         for name, module in reversed(kept):
             useful = [key for key in module.out_keys if any(_touch(key, other) for other in wanted)]
             if useful:
-                if isinstance(module, TensorDictSequential):
+                if type(module) is TensorDictSequential:
                     module = module.select_subsequence(out_keys=useful)
                 needed.append((name, module))
                 wanted.update(dict.fromkeys(module.in_keys))
@@ -161,10 +161,13 @@ class TensorDictSequential(TensorDictModule):
 
     def _part(self, modules: Sequence[tuple[str, Any]]) -> Any:
         """A sequence of some of the modules, by name where these have names."""
-        part = dict(modules) if isinstance(self.module, nn.ModuleDict) else [module for _, module in modules]
-        make = self._part_class([module for _, module in modules])
-        options = {} if self.inplace is None else {"inplace": self.inplace}
-        return make(part, partial_tolerant=self.partial_tolerant, **options)
+        values = [module for _, module in modules]
+        options: dict[str, Any] = {"partial_tolerant": True} if self.partial_tolerant else {}
+        if self.inplace is not None:
+            options["inplace"] = self.inplace
+        return self._part_class(values)(
+            *([dict(modules)] if isinstance(self.module, nn.ModuleDict) else values), **options
+        )
 
     def _part_class(self, modules: Sequence[Any]) -> Callable[..., Any]:
         return type(self)
@@ -197,16 +200,15 @@ class TensorDictSequential(TensorDictModule):
         inplace = self.inplace
         container: Any = tensordict
         if tensordict_out is None and not self._select_before_return and (inplace is None or inplace is True):
-            result = self._through(container)
+            result = self._through(container, self._held())
             return result if result is container or inplace is None else container.update(result)
-        result = self._through(container.copy())
+        result = self._through(container.copy(), self._held())
         if tensordict_out is None:
             tensordict_out = output_of(container, inplace)
         return tensordict_out.update(result.select(*self.out_keys, strict=False))
 
-    def _through(self, tensordict: Any) -> Any:
-        """Run the modules one after the other; what the last one returns."""
-        modules: Any = self._modules["module"]._modules.values()  # type: ignore[union-attr]
+    def _through(self, tensordict: Any, modules: Sequence[Any]) -> Any:
+        """Run modules one after the other; what the last one returns."""
         if self.partial_tolerant:
             for module in modules:
                 tensordict = _run_where_possible(module, tensordict)
@@ -215,13 +217,18 @@ class TensorDictSequential(TensorDictModule):
             tensordict = module(tensordict)
         return tensordict
 
+    def _held(self) -> list[Any]:
+        """The modules."""
+        held: Any = self._modules["module"]
+        return list(held._modules.values())
+
     # --- the modules, as those of a `nn.Sequential` or a `nn.ModuleDict` ----------------------------------------------
 
     def __len__(self) -> int:
         return len(self.module)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_values(self.module))
+        return iter(self._held())
 
     def __contains__(self, item: Any) -> bool:
         if isinstance(self.module, nn.ModuleDict):
@@ -314,10 +321,6 @@ def _as_module(module: Any) -> nn.Module:
 
 def _named(modules: nn.ModuleList | nn.ModuleDict) -> list[tuple[str, Any]]:
     return list(modules._modules.items())
-
-
-def _values(modules: nn.ModuleList | nn.ModuleDict) -> list[Any]:
-    return list(modules._modules.values())
 
 
 def _is_within(key: Key, written: Mapping[Key, Any]) -> bool:
