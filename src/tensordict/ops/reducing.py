@@ -26,6 +26,7 @@ from tensordict.ops.collapsing import (
     staying,
 )
 from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.writing import raise_no_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -495,4 +496,7 @@ def _given(result: Any, out: Any) -> Any:
         raise ShapeError(
             f"out must have the resulting batch size {list(result._batch_size)}, got {list(out._batch_size)}"
         )
+    for path, _ in result._walk():
+        if not out._has(path):  # type: ignore[attr-defined]
+            raise_no_entry(path)
     return out.update_(result)  # type: ignore[attr-defined]
