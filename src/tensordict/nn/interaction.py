@@ -47,6 +47,7 @@ class InteractionType(str, enum.Enum):
 _current: InteractionType | None = None
 
 _ONE = torch.Size()
+_RANDOM = InteractionType.RANDOM
 
 
 class set_interaction_type(_DecoratorContextManager):  # a function to its callers, as in the public API
@@ -102,7 +103,7 @@ def value_of(dist: Any, kind: InteractionType, sample_shape: torch.Size | None, 
         sample_shape: leading dims of the value, over which samples differ and other values are the same.
         samples: the number of samples that a mean is estimated from, if the distribution has none.
     """
-    if kind is InteractionType.RANDOM:
+    if kind is _RANDOM:
         return (dist.rsample if dist.has_rsample else dist.sample)(_ONE if sample_shape is None else sample_shape)
     value = _PROPERTIES[kind](dist, samples)
     return value if sample_shape is None or isinstance(value, tuple) else value.expand(sample_shape + value.shape)

@@ -221,8 +221,10 @@ def _drop_unselected(module: Any, args: Any, output: Any) -> None:
     """The hook of `select_out_keys`; what `dispatch` returns has been selected already."""
     if isinstance(output, Contract):
         selected, read = module.out_keys, module.in_keys
-        dropped = [key for key in module.out_keys_source if key not in selected and key not in read]
-        output.exclude(*dropped, inplace=True)  # type: ignore[attr-defined]
+        container: Any = output
+        for key in module.out_keys_source:
+            if key not in selected and key not in read and container._has(path_of(key)):
+                container.del_(key)
 
 
 class TensorDictModule(TensorDictModuleBase):
@@ -266,6 +268,10 @@ class TensorDictModule(TensorDictModuleBase):
     # The names of the arguments, when `in_keys` maps them.
     _kwargs: list[str] | None = None
     _get_kwargs: dict[str, Any] | None = None
+    inplace: Inplace | None
+    method: str | None
+    method_kwargs: dict[str, Any]
+    strict: bool
 
     def __init__(
         self,
@@ -296,11 +302,14 @@ class TensorDictModule(TensorDictModuleBase):
         self.in_keys = _one_or_more(in_keys)
         self.out_keys = _one_or_more(out_keys)
         self.module = module
-        self.inplace = inplace
-        self.method = method
-        self.method_kwargs = method_kwargs or {}
-        self.strict = strict
-        self._get_kwargs = get_kwargs or None
+        # One by one, torch would take 4 us for each to see that it is no parameter.
+        self.__dict__.update(
+            inplace=inplace,
+            method=method,
+            method_kwargs=method_kwargs or {},
+            strict=strict,
+            _get_kwargs=get_kwargs or None,
+        )
 
     def forward(self, tensordict: Any = None, *args: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
         """Read the in-keys, call the module, and write its results to the out-keys.
@@ -359,9 +368,11 @@ class TensorDictModule(TensorDictModuleBase):
     def module(self) -> Any:
         """What is wrapped."""
         # As an attribute it would be found after an error, by two calls of `__getattr__`: 3 us.
-        module = self._modules.get("module", self.__dict__.get("module"))
+        module = self._modules.get("module")
         if module is None:
-            raise AttributeError("nothing is wrapped yet")
+            module = self.__dict__.get("module")
+            if module is None:
+                raise AttributeError("nothing is wrapped yet")
         return module
 
     @module.setter

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tensordict.contract import Contract
 from tensordict.keys import Key, is_nested_key, path_of, unravel_key, unravel_key_list
@@ -81,6 +82,15 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         "depend on it. Call it under the same setting, or give log_prob_keys"
     )
 
+    dist_keys: tuple[str, ...]
+    default_interaction_type: InteractionType
+    n_empirical_estimate: int
+    cache_dist: bool
+    return_log_prob: bool
+    num_samples: torch.Size | None
+    _generator: Any
+    _composite_lp_aggreate_at_init: bool
+
     def __init__(
         self,
         in_keys: Key | list[Key] | Mapping[str, Key],
@@ -107,16 +117,19 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             out_keys = _keys_of_composite(distribution_class, distribution_kwargs)
         self.in_keys = in_keys
         object.__setattr__(self, "_out_keys", unravel_key_list([out_keys] if is_nested_key(out_keys) else out_keys))
-        self.dist_keys = tuple(names)
-        self.default_interaction_type = InteractionType(default_interaction_type)
+        # One by one, torch would take 4 us for each to see that it is no parameter.
+        self.__dict__.update(
+            dist_keys=tuple(names),
+            default_interaction_type=InteractionType(default_interaction_type),
+            n_empirical_estimate=n_empirical_estimate,
+            cache_dist=cache_dist,
+            return_log_prob=return_log_prob,
+            num_samples=_as_sample_shape(num_samples),
+            _generator=generators.as_source(generator),
+            _composite_lp_aggreate_at_init=composite_lp_aggregate(nowarn=True),
+        )
         self.distribution_class = distribution_class
         self.distribution_kwargs = {} if distribution_kwargs is None else distribution_kwargs
-        self.n_empirical_estimate = n_empirical_estimate
-        self.cache_dist = cache_dist
-        self.return_log_prob = return_log_prob
-        self.num_samples = _as_sample_shape(num_samples)
-        self._generator = generators.as_source(generator)
-        self._composite_lp_aggreate_at_init = composite_lp_aggregate(nowarn=True)
         self._log_prob_keys, self._log_prob_key = self._as_log_prob_keys(log_prob_keys, log_prob_key)
 
     def _as_log_prob_keys(self, keys: Any, key: Any) -> tuple[list[Key], Key | None]:
@@ -202,7 +215,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             KeyError: a parameter is missing.
             TypeError: the distribution does not take the parameters.
         """
-        parameters = {name: tensordict.get(key, None) for name, key in zip(self.dist_keys, self.in_keys)}
+        parameters: dict[str, Any] = {}
+        for name, key in zip(self.dist_keys, self.in_keys):
+            value = tensordict._entries.get(key) if type(key) is str else None
+            parameters[name] = value if type(value) is Tensor else tensordict.get(key, None)
         kwargs = self.distribution_kwargs
         try:
             return self.distribution_class(**parameters, **(kwargs if type(kwargs) is dict else dict(kwargs.items())))
@@ -317,7 +333,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             log_prob = dist.log_prob(*values)
             tensordict._set_all([*keys, self.log_prob_key], [*values, log_prob])
         elif len(keys) == 1:
-            tensordict.set(keys[0], value)
+            tensordict.set(keys[0], values[0])
         else:
             tensordict._set_all(keys, values)
         return tensordict

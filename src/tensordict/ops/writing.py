@@ -103,12 +103,15 @@ class Writing(Reading, Locking):
         """Check `item` and store it under a name of this level; `path` leads there from where the write began."""
         if self._locked:
             raise_locked(f"set the entry {name if path is None else joined(path)!r}")
-        # A plain tensor that fits is by far the most frequent item: 0.25 us here, 0.6 us through `_admit`.
+        # A plain tensor that fits is by far the most frequent item: 0.2 us here, 0.6 us through `_admit`. One batch dim
+        # is the common case, as in `_fill`.
         if type(item) is Tensor and self._device is None:
             size = self._batch_size
+            ndim = len(size)
             try:
-                ndim = len(size)
-                fits = not ndim or item.shape[:ndim] == size
+                fits = not ndim or (
+                    item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == size[0]
+                )
             except RuntimeError:
                 fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
             if fits:
