@@ -268,10 +268,6 @@ class TensorDictModule(TensorDictModuleBase):
     # The names of the arguments, when `in_keys` maps them.
     _kwargs: list[str] | None = None
     _get_kwargs: dict[str, Any] | None = None
-    inplace: Inplace | None
-    method: str | None
-    method_kwargs: dict[str, Any]
-    strict: bool
 
     def __init__(
         self,
@@ -302,14 +298,11 @@ class TensorDictModule(TensorDictModuleBase):
         self.in_keys = _one_or_more(in_keys)
         self.out_keys = _one_or_more(out_keys)
         self.module = module
-        # One by one, torch would take 4 us for each to see that it is no parameter.
-        self.__dict__.update(
-            inplace=inplace,
-            method=method,
-            method_kwargs=method_kwargs or {},
-            strict=strict,
-            _get_kwargs=get_kwargs or None,
-        )
+        self.inplace = inplace
+        self.method = method
+        self.method_kwargs = method_kwargs or {}
+        self.strict = strict
+        self._get_kwargs = get_kwargs or None
 
     def forward(self, tensordict: Any = None, *args: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
         """Read the in-keys, call the module, and write its results to the out-keys.
