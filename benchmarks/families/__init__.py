@@ -21,6 +21,7 @@ IN_MEMORY = (
     "ragged",
     "tensorclass",
     "functional",
+    "modules",
     "compile",
 )
 FAMILIES = (*IN_MEMORY, "storage", "parallel")

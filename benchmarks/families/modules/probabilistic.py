@@ -1,0 +1,453 @@
+"""Probabilistic modules, sequences that end in one, and composite distributions."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Normal
+from workload import Context, State, Workload
+
+# The packages need not draw the same numbers to do the same work: a scale that vanishes beside the location, and a
+# category that leaves nothing to others, make them equal.
+_SCALE = 1e-12
+_SURE = 1e4
+
+# What "biased_softplus_1.0" adds, so that softplus of it is 1 less the 0.01 that it adds afterwards.
+_SHIFT = math.log(math.expm1(0.99))
+
+# Without the checks of their arguments and values, which take half the time of most rows on every side; the policies
+# have them.
+_UNCHECKED = {"validate_args": False}
+_categorical_of = partial(Categorical, **_UNCHECKED)
+_normal_of = partial(Normal, **_UNCHECKED)
+
+
+class _Known(Normal):
+    """A normal distribution that says its median, which torch's does not."""
+
+    median = Normal.mean
+
+
+def workloads(context: Context) -> list[Workload]:
+    """Return the workloads of this family with distributions."""
+    return _modules() + _sequences() + _composites() + _parts()
+
+
+def _modules() -> list[Workload]:
+    kinds = {
+        "deterministic": lambda dist: dist.mean,
+        "mode": lambda dist: dist.mode,
+        "median": lambda dist: dist.median,
+        "mean": lambda dist: dist.mean,
+        "random": lambda dist: dist.rsample(),
+    }
+    found = []
+    for kind, take in kinds.items():
+        for scored in (False, True):
+            name = f"{kind}, log-prob" if scored else kind
+            found.append(Workload(name, _normal(kind, scored), _call, _normal_by_hand(take, scored)))
+    by_block = Workload("mode, by set_interaction_type", _normal("random", False), _in_block, _normal_by_hand(_mode))
+    return [
+        *found,
+        by_block,
+        Workload("random, 10 samples", _normal("random", False, 10), _call, _ten_by_hand),
+        Workload("random, by position", _normal("random", False), _by_position, lambda s: _made(s).rsample()),
+        Workload("categorical, random, log-prob", _categorical, _call, _categorical_by_hand),
+        Workload("get_dist", _normal("random", False), lambda s: s.net.get_dist(s.td).loc, lambda s: _made(s).loc),
+        Workload("log_prob", _normal("random", False), lambda s: s.net.log_prob(s.td), _log_prob_by_hand),
+    ]
+
+
+def _sequences() -> list[Workload]:
+    policy, scored = _policy("deterministic", False), _policy("random", True)
+    return [
+        Workload("policy, deterministic", policy, _call, _policy_by_hand),
+        Workload("policy, random, log-prob", scored, _call, _scored_policy_by_hand),
+        Workload("policy, by position", policy, lambda s: s.net(s.x), _policy_values),
+        Workload("policy: get_dist", policy, lambda s: s.net.get_dist(s.td).loc, lambda s: _policy_dist(s).loc),
+        Workload("policy: log_prob", policy, lambda s: s.net.log_prob(s.td), _policy_log_prob),
+        Workload("policy: log_prob, dist given", policy, _given_dist, lambda s: s.dist.log_prob(s.data["action"])),
+        Workload("two values: forward", _two_values, _call, _two_values_by_hand),
+        Workload("two values: log_prob", _two_values, lambda s: s.net.log_prob(s.td), _two_values_log_prob),
+    ]
+
+
+def _composites() -> list[Workload]:
+    found = [
+        Workload("composite: make", _composite(), _made_composite, _parts_of),
+        Workload("composite: sample", _composite(), lambda s: s.dist.sample(), _sampled_by_hand),
+        Workload("composite: sample of 10", _composite(), lambda s: s.dist.sample((10,)), _ten_sampled_by_hand),
+        Workload("composite: mode", _composite(), lambda s: s.dist.mode, _modes_by_hand),
+        Workload("composite: log_prob", _composite(), lambda s: s.dist.log_prob(s.value), _scores_by_hand),
+        Workload("composite: log_prob, sum", _composite(True), lambda s: s.dist.log_prob(s.value), _sum_by_hand),
+        Workload("composite: entropy", _composite(), lambda s: s.dist.entropy(), _entropies_by_hand),
+        Workload("composite: entropy, sum", _composite(True), lambda s: s.dist.entropy(), _entropy_by_hand),
+    ]
+    modules = [
+        Workload("composite module", _composite_module(False), _call, _module_by_hand(False)),
+        Workload("composite module, log-prob", _composite_module(True), _call, _module_by_hand(True)),
+        Workload("composite module, log-prob, sum", _composite_module(True, True), _call, _module_by_hand(True, True)),
+    ]
+    return found + modules
+
+
+def _parts() -> list[Workload]:
+    return [
+        Workload("NormalParamExtractor", _extractor, lambda s: s.net(s.both), lambda s: _extracted(s.both)),
+        Workload("NormalParamExtractor, module", _extractor, lambda s: s.wrapped(s.td), _extracted_by_hand),
+        Workload("make a probabilistic module", _policy("random", True), _make_module, None),
+        Workload("make a policy", _policy("random", True), _make_policy, None),
+    ]
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+def _state(module: ModuleType, aggregate: bool = False) -> State:
+    """A container, and the same as a dict, with the parameters of a normal distribution and a value of it."""
+    names = importlib.import_module(f"{module.__name__}.nn")
+    names.set_composite_lp_aggregate(aggregate).set()
+    loc = torch.ones(32, 8)
+    entries = {"loc": loc, "scale": torch.full_like(loc, _SCALE), "action": loc.clone(), "obs": torch.randn(32, 8)}
+    return State(
+        nn=names,
+        module=module,
+        td=module.TensorDict(dict(entries), [32]),
+        data=dict(entries),
+        x=entries["obs"],
+        loc=entries["loc"],
+        scale=entries["scale"],
+        both=torch.randn(32, 16),
+    )
+
+
+def _normal(kind: str, scored: bool, num_samples: int | None = None) -> Callable[[ModuleType], State]:
+    def setup(module: ModuleType) -> State:
+        state = _state(module)
+        state.net = state.nn.ProbabilisticTensorDictModule(
+            ["loc", "scale"],
+            ["action"],
+            distribution_class=_Known,
+            distribution_kwargs=_UNCHECKED,
+            default_interaction_type=kind,
+            return_log_prob=scored,
+            num_samples=num_samples,
+        )
+        return state
+
+    return setup
+
+
+def _categorical(module: ModuleType) -> State:
+    state = _state(module)
+    logits = torch.randn(32, 5)
+    logits[:, 2] += _SURE
+    state.td = module.TensorDict({"logits": logits}, [32])
+    state.data = {"logits": logits}
+    state.net = state.nn.ProbabilisticTensorDictModule(
+        ["logits"], ["a"], distribution_class=_categorical_of, default_interaction_type="random", return_log_prob=True
+    )
+    return state
+
+
+def _policy(kind: str, scored: bool) -> Callable[[ModuleType], State]:
+    """A layer, what makes a location and a scale of its result, and a value of the normal distribution."""
+
+    def setup(module: ModuleType) -> State:
+        state = _state(module)
+        state.layer = nn.Linear(8, 16)
+        # So that the scale is at its bound, and samples differ by less than a digest shows.
+        state.layer.weight.data.zero_()
+        state.layer.bias.data.copy_(torch.cat([torch.ones(8), torch.full((8,), -100.0)]))
+        state.extractor = state.nn.NormalParamExtractor("exp", _SCALE)
+        state.kind, state.scored = kind, scored
+        state.parts = [
+            state.nn.TensorDictModule(state.layer, ["obs"], ["params"]),
+            state.nn.TensorDictModule(state.extractor, ["params"], ["loc", "scale"]),
+            _probabilistic(state),
+        ]
+        state.net = state.nn.ProbabilisticTensorDictSequential(*state.parts)
+        state.dist = state.net.get_dist(state.td)
+        return state
+
+    return setup
+
+
+def _probabilistic(state: State) -> Any:
+    return state.nn.ProbabilisticTensorDictModule(
+        ["loc", "scale"],
+        ["action"],
+        distribution_class=Normal,
+        default_interaction_type=state.kind,
+        return_log_prob=state.scored,
+    )
+
+
+def _two_values(module: ModuleType) -> State:
+    """A sequence of two values, of which the second depends on the first."""
+    state = _state(module)
+    make, draw = state.nn.TensorDictModule, state.nn.ProbabilisticTensorDictModule
+    state.net = state.nn.ProbabilisticTensorDictSequential(
+        draw(["loc", "scale"], ["a"], distribution_class=_normal_of),
+        make(_shifted, ["a"], [("b", "loc"), ("b", "scale")]),
+        draw({"loc": ("b", "loc"), "scale": ("b", "scale")}, ["c"], distribution_class=_normal_of),
+        return_composite=True,
+    )
+    state.td["a"] = state.td["c"] = state.data["a"] = state.data["c"] = state.loc
+    return state
+
+
+def _shifted(a: Tensor) -> tuple[Tensor, Tensor]:
+    return a + 1, torch.ones_like(a)
+
+
+def _composite(aggregate: bool = False) -> Callable[[ModuleType], State]:
+    def setup(module: ModuleType) -> State:
+        state = _state(module, aggregate)
+        logits = torch.randn(32, 5)
+        logits[:, 2] += _SURE
+        state.arguments = {
+            "x": {"loc": state.loc, "scale": state.scale},
+            "y": {"logits": logits},
+            ("z", "w"): {"loc": state.loc + 1, "scale": state.scale},
+        }
+        state.params = module.TensorDict(state.arguments, [32])
+        state.map = {"x": _normal_of, "y": _categorical_of, ("z", "w"): _normal_of}
+        state.dist = state.nn.CompositeDistribution(state.params, state.map)
+        state.value = state.dist.sample()
+        state.by_hand = _made_parts(state)
+        state.values = [dist.sample() for dist in state.by_hand]
+        return state
+
+    return setup
+
+
+def _composite_module(scored: bool, aggregate: bool = False) -> Callable[[ModuleType], State]:
+    make = _composite(aggregate)
+
+    def setup(module: ModuleType) -> State:
+        state = make(module)
+        state.td = module.TensorDict({"params": state.params}, [32])
+        state.net = state.nn.ProbabilisticTensorDictModule(
+            ["params"],
+            ["x", "y", ("z", "w")],
+            distribution_class=state.nn.CompositeDistribution,
+            distribution_kwargs={"distribution_map": state.map},
+            default_interaction_type="random",
+            return_log_prob=scored,
+        )
+        return state
+
+    return setup
+
+
+def _extractor(module: ModuleType) -> State:
+    state = _state(module)
+    state.td["both"] = state.data["both"] = state.both
+    state.net = state.nn.NormalParamExtractor()
+    state.wrapped = state.nn.TensorDictModule(state.net, ["both"], ["loc", "scale"])
+    return state
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def _call(state: State) -> Any:
+    return state.net(state.td)
+
+
+def _in_block(state: State) -> Any:
+    with state.nn.set_interaction_type("mode"):
+        return state.net(state.td)
+
+
+def _by_position(state: State) -> Any:
+    return state.net(state.loc, state.scale)
+
+
+def _given_dist(state: State) -> Any:
+    return state.net.log_prob(state.td, dist=state.dist)
+
+
+def _made_composite(state: State) -> Any:
+    dist = state.nn.CompositeDistribution(state.params, state.map)
+    return [dist.dists["x"].loc, dist.dists["y"].logits]
+
+
+def _make_module(state: State) -> Any:
+    module = _probabilistic(state)
+    return [list(module.in_keys), list(module.out_keys)]
+
+
+def _make_policy(state: State) -> Any:
+    module = state.nn.ProbabilisticTensorDictSequential(*state.parts)
+    return [list(module.in_keys), list(module.out_keys)]
+
+
+# --- the same by hand -------------------------------------------------------------------------------------------------
+
+
+def _mode(dist: Normal) -> Tensor:
+    return dist.mode
+
+
+def _made(state: State) -> _Known:
+    return _Known(loc=state.data["loc"], scale=state.data["scale"], **_UNCHECKED)
+
+
+def _normal_by_hand(take: Callable[[Any], Tensor], scored: bool = False) -> Callable[[State], Any]:
+    def call(state: State) -> Any:
+        data, dist = state.data, _made(state)
+        data["action"] = action = take(dist)
+        if scored:
+            data["action_log_prob"] = dist.log_prob(action)
+        return data
+
+    return call
+
+
+def _ten_by_hand(state: State) -> Any:
+    expanded = {name: value.expand(10, *value.shape) for name, value in state.data.items()}
+    expanded["action"] = _made(state).rsample((10,))
+    return expanded
+
+
+def _log_prob_by_hand(state: State) -> Any:
+    return _made(state).log_prob(state.data["action"])
+
+
+def _categorical_by_hand(state: State) -> Any:
+    data = state.data
+    dist = _categorical_of(logits=data["logits"])
+    data["a"] = a = dist.sample()
+    data["a_log_prob"] = dist.log_prob(a)
+    return data
+
+
+def _policy_dist(state: State) -> Normal:
+    data = state.data
+    data["params"] = params = state.layer(data["obs"])
+    data["loc"], data["scale"] = loc, scale = state.extractor(params)
+    return Normal(loc=loc, scale=scale)
+
+
+def _policy_by_hand(state: State) -> Any:
+    state.data["action"] = _policy_dist(state).mean
+    return state.data
+
+
+def _scored_policy_by_hand(state: State) -> Any:
+    dist, data = _policy_dist(state), state.data
+    data["action"] = action = dist.rsample()
+    data["action_log_prob"] = dist.log_prob(action)
+    return data
+
+
+def _policy_values(state: State) -> Any:
+    params = state.layer(state.x)
+    loc, scale = state.extractor(params)
+    return params, loc, scale, Normal(loc=loc, scale=scale).mean
+
+
+def _policy_log_prob(state: State) -> Any:
+    return _policy_dist(state).log_prob(state.data["action"])
+
+
+def _two_values_by_hand(state: State) -> Any:
+    data = state.data
+    data["a"] = a = _normal_of(loc=data["loc"], scale=data["scale"]).mean
+    data["b"] = b = {}
+    b["loc"], b["scale"] = _shifted(a)
+    data["c"] = _normal_of(loc=b["loc"], scale=b["scale"]).mean
+    return data
+
+
+def _two_values_log_prob(state: State) -> Any:
+    data = state.data
+    first = _normal_of(loc=data["loc"], scale=data["scale"])
+    loc, scale = _shifted(data["a"])
+    second = _normal_of(loc=loc, scale=scale)
+    return {"a_log_prob": first.log_prob(data["a"]), "c_log_prob": second.log_prob(data["c"])}
+
+
+def _made_parts(state: State) -> list[Any]:
+    return [make(**arguments) for make, arguments in zip(state.map.values(), state.arguments.values(), strict=True)]
+
+
+def _parts_of(state: State) -> Any:
+    dists = _made_parts(state)
+    return [dists[0].loc, dists[1].logits]
+
+
+def _named(values: list[Tensor], suffix: str = "") -> dict[str, Any]:
+    x, y, w = values
+    return {f"x{suffix}": x, f"y{suffix}": y, "z": {f"w{suffix}": w}}
+
+
+def _sampled_by_hand(state: State) -> Any:
+    return _named([dist.sample() for dist in state.by_hand])
+
+
+def _ten_sampled_by_hand(state: State) -> Any:
+    return _named([dist.sample((10,)) for dist in state.by_hand])
+
+
+def _modes_by_hand(state: State) -> Any:
+    return _named([dist.mode for dist in state.by_hand])
+
+
+def _scores(state: State) -> list[Tensor]:
+    return [dist.log_prob(value) for dist, value in zip(state.by_hand, state.values, strict=True)]
+
+
+def _scores_by_hand(state: State) -> Any:
+    return _named(_scores(state), "_log_prob")
+
+
+def _sum_by_hand(state: State) -> Any:
+    x, y, w = _scores(state)
+    return x.sum(-1) + y + w.sum(-1)
+
+
+def _entropies_by_hand(state: State) -> Any:
+    return _named([dist.entropy() for dist in state.by_hand], "_entropy")
+
+
+def _entropy_by_hand(state: State) -> Any:
+    x, y, w = [dist.entropy() for dist in state.by_hand]
+    return x.sum(-1) + y + w.sum(-1)
+
+
+def _module_by_hand(scored: bool, aggregate: bool = False) -> Callable[[State], Any]:
+    def call(state: State) -> Any:
+        dists = _made_parts(state)
+        values = [dist.sample() if type(dist) is Categorical else dist.rsample() for dist in dists]
+        found = {"params": {"x": state.arguments["x"], "y": state.arguments["y"]}, **_named(values)}
+        found["params"]["z"] = {"w": state.arguments["z", "w"]}
+        if scored:
+            scores = [dist.log_prob(value) for dist, value in zip(dists, values, strict=True)]
+            parts = _named(scores, "_log_prob")
+            found["z"].update(parts.pop("z"))
+            found.update(parts)
+            if aggregate:
+                found["sample_log_prob"] = scores[0].sum(-1) + scores[1] + scores[2].sum(-1)
+        return found
+
+    return call
+
+
+def _extracted(both: Tensor) -> tuple[Tensor, Tensor]:
+    loc, scale = both.chunk(2, -1)
+    return loc, (nn.functional.softplus(scale + _SHIFT) + 0.01).clamp_min(1e-4)
+
+
+def _extracted_by_hand(state: State) -> Any:
+    state.data["loc"], state.data["scale"] = _extracted(state.data["both"])
+    return state.data
