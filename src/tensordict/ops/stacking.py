@@ -524,6 +524,7 @@ def _plan_join(
         column = [mapping[name] for mapping in mappings]
         target = targets.get(name)
         if target is None and targets:
+            out._check_field(name)
             continue
         together = column if target is None else [*column, target]
         # Asking for the types first is a third of the time of asking each value whether it is a container.
