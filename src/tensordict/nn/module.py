@@ -19,6 +19,7 @@ from tensordict.keys import Key, is_nested_key, path_of, unravel_key
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.skipping import is_skipped
 from tensordict.ops.indexing import given
+from tensordict.ops.together import set_all
 from tensordict.tensordict import TensorDict
 
 Inplace = bool | str
@@ -435,7 +436,7 @@ class TensorDictModule(TensorDictModuleBase):
         if len(keys) == 1:
             tensordict_out.set(keys[0], tensors[0])
         elif keys:
-            tensordict_out._set_all(keys, tensors)
+            set_all(tensordict_out, keys, tensors)
         return tensordict_out
 
     @property

@@ -24,6 +24,7 @@ from tensordict.nn.interaction import InteractionType, interaction_type, set_int
 from tensordict.nn.module import TensorDictModuleBase
 from tensordict.nn.sequence import TensorDictSequential
 from tensordict.nn.skipping import is_skipped
+from tensordict.ops.together import set_all
 
 __all__ = [
     "InteractionType",
@@ -319,11 +320,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             raise RuntimeError(f"{dist} gave {len(values)} values for the {len(keys)} out-keys {keys}")
         if self.return_log_prob:
             log_prob = dist.log_prob(*values)
-            tensordict._set_all([*keys, self.log_prob_key], [*values, log_prob])
+            set_all(tensordict, [*keys, self.log_prob_key], [*values, log_prob])
         elif len(keys) == 1:
             tensordict.set(keys[0], values[0])
         else:
-            tensordict._set_all(keys, values)
+            set_all(tensordict, keys, values)
         return tensordict
 
     def _resolve_generator(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -151,12 +151,10 @@ class Writing(Reading, Locking):
     def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""
         child = self._child()
-        value = (
-            child._admit(item, path, non_blocking)
-            if len(rest) == 1
-            else child._branch(rest[1:], item, path, non_blocking)
-        )
-        child._entries[rest[0]] = value
+        if len(rest) == 1:
+            child._write_name(rest[0], item, non_blocking, path)
+        else:
+            child._entries[rest[0]] = child._branch(rest[1:], item, path, non_blocking)
         return child
 
     def _child(self) -> Any:
@@ -239,36 +237,6 @@ class Writing(Reading, Locking):
                     entries[key] = self._admit(item, (*prefix, key), non_blocking)
             else:
                 self._write(path_of(key), item, non_blocking)
-
-    def _set_all(self, keys: Sequence[Any], items: Sequence[Any]) -> None:
-        """Write several entries as `set` does; all of them or, when one cannot be written, none."""
-        entries = self._entries
-        if type(entries) is dict and set(map(type, keys)) == {str}:
-            before = entries.copy()
-            try:
-                for name, item in zip(keys, items):
-                    self._write_name(name, item)
-            except BaseException:
-                entries.clear()
-                entries.update(before)
-                raise
-            return
-        paths = [path_of(key) for key in keys]
-        trial = self.empty(recurse=True)  # type: ignore[attr-defined]
-        for path, item in zip(paths, items):
-            node: Any = self
-            name = path[0]
-            for depth, below in enumerate(path[1:], 1):
-                if node is None or node._locked or name not in node._outline():
-                    break
-                node, name = node._node(name), below
-                if node is None:
-                    raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[:depth])!r} is a tensor")
-            if node is not None and node._locked:
-                raise_locked(f"set the entry {joined(path)!r}")
-            trial._write(path, item)
-        for path, item in zip(paths, items):
-            self._write(path, item)
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
         """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""

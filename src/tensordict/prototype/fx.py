@@ -11,6 +11,7 @@ from tensordict.keys import Key, path_of
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, output_of
 from tensordict.nn.sequence import TensorDictSequential
+from tensordict.ops.together import set_all
 
 
 class TDGraphModule(TensorDictModuleBase):
@@ -55,7 +56,7 @@ class TDGraphModule(TensorDictModuleBase):
         values = results if isinstance(results, tuple) else (results,)
         if len(values) != len(self._out_keys):
             raise RuntimeError(f"the graph returned {len(values)} values for {len(self._out_keys)} out_keys")
-        tensordict_out._set_all(self._out_keys, values)
+        set_all(tensordict_out, self._out_keys, values)
         return tensordict_out
 
     if not TYPE_CHECKING:

@@ -14,6 +14,7 @@ from tensordict.contract import Contract, is_node, named_error
 from tensordict.errors import ContainerExpected, DuplicateKeyError
 from tensordict.keys import Key, joined, path_of, unravel_key
 from tensordict.nn.interaction import InteractionType, value_of
+from tensordict.ops.together import set_all
 from tensordict.settings import _Modes, _Switch
 from tensordict.tensordict import TensorDict
 
@@ -537,5 +538,5 @@ def _entropy(dist: Any, samples: int) -> Any:
 
 
 def _written(sample: Any, results: dict[Key, Any]) -> Any:
-    sample._set_all(list(results), list(results.values()))
+    set_all(sample, list(results), list(results.values()))
     return sample
