@@ -176,6 +176,11 @@ class TensorDictModuleBase(nn.Module):
             self._reset_parameters(self)
         return parameters.apply(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad))
 
+    def _assign(self, **attributes: Any) -> None:
+        """Set attributes that are neither modules nor parameters, which takes torch 3 us each to find out."""
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
     def _reset_parameters(self, module: nn.Module) -> bool:
         """Reset the modules below one that can be; whether there are any, without which there is a warning."""
         found = reset_modules(module)
@@ -296,14 +301,16 @@ class TensorDictModule(TensorDictModuleBase):
             )
         if method is not None and not callable(getattr(module, method, None)):
             raise AttributeError(f"{type(module).__name__} has no method {method!r}")
-        self.in_keys = _one_or_more(in_keys)
-        self.out_keys = _one_or_more(out_keys)
         self.module = module
-        self.inplace = inplace
-        self.method = method
-        self.method_kwargs = method_kwargs or {}
-        self.strict = strict
-        self._get_kwargs = get_kwargs or None
+        self._assign(
+            in_keys=_one_or_more(in_keys),
+            out_keys=_one_or_more(out_keys),
+            inplace=inplace,
+            method=method,
+            method_kwargs=method_kwargs or {},
+            strict=strict,
+            _get_kwargs=get_kwargs or None,
+        )
 
     def forward(self, tensordict: Any = None, *args: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
         """Read the in-keys, call the module, and write its results to the out-keys.
@@ -431,8 +438,8 @@ class TensorDictModule(TensorDictModuleBase):
             tensordict_out = output_of(tensordict, self.inplace)
         keys = self._out_keys if out_keys is None else out_keys
         if "_" in keys:
-            kept = [(key, value) for key, value in zip(keys, tensors) if key != "_"]
-            keys, tensors = [key for key, _ in kept], [value for _, value in kept]
+            kept = {key: value for key, value in zip(keys, tensors) if key != "_"}
+            keys, tensors = list(kept), list(kept.values())
         if len(keys) == 1:
             tensordict_out.set(keys[0], tensors[0])
         elif keys:

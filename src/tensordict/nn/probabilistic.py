@@ -83,6 +83,17 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         "depend on it. Call it under the same setting, or give log_prob_keys"
     )
 
+    dist_keys: tuple[str, ...]
+    default_interaction_type: InteractionType
+    n_empirical_estimate: int
+    cache_dist: bool
+    return_log_prob: bool
+    num_samples: torch.Size | None
+    _generator: torch.Generator | Key | None
+    _composite_lp_aggreate_at_init: bool
+    _log_prob_keys: list[Key]
+    _log_prob_key: Key | None
+
     def __init__(
         self,
         in_keys: Key | list[Key] | Mapping[str, Key],
@@ -107,19 +118,23 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             names = [path_of(key)[-1] for key in in_keys]
         if out_keys is None:
             out_keys = _keys_of_composite(distribution_class, distribution_kwargs)
-        self.in_keys = in_keys
-        object.__setattr__(self, "_out_keys", unravel_key_list([out_keys] if is_nested_key(out_keys) else out_keys))
-        self.dist_keys = tuple(names)
-        self.default_interaction_type = InteractionType(default_interaction_type)
-        self.n_empirical_estimate = n_empirical_estimate
-        self.cache_dist = cache_dist
-        self.return_log_prob = return_log_prob
-        self.num_samples = _as_sample_shape(num_samples)
-        self._generator = generators.as_source(generator)
-        self._composite_lp_aggreate_at_init = composite_lp_aggregate(nowarn=True)
+        self._assign(
+            in_keys=in_keys,
+            _out_keys=unravel_key_list([out_keys] if is_nested_key(out_keys) else out_keys),
+            dist_keys=tuple(names),
+            default_interaction_type=InteractionType(default_interaction_type),
+            n_empirical_estimate=n_empirical_estimate,
+            cache_dist=cache_dist,
+            return_log_prob=return_log_prob,
+            num_samples=_as_sample_shape(num_samples),
+            _generator=generators.as_source(generator),
+            _composite_lp_aggreate_at_init=composite_lp_aggregate(nowarn=True),
+        )
+        # These may be modules, or containers of parameters.
         self.distribution_class = distribution_class
         self.distribution_kwargs = {} if distribution_kwargs is None else distribution_kwargs
-        self._log_prob_keys, self._log_prob_key = self._as_log_prob_keys(log_prob_keys, log_prob_key)
+        scores, score = self._as_log_prob_keys(log_prob_keys, log_prob_key)
+        self._assign(_log_prob_keys=scores, _log_prob_key=score)
 
     def _as_log_prob_keys(self, keys: Any, key: Any) -> tuple[list[Key], Key | None]:
         """The keys of the log-probabilities of the parts, and that of their sum where they are summed."""

@@ -63,7 +63,7 @@ class TensorDictSequential(TensorDictModule):
         held = _as_modules(modules)
         in_keys, out_keys = self._compute_in_and_out_keys(list(held._modules.values()))
         super().__init__(held, in_keys, out_keys, inplace=inplace)
-        self.partial_tolerant = partial_tolerant
+        self._assign(partial_tolerant=partial_tolerant)
         if selected_out_keys is not None:
             self.select_out_keys(*unravel_key_list(selected_out_keys))
 

@@ -357,6 +357,9 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
     def _log_probs(self, sample: Any) -> list[Any]:
         return [dist.log_prob(_value(sample, key)) for key, dist in self.dists.items()]
 
+    def _suffixed(self, values: list[Any], suffix: str) -> dict[Key, Any]:
+        return {_add_suffix(key, suffix): value for key, value in zip(self.dists, values)}
+
     def _sum_of_log_probs(self, log_probs: list[Any], sample: Any) -> Any:
         """The sum, over all dims but those of the batch: of the distribution, behind those of the array of samples.
 
@@ -381,9 +384,10 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         Raises:
             KeyError: a value is missing.
         """
+        log_probs = self._log_probs(sample)
         if composite_lp_aggregate(nowarn=True):
-            return self._sum_of_log_probs(self._log_probs(sample), sample)
-        return self.log_prob_composite(sample, include_sum=False)
+            return self._sum_of_log_probs(log_probs, sample)
+        return TensorDict(self._suffixed(log_probs, "_log_prob"), sample.batch_size)
 
     def log_prob_composite(self, sample: Any, *, include_sum: bool | None = None) -> Any:
         """The log-probabilities of the values of a sample, under their keys with `_log_prob` behind.
@@ -401,7 +405,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         """
         aggregate = composite_lp_aggregate(nowarn=True)
         log_probs = self._log_probs(sample)
-        results = {_add_suffix(key, "_log_prob"): value for key, value in zip(self.dists, log_probs)}
+        results = self._suffixed(log_probs, "_log_prob")
         if aggregate if include_sum is None else include_sum:
             results[self._log_prob_key] = self._sum_of_log_probs(log_probs, sample)
         if not aggregate:
