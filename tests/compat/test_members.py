@@ -587,3 +587,14 @@ def test_a_field_called_cache() -> None:
     assert (
         mesh._cache.get(("cell", "areas"), None).sum() == 2 and mesh.clone()._cache.get(("cell", "none"), None) is None
     )
+
+
+def test_transform_keys() -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.zeros(2), "gone": torch.zeros(2), "s": "text"}}, [2])
+    put = {"a": ("p", "a"), "n": "N", "b": "B", "s": "s"}
+    for container in (td, lazy_stack(list(td.unbind(0)))):
+        renamed = container._transform_keys(put.get)
+        assert set(renamed.keys(True)) == {"p", ("p", "a"), "N", ("N", "B"), ("N", "s")}
+        assert type(renamed) is type(container) and renamed.batch_size == (2,)
+        assert (renamed["p", "a"] == 1).all() and renamed["N", "s"] == container["n", "s"]
+    assert td._transform_keys(str.upper)["A"] is td["a"]

@@ -202,6 +202,25 @@ class ClientMembers(Indexing, Applying, Naming):
         keys = [set(member.keys(True)) for member in members]
         return any(other != keys[0] for other in keys) or any(member._has_exclusive_keys for member in members)
 
+    def _transform_keys(self, key_transform: Callable[[Any], Any]) -> Any:
+        """A new container of the same leaves under other keys; entries whose new key is `None` are left out.
+
+        Args:
+            key_transform: makes the new key of an entry, which may be a nested one, of its name. It is called at every
+                level.
+        """
+        source = self._bare()
+        members = getattr(source._entries, "containers", None)
+        if members is not None:
+            return source._like([member._transform_keys(key_transform) for member in members])
+        result = source.empty()
+        for name, value in source.items():
+            key = key_transform(name)
+            if key is not None:
+                inner = isinstance(value, Contract) and not value._is_non_tensor
+                result.set(key, value._transform_keys(key_transform) if inner else value)
+        return result
+
     # --- names and state --------------------------------------------------------------------------------------------
 
     def _has_names(self) -> bool:
