@@ -138,6 +138,35 @@ def test_deleting_in_flatten_keys(writable: Any, plain: Plain, kind: Kind) -> No
     assert_matches(writable, plain, kind.batch_size, kind.extra)
 
 
+def test_nested_keys_written_under_flatten_keys(writable: Any, plain: Plain, kind: Kind) -> None:
+    value = torch.rand(kind.batch_size)
+    with writable.flatten_keys("_") as flat:
+        flat["n", "other"] = value
+        flat["n_new"] = value  # a name that classes declare
+        if kind.nested:
+            flat["b", "mask"] = value  # beside "b_c", which leads to the same container
+    expected = plain | {"n": {"new": value, "other": value}}
+    if kind.nested:
+        expected["b"] = plain["b"] | {"mask": value}
+    assert_matches(writable, expected, kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_names_with_the_separator_survive_flatten_keys(inplace: bool) -> None:
+    td = TensorDict({"a.b": 1, "n": {"x": 2, "m.k": 3}})
+    with td.flatten_keys(".", inplace=inplace) as flat:
+        flat["n", "y"] = 4
+        flat["q.z"] = 5
+    assert td.to_dict() == {"a.b": 1, "n": {"x": 2, "m.k": 3, "y": 4}, "q": {"z": 5}}
+
+
+def test_one_key_written_twice_under_flatten_keys() -> None:
+    td = TensorDict({"n": {"x": 1}})
+    with pytest.raises(KeyError, match=r"two entries would be at \('n', 'x'\)"), td.flatten_keys(".") as flat:
+        flat["n", "x"] = 2
+    assert td.to_dict() == {"n": {"x": 1}}
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["completes", "raises"])
 def test_unflatten_keys(kind: Kind, fails: bool) -> None:
     x, y = torch.rand(kind.batch_size), torch.rand(kind.batch_size)

@@ -226,6 +226,10 @@ def test_unflattening_into_an_existing_key(entries: Plain) -> None:
         assert td.to_dict().keys() == before.keys()
 
 
-def test_unflatten_joins_existing_nodes() -> None:
-    td = TensorDict({"a": {"c": 1}, "a.b": 2}).unflatten_keys(".")
-    assert_matches(td, {"a": {"c": torch.tensor(1), "b": torch.tensor(2)}}, ())
+@pytest.mark.parametrize("turn", [1, -1])
+def test_unflatten_joins_existing_nodes(turn: int) -> None:
+    entries = {"a": {"c": 1}, "a.b": 2, "a.d.e": 3, "a.d": {"f": 4}}
+    td = TensorDict(dict(list(entries.items())[::turn]))
+    node = td["a"]
+    assert td.unflatten_keys(".").to_dict() == {"a": {"c": 1, "b": 2, "d": {"e": 3, "f": 4}}}
+    assert node.to_dict() == {"c": 1}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict import foreach
-from tensordict.context import remember, remember_state, same_memory
+from tensordict.context import same_memory
 from tensordict.contract import Contract
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined, path_of
@@ -21,7 +21,6 @@ from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.stacking import cat_containers, stack_containers
-from tensordict.ops.structure import _Flatten, _Unflatten
 from tensordict.ops.writing import _Copies, _Update
 from tensordict.shapes import as_size
 from tensordict.views import IsLeaf, MembersApart
@@ -238,29 +237,11 @@ class LazyOps(LazyCore):
             member.filter_empty_()
         return self
 
-    def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
-        """One level of entries in every member; arguments, result and errors as for any container."""
-        if not inplace:
-            flat = self._each(lambda member: member.flatten_keys(separator, is_leaf=is_leaf))
-            return remember(flat, self, _Unflatten(separator))  # type: ignore[no-any-return]
-        self._refuse_if_locked("flatten the keys in place")
-        for member in self._entries.sample:
-            member.flatten_keys(separator, is_leaf=is_leaf)
-        for member in self._entries.sample:
-            member.flatten_keys(separator, inplace=True, is_leaf=is_leaf)
-        return remember_state(self, _Unflatten(separator).in_place)  # type: ignore[no-any-return]
+    def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
+        return self._each(lambda member: member._flat(separator, is_leaf, keys))
 
-    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
-        """A tree of entries in every member; arguments, result and errors as for any container."""
-        if not inplace:
-            tree = self._each(lambda member: member.unflatten_keys(separator))
-            return remember(tree, self, _Flatten(separator))  # type: ignore[no-any-return]
-        self._refuse_if_locked("unflatten the keys in place")
-        for member in self._entries.sample:
-            member.unflatten_keys(separator)
-        for member in self._entries.sample:
-            member.unflatten_keys(separator, inplace=True)
-        return remember_state(self, _Flatten(separator).in_place)  # type: ignore[no-any-return]
+    def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
+        return self._each(lambda member: member._tree(separator, places))
 
     def split_keys(
         self,
@@ -278,8 +259,7 @@ class LazyOps(LazyCore):
         columns = [member.split_keys(*sets, **options) for member in self._entries.sample]
         stacks = [self._gathered(list(column)) for column in zip(*columns, strict=True)]
         if inplace:
-            for member, last in zip(self._entries.sample, stacks.pop()._entries.sample, strict=True):
-                member._exchange(dict(last._entries))
+            self._exchange(stacks.pop())
             stacks.append(self)
         return tuple(stacks)
 
@@ -287,11 +267,9 @@ class LazyOps(LazyCore):
         """The stack of what was made of every member, or of what stands for them."""
         return self._like(results) if self._entries.containers else self._like([], None, results[0])
 
-    def _exchange(self, entries: dict[str, Any]) -> None:
-        for member in self._entries.sample:
-            member._exchange({})
-        for name, value in entries.items():
-            self._entries[name] = value
+    def _exchange(self, other: Any) -> None:
+        for member, piece in zip(self._entries.sample, other._entries.sample, strict=True):
+            member._exchange(piece)
 
     def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
         if restored._batch_size != self._batch_size or not self._entries.containers:

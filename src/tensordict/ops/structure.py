@@ -9,7 +9,7 @@ import torch
 
 from tensordict import registry
 from tensordict.context import remember, remember_state
-from tensordict.contract import Contract
+from tensordict.contract import Contract, is_node
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.reading import NO_DEFAULT
@@ -196,21 +196,27 @@ class Structure(Writing):
             >>> sorted(td["a"].keys())
             ['b', 'c']
         """
+        keys: list[Any] = []
+        flat = self._flat(separator, is_leaf, keys)
+        undo = _Unflatten(separator, keys)
+        if inplace:
+            self._refuse_if_locked("flatten the keys in place")
+            self._exchange(flat)
+            return remember_state(self, undo.in_place)  # type: ignore[no-any-return]
+        return remember(flat, self, undo)  # type: ignore[no-any-return]
+
+    def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
+        """One level of entries; `keys` gets the nested keys that they had."""
         items = _all_leaves(self) if is_leaf is None else list(self.items(True, True, is_leaf))
         entries = {key if type(key) is str else separator.join(key): value for key, value in items}
+        keys += [key for key, _ in items]
         if len(entries) != len(items):
             names = [separator.join(path_of(key)) for key, _ in items]
             twice = next(name for name in names if names.count(name) > 1)
             raise KeyError(
                 f"flatten_keys: two entries would be called {twice!r}; use another separator than {separator!r}"
             )
-        undo = _Unflatten(separator)
-        if inplace:
-            self._refuse_if_locked("flatten the keys in place")
-            self._exchange(entries)
-            return remember_state(self, undo.in_place)  # type: ignore[no-any-return]
-        flat = self._build(entries, self._batch_size, self._device, self._names)
-        return remember(flat, self, undo)  # type: ignore[no-any-return]
+        return self._build(entries, self._batch_size, self._device, self._names)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """A tree of entries, made by splitting the names at `separator`: the reverse of :meth:`flatten_keys`.
@@ -228,39 +234,33 @@ class Structure(Writing):
         undo = _Flatten(separator)
         if inplace:
             self._refuse_if_locked("unflatten the keys in place")
-            self._exchange(dict(tree._entries))
+            self._exchange(tree)
             return remember_state(self, undo.in_place)  # type: ignore[no-any-return]
         return remember(tree, self, undo)  # type: ignore[no-any-return]
 
-    def _tree(self, separator: str) -> Self:
+    def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
+        """The entries by the parts of their names, or where `places` says; containers that meet are merged."""
         root: Any = self._build({}, self._batch_size, self._device, self._names)
-        levels: dict[str, Any] = {}
+        # The entries of the containers that are new here, by path, and by the joined names of it, which are at hand.
+        levels: dict[Any, Any] = {(): root._entries}
         for name, value in self._entries.items():
+            path = places.get(name) if places else None
+            if path is not None:
+                _place(root, path, value, levels)
+                continue
             parent, found, last = name.rpartition(separator)
             level = levels.get(parent) if found else root._entries
             if level is None:
-                level = self._level(root, parent.split(separator), separator, levels)
+                level = levels[parent] = _level(root, tuple(parent.split(separator)), levels)
             if last in level:
-                raise KeyError(f"unflatten_keys: two entries would be at {tuple(name.split(separator))!r}")
-            level[last] = value
+                _place(root, tuple(name.split(separator)), value, levels)
+            else:
+                level[last] = value
         return root  # type: ignore[no-any-return]
 
-    def _level(self, root: Any, parents: list[str], separator: str, levels: dict[str, Any]) -> Any:
-        """The entries of the container at `parents` below `root`; `levels` has those that were made so far."""
-        level = root._entries
-        for depth, parent in enumerate(parents, 1):
-            prefix = separator.join(parents[:depth])
-            if prefix not in levels:
-                child = level.get(parent)
-                if child is not None and not isinstance(child, Contract):
-                    raise KeyError(f"unflatten_keys: a container is needed at {prefix!r}, where there is a tensor")
-                child = level[parent] = self._child() if child is None else child.copy()  # type: ignore[attr-defined]
-                levels[prefix] = child._entries
-            level = levels[prefix]
-        return level
-
-    def _exchange(self, entries: dict[str, Any]) -> None:
-        """Make `entries` all there is in this container."""
+    def _exchange(self, other: Any) -> None:
+        """Make the entries of `other`, a container of the same kind, all there is in this one."""
+        entries = dict(other._entries)
         for name in list(self._entries):
             del self._entries[name]
         for name, value in entries.items():
@@ -331,7 +331,7 @@ class Structure(Writing):
         if not reproduce_struct:
             last.filter_empty_()
         if inplace:
-            self._exchange(dict(last._entries))
+            self._exchange(last)
             last = self
         return (*outs, last)
 
@@ -379,14 +379,53 @@ class _Flatten:
         container.flatten_keys(self.separator, inplace=True)
 
 
-class _Unflatten(_Flatten):
-    """The undoing of `flatten_keys`."""
+class _Unflatten:
+    """The undoing of `flatten_keys`: what was flattened goes back to where it was, what is new by its name."""
+
+    def __init__(self, separator: str, keys: list[Any]) -> None:
+        self.separator = separator
+        self.keys = keys
 
     def __call__(self, container: Any) -> Any:
-        return container.unflatten_keys(self.separator)
+        return container._tree(self.separator, self._places())
 
     def in_place(self, container: Any) -> None:
-        container.unflatten_keys(self.separator, inplace=True)
+        container._refuse_if_locked("unflatten the keys in place")
+        container._exchange(self(container))
+
+    def _places(self) -> dict[str, Path]:
+        """Where the entries were whose names have the separator in them, and so do not tell."""
+        paths = map(path_of, self.keys)
+        return {self.separator.join(path): path for path in paths if any(self.separator in name for name in path)}
+
+
+def _place(root: Any, path: Path, value: Any, levels: dict[Any, Any]) -> None:
+    """Put an entry at a path below `root`; a container is merged with the one that is there."""
+    level = _level(root, path[:-1], levels)
+    name = path[-1]
+    if name not in level:
+        level[name] = value
+        return
+    for node in (value, level[name]):
+        if not is_node(node) or node._is_non_tensor:
+            raise KeyError(f"unflatten_keys: two entries would be at {joined(path)!r}")
+    for below, item in value._entries.items():
+        _place(root, (*path, below), item, levels)
+
+
+def _level(root: Any, path: Path, levels: dict[Any, Any]) -> Any:
+    """The entries of the container at a path below `root`; `levels` has those that are new."""
+    level = levels[()]
+    for depth, name in enumerate(path, 1):
+        prefix = path[:depth]
+        if prefix not in levels:
+            child = level.get(name)
+            if child is not None and not isinstance(child, Contract):
+                raise KeyError(f"unflatten_keys: a container is needed at {joined(prefix)!r}, where there is a tensor")
+            child = level[name] = root._child() if child is None else child.copy()  # type: ignore[attr-defined]
+            levels[prefix] = child._entries
+        level = levels[prefix]
+    return level
 
 
 def _delete(gone: list[tuple[Any, str]], what: str) -> None:
