@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
 from textwrap import dedent
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from tensordict import TensorDict
+from tensordict import TensorClass, TensorDict, UnbatchedTensor, lazy_stack
 from tensordict.printing import get_printoptions, set_printoptions
 
 
@@ -272,3 +273,81 @@ def test_html_is_well_formed_and_escaped() -> None:
     assert {"c&d", "<script>", "[3, 4]", "float32", "int64", "cpu", "Tensor"} <= set(cells)
     assert len(list(root.iter("table"))) == 2
     assert "TensorDict batch_size=[3], device=None (empty)" in cells
+
+
+# --- what differed from the reference ---------------------------------------------------------------------------------
+
+
+def test_html_of_a_ragged_lazy_stack() -> None:
+    rows = [TensorDict(t=torch.zeros(n), n={"m": torch.zeros(n, 2)}) for n in (1, 3)]
+    rows[1]["only"] = torch.tensor(1)
+    rows[0]["s"] = "a"
+    text = lazy_stack(rows)._repr_html_()
+    root = ElementTree.fromstring(text.replace("<details open>", '<details open="">'))
+    cells = ["".join(cell.itertext()) for cell in root.iter("td")]
+    assert cells.count("n") == 1 and cells.count("[2, -1, 2]") == 1
+    at = cells.index("t")
+    assert cells[at : at + 5] == ["t", "Tensor", "[2, -1]", "float32", "cpu"]
+    assert "1 -> only" in cells and cells[cells.index("0 -> s") + 1].startswith("NonTensorData(data=a,")
+
+
+def test_html_of_an_hdf5_container_reads_no_tensor(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h5py = pytest.importorskip("h5py")
+    stored = TensorDict(a=torch.zeros(3), b={"c": torch.ones(3, 2)}, batch_size=[3]).to_h5(tmp_path / "x.h5")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a tensor was read")
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", refuse)
+    monkeypatch.setattr(h5py.Dataset, "read_direct", refuse)
+    assert "[3, 2]" in stored._repr_html_() and "Size([3, 2])" in repr(stored)
+
+
+def test_keys_sorted_by_a_function_of_their_lines() -> None:
+    td = TensorDict({"b": 0, "c": {"x": 0, "y": 0}, "a": 0})
+    with set_printoptions(sort_keys=lambda line: -ord(line[0])):
+        assert re.findall(r"^ *(\w): ", repr(td), re.MULTILINE) == ["c", "y", "x", "b", "a"]
+        html = td._repr_html_()
+    assert re.findall(r"<td>(\w)</td>", html) == ["c", "y", "x", "b", "a"]
+    with pytest.raises(ValueError, match="'random'"):
+        set_printoptions(sort_keys="random")
+
+
+def test_what_a_stack_gives_is_in_memory_of_its_own(tmp_path: pathlib.Path) -> None:
+    """The entries of a stack of mapped containers are made on reading; those of a ragged one are given one by one."""
+    even = lazy_stack([TensorDict(a=torch.zeros(2)) for _ in range(2)]).memmap(tmp_path / "even")
+    assert "a: Tensor(shape=torch.Size([2, 2]), device=cpu, dtype=torch.float32, is_shared=False)" in repr(even)
+    mixed = lazy_stack([TensorDict(a=torch.zeros(2, dtype=torch.int32)), TensorDict(a=torch.zeros(2))])
+    assert "a: Tensor(shape=torch.Size([2, 2]), device=cpu, dtype=torch.float32, is_shared=False)" in repr(mixed)
+    with set_printoptions(plain=True, show_storage_size=True):
+        assert "storage_size=16, mean=0.5, std=0.5774)" in repr(lazy_stack([TensorDict(a=v) for v in torch.eye(2)]))
+
+
+def test_fields_of_a_tensorclass_in_the_order_of_insertion() -> None:
+    with set_printoptions(sort_keys="insertion", verbose=False, show_shape=False):
+        assert (
+            repr(Pair(z=torch.zeros(2), a=torch.ones(2), batch_size=[2]))
+            == dedent(
+                """
+            Pair(
+                z=Tensor(),
+                a=Tensor(),
+                batch_size=torch.Size([2]))
+            """
+            ).strip()
+        )
+
+
+class Pair(TensorClass):
+    z: torch.Tensor
+    a: torch.Tensor
+
+
+def test_an_unbatched_tensor_is_shown_as_a_leaf_and_formatted_as_a_tensor() -> None:
+    scale, one = UnbatchedTensor(torch.ones(2)), UnbatchedTensor(torch.tensor(2.5))
+    facts = "UnbatchedTensor(shape=torch.Size([2]), device=cpu, dtype=torch.float32, is_shared=False)"
+    assert f"z={facts}" in repr(Pair(z=scale, a=torch.ones(3), batch_size=[3]))
+    assert f"z: {facts}" in repr(TensorDict(z=scale, batch_size=[3]))
+    assert repr(scale) == "UnbatchedTensor(tensor([1., 1.]))"
+    assert str(scale) == f"{scale}" == "tensor([1., 1.])" and f"{one:.3f} {one} {one:>6}" == "2.500 2.5    2.5"
+    assert scale.tolist() == [1.0, 1.0] and one.item() == float(one) == 2.5 and scale.numpy().tolist() == [1.0, 1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, ValuesView
 from typing import TYPE_CHECKING, Any
 
@@ -175,10 +176,18 @@ class LazyView(TensorDictBase):
 
     def __repr__(self) -> str:
         """The source, and the operation that is done to it."""
-        through = self._entries
         source = repr(self._source).replace("\n", "\n    ")
-        arguments = ", ".join(map(repr, through.forward[1:]))
-        return f"LazyView(\n    source={source},\n    op={through.forward[0]}({arguments}))"
+        return f"LazyView(\n    source={source},\n    op={self._operation()})"
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        op = html.escape(self._operation())
+        return f'<div class="tensordict"><strong>LazyView</strong> op={op}, source={self._source._repr_html_()}</div>'
+
+    def _operation(self) -> str:
+        """The operation as it is called."""
+        name, *arguments = self._entries.forward
+        return f"{name}({', '.join(map(repr, arguments))})"
 
     def memmap_(self, *args: Any, **kwargs: Any) -> Self:
         """Save the source and make it the memory-mapped container; arguments as for it. Returns this view."""

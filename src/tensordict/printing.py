@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -49,7 +51,8 @@ class set_printoptions(_DecoratorContextManager):  # a function to its callers, 
         show_is_view,
             show_storage_size: facts about each leaf.
         plain: show the range of integer leaves, and the mean and standard deviation of floating point ones.
-        sort_keys: `"alphabetical"`, or `"insertion"` (also `None`).
+        sort_keys: `"alphabetical"`, `"insertion"` (also `None`), or a function as the `key` of `sorted`, which is given
+            the line of an entry, a text that begins with its key.
 
     Raises:
         TypeError: there is no such option.
@@ -71,8 +74,9 @@ class set_printoptions(_DecoratorContextManager):  # a function to its callers, 
         unknown = kwargs.keys() - _DEFAULTS.keys()
         if unknown:
             raise TypeError(f"unknown print options {sorted(unknown)}; known are {sorted(_DEFAULTS)}")
-        if kwargs.get("sort_keys") not in (None, False, "insertion", "alphabetical"):
-            raise ValueError(f"sort_keys is 'alphabetical' or 'insertion', got {kwargs['sort_keys']!r}")
+        order = kwargs.get("sort_keys")
+        if not (callable(order) or order in (None, False, "insertion", "alphabetical")):
+            raise ValueError(f"sort_keys is 'alphabetical', 'insertion' or a function, got {order!r}")
         self._verbose = verbose
         self._given = kwargs
         self._before: list[dict[str, Any]] = []
@@ -113,11 +117,11 @@ class Printing(Contract):
 
     def __repr__(self) -> str:
         """The class, the entries sorted by key with their shapes and dtypes, the batch size and the device."""
-        return container_repr(type(self).__name__, {"fields": self._entries}, self._facts())
+        return container_repr(type(self).__name__, {"fields": shown(self)}, self._facts())
 
     def _repr_html_(self) -> str:
-        """A nested table of keys, shapes, dtypes and devices, for notebooks."""
-        return f'<div class="tensordict">{_html(self)}</div>'
+        """A nested table of keys, shapes, dtypes and devices, for notebooks; as `repr`, it reads and stacks nothing."""
+        return container_html(self, shown(self))
 
     def _facts(self) -> list[str]:
         """The closing lines of `repr`, those that the options ask for."""
@@ -131,64 +135,122 @@ class Printing(Contract):
         return facts
 
 
+@dataclass(slots=True)
+class Leaf:
+    """A tensor as it is shown: `tensor` itself, unless `shape` says that it stands for one that is made on reading.
+
+    shape: of what is read, with -1 for the dims in which the members of a lazy stack differ.
+    parts: the tensors that it is made of.
+    """
+
+    tensor: Any
+    shape: torch.Size | None = None
+    parts: Sequence[Tensor] = ()
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether reading it gives a new tensor."""
+        return self.shape is not None and -1 not in self.shape
+
+    @property
+    def kind(self) -> str:
+        """The name of the class."""
+        return "Tensor" if self.is_stacked else type(self.tensor).__name__
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of what is read: of a stack, what torch makes of those of its parts."""
+        dtypes = [part.dtype for part in self.parts] if self.is_stacked else []
+        return functools.reduce(torch.promote_types, dtypes) if dtypes else self.tensor.dtype
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as `torch.Size([...])`, with -1 for the ragged dims."""
+        return repr(ragged.shape_of(self.tensor) if self.shape is None else self.shape)
+
+
+def shown(container: Any) -> dict[str, Any]:
+    """The entries of a container as they are shown, a nested container or a :class:`Leaf` each; none is made for it."""
+    outline = container._outline()
+    made = outline is not container._entries
+    return {
+        name: value if is_node(value) else _leaf_of(container, name, value) if made else Leaf(value)
+        for name, value in outline.items()
+    }
+
+
+def _leaf_of(container: Any, name: str, value: Any) -> Leaf:
+    if isinstance(value, Contract) or not isinstance(value, Tensor):
+        return Leaf(value)
+    return Leaf(value, container._shape_of(name), _parts_of(container, name) if container._members() else [value])
+
+
+def _parts_of(container: Any, name: str) -> list[Any]:
+    members = container._members()
+    if members is None:
+        return [container._outline()[name]]
+    # Where a container is in the place of a tensor, the stack has no such entry that could be read.
+    return [part for member in members for part in _parts_of(member, name) if isinstance(part, Tensor)]
+
+
 def container_repr(name: str, groups: dict[str, Any], facts: Iterable[str]) -> str:
     """The `repr` of a container.
 
     Args:
         name: the class name.
-        groups: what `fields={...}` and its like are called, each with a mapping of entries, or with its lines.
+        groups: what `fields={...}` and its like are called, each with what :func:`shown` gives.
         facts: the closing lines, as `"device=cpu"`.
     """
     sections = [f"{group}={{{fields_text(entries)}}}" for group, entries in groups.items()]
     return f"{name}(\n    " + ",\n    ".join([*sections, *facts]) + ")"
 
 
-def leaf_repr(leaf: Any, shape: str | None = None) -> str:
-    """One leaf in the `repr` of a container: the class, shape, device and dtype of a tensor, else the object.
-
-    A `shape` is shown in place of the leaf's, as for the stack of several that `leaf` is one of.
-    """
-    if not isinstance(leaf, Tensor):
-        return repr(leaf)
+def leaf_repr(leaf: Leaf) -> str:
+    """One leaf in the `repr` of a container: the class, shape, device and dtype of a tensor, else the object."""
+    tensor = leaf.tensor
+    if not isinstance(tensor, Tensor):
+        return repr(tensor)
+    made = leaf.is_stacked
     facts = []
     if _options["show_shape"]:
-        facts.append(f"shape={shape_text(leaf) if shape is None else shape}")
+        facts.append(f"shape={leaf.shape_text}")
     if _options["show_field_device"]:
-        facts.append(f"device={leaf.device}")
+        facts.append(f"device={tensor.device}")
     if _options["show_dtype"]:
         facts.append(f"dtype={leaf.dtype}")
     if _options["show_field_is_shared"]:
-        facts.append(f"is_shared={_is_shared(leaf)}")
+        facts.append(f"is_shared={not made and _is_shared(tensor)}")
     if _options["show_grad"]:
-        facts.append(f"requires_grad={leaf.requires_grad}")
+        facts.append(f"requires_grad={any(part.requires_grad for part in leaf.parts or [tensor])}")
     if _options["show_is_contiguous"]:
-        facts.append(f"is_contiguous={leaf.is_contiguous()}")
+        facts.append(f"is_contiguous={made or tensor.is_contiguous()}")
     if _options["show_is_view"]:
-        facts.append(f"is_view={leaf._is_view()}")
-    if _options["show_storage_size"] and leaf.layout == torch.strided:
-        facts.append(f"storage_size={leaf.untyped_storage().nbytes()}")
+        facts.append(f"is_view={not made and tensor._is_view()}")
+    if _options["show_storage_size"] and tensor.layout == torch.strided:
+        size = math.prod(leaf.shape) * leaf.dtype.itemsize if made else tensor.untyped_storage().nbytes()  # type: ignore[arg-type]
+        facts.append(f"storage_size={size}")
     if _options["plain"]:
         facts += _statistics(leaf)
-    return f"{type(leaf).__name__ if shape is None else 'Tensor'}({', '.join(facts)})"
+    return f"{leaf.kind}({', '.join(facts)})"
 
 
-def shape_text(leaf: Tensor) -> str:
-    """The shape of a leaf as `torch.Size([...])`, with -1 for the ragged dims of a nested tensor."""
-    return repr(ragged.shape_of(leaf))
+def fields_text(entries: Mapping[str, Any]) -> str:
+    """The entries of one group as :func:`shown` gives them, a line each."""
+    lines = in_order(f"{name}: {entry_text(value, '        ')}" for name, value in entries.items())
+    return "\n        " + ",\n        ".join(lines) if lines else "\n    "
 
 
-def fields_text(entries: Any) -> str:
-    """The entries of one group, a line each; entries that are texts already are taken as they are."""
-    lines = []
-    for name, value in entries.items():
-        if not isinstance(value, str):
-            value = repr(value).replace("\n", "\n        ") if is_node(value) else leaf_repr(value)
-        lines.append(f"{name}: {value}")
-    if not lines:
-        return "\n    "
-    if _options["sort_keys"] == "alphabetical":
-        lines.sort()
-    return "\n        " + ",\n        ".join(lines)
+def entry_text(value: Any, indent: str) -> str:
+    """The text of one of the entries that :func:`shown` gives, `indent` before all lines of it but the first."""
+    return leaf_repr(value) if isinstance(value, Leaf) else repr(value).replace("\n", f"\n{indent}")
+
+
+def in_order(lines: Iterable[str]) -> list[str]:
+    """The lines of entries in the order that `sort_keys` asks for."""
+    order = _options["sort_keys"]
+    if callable(order):
+        return sorted(lines, key=order)
+    return sorted(lines) if order == "alphabetical" else list(lines)
 
 
 def _is_shared(leaf: Tensor) -> bool:
@@ -200,44 +262,49 @@ def _is_shared(leaf: Tensor) -> bool:
         return False
 
 
-def _statistics(leaf: Tensor) -> list[str]:
-    if leaf.layout != torch.strided or leaf.is_nested or leaf.numel() == 0 or leaf.device.type == "meta":
+def _statistics(leaf: Leaf) -> list[str]:
+    parts = [part.detach() for part in leaf.parts or [leaf.tensor]]
+    if any(part.layout != torch.strided or part.is_nested or part.device.type == "meta" for part in parts):
         return []
-    leaf = leaf.detach()
-    if leaf.is_floating_point() or leaf.is_complex():
-        values = leaf.to(torch.complex128 if leaf.is_complex() else torch.float64)
+    numbers = torch.cat([part.flatten() for part in parts]) if len(parts) > 1 else parts[0]
+    if numbers.numel() == 0:
+        return []
+    if numbers.is_floating_point() or numbers.is_complex():
+        values = numbers.to(torch.complex128 if numbers.is_complex() else torch.float64)
         # Of one number there is none, which torch would say with a warning.
-        spread = values.std().item() if leaf.numel() > 1 else math.nan
+        spread = values.std().item() if numbers.numel() > 1 else math.nan
         return [f"mean={values.mean().item():.4g}", f"std={spread:.4g}"]
     # Torch has no `min` for the wider unsigned dtypes.
-    numbers: Any = leaf.cpu().numpy() if leaf.dtype in (torch.uint16, torch.uint32, torch.uint64) else leaf
+    if numbers.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        array: Any = numbers.cpu().numpy()
+        return [f"min={array.min().item()}", f"max={array.max().item()}"]
     return [f"min={numbers.min().item()}", f"max={numbers.max().item()}"]
 
 
 _TABLE = '<table style="border-collapse: collapse; text-align: left">'
 
 
-def _html(node: Any) -> str:
+def container_html(node: Any, entries: Mapping[str, Any]) -> str:
+    """The table of a container with these entries, which are those that :func:`shown` gives."""
     head = (
         f"<strong>{html.escape(type(node).__name__)}</strong> "
         f"batch_size={html.escape(str(list(node._batch_size)))}, device={html.escape(str(node._device))}"
     )
-    entries = node._entries
     if not entries:
-        return f"<div>{head} (empty)</div>"
-    names = sorted(entries) if _options["sort_keys"] == "alphabetical" else list(entries)
-    rows = "".join(_html_row(name, entries[name]) for name in names)
+        return f'<div class="tensordict">{head} (empty)</div>'
+    rows = "".join(_html_row(name, entries[name]) for name in in_order(entries))
     titles = "".join(f"<th>{title}</th>" for title in ("key", "type", "shape", "dtype", "device"))
-    return f"<details open><summary>{head}</summary>{_TABLE}<tr>{titles}</tr>{rows}</table></details>"
+    table = f"<details open><summary>{head}</summary>{_TABLE}<tr>{titles}</tr>{rows}</table></details>"
+    return f'<div class="tensordict">{table}</div>'
 
 
 def _html_row(name: str, value: Any) -> str:
     key = f"<td>{html.escape(name)}</td>"
-    if is_node(value) and not value._is_non_tensor:
-        return f'<tr>{key}<td colspan="4">{_html(value)}</td></tr>'
-    if not isinstance(value, Tensor):
-        return f'<tr>{key}<td colspan="4">{html.escape(repr(value))}</td></tr>'
-    shape = shape_text(value).removeprefix("torch.Size(").removesuffix(")")
-    dtype = str(value.dtype).removeprefix("torch.")
-    cells = (type(value).__name__, shape, dtype, str(value.device))
+    if not isinstance(value, Leaf):
+        whole = html.escape(repr(value)) if value._is_non_tensor else value._repr_html_()
+        return f'<tr>{key}<td colspan="4">{whole}</td></tr>'
+    if not isinstance(value.tensor, Tensor):
+        return f'<tr>{key}<td colspan="4">{html.escape(repr(value.tensor))}</td></tr>'
+    shape = value.shape_text.removeprefix("torch.Size(").removesuffix(")")
+    cells = (value.kind, shape, str(value.dtype).removeprefix("torch."), str(value.tensor.device))
     return f"<tr>{key}{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"

@@ -26,7 +26,7 @@ from tensordict.fields import OPTIONS, Layout, layout_of
 from tensordict.keys import Path
 from tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack, unwrap, wrap
 from tensordict.ops.reading import AS_SET, NO_DEFAULT
-from tensordict.printing import leaf_repr
+from tensordict.printing import entry_text, in_order, shown
 from tensordict.shapes import as_size
 from tensordict.tensordict import TensorDict
 from tensordict.views import is_non_tensor
@@ -504,17 +504,9 @@ class TensorClass(_Declared):
 
     def __repr__(self) -> str:
         """The class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""
-        container = self._tensordict
-        outline = container._outline()
-        lines = []
-        for name, value in outline.items():
-            if isinstance(value, Contract):
-                text = repr(value).replace("\n", "\n    ")
-            else:
-                text = leaf_repr(value, None if outline is container._entries else repr(container._shape_of(name)))
-            lines.append(f"{name}={text}")
-        lines.sort()
-        lines += [f"{name}=None" for name in self._layout.names if name not in outline]
+        entries = shown(self._tensordict)
+        lines = in_order(f"{name}={entry_text(value, '    ')}" for name, value in entries.items())
+        lines += [f"{name}=None" for name in self._layout.names if name not in entries]
         return f"{type(self).__name__}(\n    " + ",\n    ".join([*lines, *self._facts()]) + ")"
 
 

@@ -41,7 +41,7 @@ class UnbatchedTensor(Tensor, Contract):
         >>> from tensordict import TensorDict, UnbatchedTensor
         >>> td = TensorDict(a=torch.zeros(2, 3), scale=UnbatchedTensor(torch.ones(5)), batch_size=[2])
         >>> td.reshape(1, 2)["scale"].shape, (td + 1)["scale"]
-        (torch.Size([5]), UnbatchedTensor([2., 2., 2., 2., 2.]))
+        (torch.Size([5]), UnbatchedTensor(tensor([2., 2., 2., 2., 2.])))
     """
 
     _batch_size = torch.Size(())
@@ -85,6 +85,18 @@ class UnbatchedTensor(Tensor, Contract):
     def __reduce_ex__(self, protocol: Any) -> Any:
         found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
         return super().__reduce_ex__(protocol) if found is None else found  # type: ignore[no-untyped-call]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """`UnbatchedTensor(...)` around what a tensor prints."""
+        return f"UnbatchedTensor({self.as_subclass(Tensor)!r})"
+
+    def __str__(self) -> str:
+        """As that of a tensor."""
+        return str(self.as_subclass(Tensor))
+
+    def __format__(self, format_spec: str) -> str:
+        """As that of a tensor: of one number its format, else its text."""
+        return format(self.as_subclass(Tensor), format_spec)
 
     # --- the contract -----------------------------------------------------------------------------------------------
 

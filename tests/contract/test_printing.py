@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from contract.kinds import Kind
 from contract.model import Plain, leaves
@@ -96,6 +97,32 @@ def test_html(td: Any, plain: Plain) -> None:
     assert isinstance(text, str) and text.lstrip().startswith("<")
     for path, leaf in leaves(plain).items():
         assert html.escape(path[-1]) in text and str(leaf.dtype).removeprefix("torch.") in text
+
+
+class Watch(TorchDispatchMode):
+    """Notes what torch computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_showing_reads_and_stacks_nothing(td: Any) -> None:
+    with Watch() as watch:
+        td._repr_html_()
+        repr(td)
+    # What stands for a tensor of a file, views, and the dtype of a stack.
+    assert watch.seen <= {"empty", "expand", "transpose", "promote_types"}
+
+
+def test_html_and_repr_show_the_same_entries(td: Any) -> None:
+    shown = re.findall(r"<tr><td>(\w+)</td>", td._repr_html_())
+    text = repr(td).replace(" source=", "").replace(" op=", "")
+    assert sorted(shown) == sorted(re.findall(r"^ *(\w+)(?:: |=)\w+\(", text, re.MULTILINE))
 
 
 def test_html_escapes_keys() -> None:
