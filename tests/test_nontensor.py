@@ -1,6 +1,7 @@
 """Values that are no tensors in containers: NonTensorData, NonTensorStack, MetaData; and UnbatchedTensor."""
 
 import copy
+import operator
 import pickle
 import warnings
 
@@ -632,6 +633,50 @@ def test_equality_compares_values():
     assert torch.equal(NonTensorStack("a", "b") == NonTensorData("a", batch_size=[2]), torch.tensor([True, False]))
     assert (NonTensorData(np.zeros(2)) == NonTensorData(np.zeros(2))).item()
     assert (NonTensorData("a") == "a") is False
+
+
+@pytest.mark.parametrize("fn", [operator.and_, operator.or_, operator.xor])
+def test_logic_is_that_of_python(fn):
+    one, other = {1, 2}, {2, 3}
+    assert fn(NonTensorData(one), NonTensorData(other)).data == fn(one, other)
+    assert fn(NonTensorData(one), other).data == fn(other, NonTensorData(one)).data == fn(one, other)
+    assert fn(NonTensorData(6, batch_size=[2]), NonTensorData(3, batch_size=[2])).tolist() == [fn(6, 3)] * 2
+    # Bools become a mask, as those of tensors do.
+    assert torch.equal(fn(NonTensorData(True), NonTensorData(False)), torch.tensor(fn(True, False)))
+    stacks = NonTensorStack(True, False), NonTensorStack(True, True)
+    assert fn(*stacks).tolist() == [fn(True, True), fn(False, True)]
+    assert fn(NonTensorStack({1}, {2}), NonTensorStack({1}, {3})).tolist() == [fn({1}, {1}), fn({2}, {3})]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        fn(NonTensorData("a"), NonTensorData("b"))
+
+
+@pytest.mark.parametrize("name", ["and_", "or_", "xor"])
+def test_logic_of_values_in_containers(name):
+    fn, in_place = getattr(operator, name), getattr(operator, f"i{name.rstrip('_')}")
+    mask = torch.tensor([True, False, True])
+    left = TensorDict({"m": mask, "s": NonTensorData({1, 2}, batch_size=[3]), "t": [True, False, True]}, [3])
+    right = TensorDict({"m": ~mask, "s": NonTensorData({2, 3}, batch_size=[3]), "t": [True, True, False]}, [3])
+    left["flags"], right["flags"] = NonTensorStack(True, False, True), NonTensorStack(False, False, True)
+    for one, other in ((left, right), (lazy_stack(list(left.unbind(0))), lazy_stack(list(right.unbind(0))))):
+        result = fn(one, other)
+        assert result["s"] == fn({1, 2}, {2, 3}) or result["s"] == [fn({1, 2}, {2, 3})] * 3
+        assert result["flags"].tolist() == [fn(True, False), fn(False, False), fn(True, True)]
+    with pytest.raises(TypeError, match="entry 's': unsupported operand"):
+        fn(TensorDict(s="a"), TensorDict(s="b"))
+    value = NonTensorData({1, 2})
+    assert in_place(value, NonTensorData({2, 3})).data == fn({1, 2}, {2, 3})
+
+
+def test_the_order_of_dicts_is_kept():
+    one, other = {"a": 1}, {"a": 2}
+    assert (NonTensorData(one) | other).data == other and (one | NonTensorData(other)).data == other
+
+
+def test_truth_value_is_refused():
+    with pytest.raises(RuntimeError, match="Converting a tensorclass to boolean value is not permitted"):
+        bool(NonTensorData(True))
+    with pytest.raises(RuntimeError, match="Converting a tensordict to boolean value is not permitted"):
+        bool(TensorDict(a=torch.zeros(1)))
 
 
 def test_keys_and_structure():

@@ -469,6 +469,28 @@ def test_replace_and_comparison() -> None:
     assert torch.equal(dataclasses.replace(made, x=torch.ones(3, 2), batch_size=[3]).x, torch.ones(3, 2))
 
 
+@pytest.mark.parametrize("join", [torch.stack, torch.cat, TensorDict.maybe_dense_stack])
+def test_instances_of_different_classes_are_not_joined(join: Callable[..., Any]) -> None:
+    class One(TensorClass):
+        x: torch.Tensor
+
+    class Other(TensorClass):
+        x: torch.Tensor
+
+    class Derived(One):
+        pass
+
+    one, other, derived = (cls(torch.zeros(3), batch_size=[3]) for cls in (One, Other, Derived))
+    with pytest.raises(TypeError, match="the tensorclasses One and Other"):
+        join([one, other])
+    with pytest.raises(TypeError, match="entry 'n': .*the tensorclasses One and Other"):
+        join([TensorDict(n=one, batch_size=[3]), TensorDict(n=other, batch_size=[3])])
+    assert type(join([one, derived])) is One and type(join([derived, one])) is Derived
+    assert type(join([one, one.to_tensordict()])) is One
+    assert type(lazy_stack([one, other])) is LazyStackedTensorDict
+    assert type(one + other) is type(one == other) is One
+
+
 def test_repr_is_that_of_the_documents() -> None:
     expected = """\
 Data(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tensordict.collection import TensorCollection
 from tensordict.contract import Contract, LeafFn, Names, Rename
+from tensordict.io import pickled
 from tensordict.lazy import LazyStackedTensorDict
 from tensordict.legacy import LazyView
 from tensordict.persistent import PersistentTensorDict
@@ -170,6 +171,9 @@ class Face(TensorCollection):
         path: tuple[str, ...] = (),
         whole: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
+        if path and whole is not None and any(type(other) is not type(self) for other in others):
+            # As one by one: joining looks at which classes belong together.
+            return whole(others)  # type: ignore[no-any-return]
         return self._over(self._tensordict._merge(list(map(bare, others)), fn, size, lead, rename, path, whole))
 
     def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
@@ -201,7 +205,7 @@ class Face(TensorCollection):
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(pickled.as_ours(type(self), state))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         result = memo[id(self)] = self._over(copy.deepcopy(self._tensordict, memo))

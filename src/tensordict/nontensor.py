@@ -19,6 +19,7 @@ from tensordict.devices import as_device
 from tensordict.errors import ShapeError
 from tensordict.holders import (
     HolderFields,
+    Operators,
     Saved,
     check_held,
     flatten_holder,
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Holding(Saved, TensorCollection):
-    """What holders and stacks of holders have in common: they have no entries, and values are no operands."""
+class _Holding(Saved, Operators, TensorCollection):
+    """What holders and stacks of holders have in common: no entries, and values that arithmetic leaves as they are."""
 
     _is_non_tensor: bool = True
 
@@ -167,19 +168,6 @@ class _Holding(Saved, TensorCollection):
         if members.containers and _one_for_all(members.containers):
             return self._build({}, stack._batch_size, stack._device, stack._names)
         return stack if isinstance(stack, NonTensorStack) else NonTensorStack._over(members)
-
-    def _compared_with_container(self, other: Any, op: Any) -> Any:
-        if op not in (torch.eq, torch.ne):
-            return self.copy()  # Values have no order: they stay what they are.
-        size = self._batch_size
-        if not other._is_non_tensor or size != other._batch_size:
-            raise ShapeError(
-                f"values that are no tensors can be compared with such of the same batch size: one side has "
-                f"{list(size)}, the other is a {type(other).__name__} of {list(other._batch_size)}"
-            )
-        pairs = zip(self._flat_values(), other._flat_values(), strict=True)
-        equal = torch.tensor([same_value(*pair) for pair in pairs], dtype=torch.bool, device=self._device).reshape(size)
-        return equal if op is torch.eq else ~equal
 
 
 class NonTensorDataBase(_Holding):

@@ -98,8 +98,10 @@ class Comparison(Leaves):
         return self._map(operator.invert)
 
     def __bool__(self) -> bool:
+        kind = "tensorclass" if getattr(self, "_is_tensorclass", False) else "tensordict"
         raise RuntimeError(
-            "the truth value of a container is ambiguous: use td.all(), td.any(), td.is_empty() or `td is None`"
+            f"Converting a {kind} to boolean value is not permitted, since its entries may differ: use td.all(), "
+            "td.any(), td.is_empty() or `td is None`"
         )
 
     def _compared(self, other: Any, op: BinaryOp) -> Any:

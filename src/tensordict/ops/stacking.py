@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict import ragged, registry, settings
 from tensordict.contract import Contract, Names, Rename, named_error, raise_key_mismatch
 from tensordict.errors import ShapeError
-from tensordict.keys import Path, joined
+from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.naming import check_agreement
 from tensordict.ops.refusals import REFUSALS, has_ragged, retried
@@ -264,7 +264,7 @@ class Stacking(Writing):
         """Stack entries of this container into a new one and drop them.
 
         Args:
-            *keys: the (nested) keys of the entries.
+            *keys: the (nested) keys of the entries, of which one may be given several times.
             out_key: where the result goes.
             dim: the new dim in the result's shape.
             keep_entries: keep the entries.
@@ -273,7 +273,8 @@ class Stacking(Writing):
             the same container.
 
         Raises:
-            KeyError: an entry does not exist; nothing has changed then.
+            KeyError: an entry does not exist, or the result would be in one that is dropped.
+            RuntimeError: a container is locked, or shapes do not fit. Nothing has changed when there is an error.
 
         Example:
             >>> import torch
@@ -300,18 +301,20 @@ class Stacking(Writing):
     ) -> Self:
         if self._locked:
             raise_locked(f"write the entry {out_key!r}")
-        values = []
-        for key in keys:
-            try:
-                values.append(self._find(key))
-            except KeyError:
-                raise self._missing(key) from None
-        joint = join(values)
-        self.set(out_key, joint)
-        if not keep_entries:
-            for key in keys:
-                if self._peek((key,) if isinstance(key, str) else key) is not joint:
-                    self.del_(key)
+        out = path_of(out_key)
+        values = [self._existing(key) for key in keys]
+        gone = {} if keep_entries else {path_of(key): None for key in keys}
+        for path in gone:
+            if self._holder(path)[0]._locked:
+                raise_locked(f"drop the entry {joined(path)!r}")
+            if path != out and out[: len(path)] == path:
+                raise KeyError(
+                    f"cannot write {out_key!r} into the entry {joined(path)!r}, which is dropped: use keep_entries=True"
+                )
+        self.set(out_key, join(values))
+        for path in gone:
+            if path != out and self._has(path):
+                self.del_(path)
         return self
 
 
@@ -334,6 +337,7 @@ def stack_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any
     lengths.insert(dim, len(items))
     new = torch.Size(lengths)
     check_agreement(items, "stack")
+    _check_one_class(items, "stack")
     if out is not None:
         return _join_into(out, items, torch.stack, dim, new)
     joint = first._stacked_with(items, dim)
@@ -429,6 +433,7 @@ def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
             )
         length += theirs[dim]
     check_agreement(items, "cat")
+    _check_one_class(items, "cat")
     new = with_dim(size, dim, length)
     if out is not None:
         return _join_into(out, items, torch.cat, dim, new)
@@ -469,6 +474,20 @@ def _checked(input: Any, what: str) -> Sequence[Any]:
                 f"{what} takes containers only, got {kind.__name__} at position {kinds.index(kind)} of the input"
             )
     return input  # type: ignore[no-any-return]
+
+
+def _check_one_class(items: Sequence[Any], what: str) -> None:
+    """Raise when two of the containers are of tensorclasses of which neither derives from the other."""
+    kinds: dict[Any, None] = dict.fromkeys(map(type, items))
+    if len(kinds) == 1:
+        return
+    classes = [kind for kind in kinds if getattr(kind, "_is_tensorclass", False) and not kind._is_non_tensor]
+    for other in classes[1:]:
+        if not issubclass(other, classes[0]) and not issubclass(classes[0], other):
+            raise TypeError(
+                f"{what} cannot join instances of the tensorclasses {classes[0].__name__} and {other.__name__}: "
+                f"convert them to one class first, with {classes[0].__name__}.from_tensordict(...) or to_tensordict()"
+            )
 
 
 def _join_into(out: Any, items: Sequence[Any], join: Any, dim: int, size: torch.Size) -> Any:
