@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import mmap
@@ -206,8 +207,9 @@ class MemoryMappedTensor(Tensor):
                 its own file.
             filename: the file to write; `None` for anonymous memory.
             existsok: allow `filename` to exist. It is replaced by a new file: tensors that map the old one keep it.
+                With `copy_data=False` it is opened instead, as :meth:`empty` does.
             copy_existing: allow `input` to be over another file already.
-            copy_data: `False` leaves the content zero.
+            copy_data: `False` takes shape and dtype only, and leaves the content of a new file zero.
             shape: the shape of the result, to which `input` is broadcast.
 
         Raises:
@@ -241,7 +243,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def empty(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
-        """A tensor of zeros whose space is reserved on disk but not written.
+        """A tensor of zeros whose space is reserved on disk but not written, or the one that is in a file already.
 
         Args:
             *args: the shape, as ints or one sequence of ints; or one int64 tensor of nested shapes (`empty_nested`).
@@ -249,12 +251,15 @@ class MemoryMappedTensor(Tensor):
             dtype: the dtype, torch's default when `None`.
             device: `None` or the CPU.
             filename: the file to create; `None` for anonymous memory.
-            existsok: allow the file to exist; it is replaced.
+            existsok: allow the file to exist. It is opened and its content kept; it must have the size that shape and
+                dtype need.
+            overwrite: whatever `existsok` says, have a new file of zeros take its place: tensors that map the old one
+                keep it.
 
         Raises:
             TypeError: when no shape is given.
-            RuntimeError: when the file exists.
-            OSError: when the disk has no room for it.
+            RuntimeError: when the file exists, or is of another size.
+            OSError: when the disk has no room for it, or the file that is there may not be written to.
 
         Example:
             >>> import torch
@@ -262,18 +267,18 @@ class MemoryMappedTensor(Tensor):
             >>> MemoryMappedTensor.empty((2,), dtype=torch.int64)
             MemoryMappedTensor([0, 0])
         """
-        size, dtype, filename, existsok = _creation(args, kwargs)
-        return _make(size, dtype or torch.get_default_dtype(), filename, existsok, None)
+        size, dtype, filename, existsok, overwrite = _creation(args, kwargs)
+        return _make(size, dtype or torch.get_default_dtype(), filename, existsok, None, overwrite)
 
     @classmethod
     def zeros(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
-        """A tensor of zeros; arguments as in :meth:`empty`."""
+        """The same as :meth:`empty`: a file that is there is opened, and zero with `overwrite=True` only."""
         return cls.empty(*args, **kwargs)
 
     @classmethod
     def ones(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
-        """A tensor of ones; arguments as in :meth:`empty`."""
-        size, dtype, filename, existsok = _creation(args, kwargs)
+        """A tensor of ones; arguments as in :meth:`empty`, but a file that is there is replaced."""
+        size, dtype, filename, existsok, _ = _creation(args, kwargs)
         return _filled(size, torch.ones((), dtype=dtype, device="cpu"), filename, existsok)
 
     @classmethod
@@ -283,7 +288,7 @@ class MemoryMappedTensor(Tensor):
         Args:
             *args: the shape as in :meth:`empty`; after a shape given as one sequence, the value may follow.
             fill_value: the value.
-            **kwargs: as in :meth:`empty`; the dtype follows from the value when it is not given.
+            **kwargs: as in :meth:`ones`; the dtype follows from the value when it is not given.
 
         Example:
             >>> from tensordict import MemoryMappedTensor
@@ -295,7 +300,7 @@ class MemoryMappedTensor(Tensor):
                 raise TypeError("MemoryMappedTensor.full needs fill_value=")
             *args, kwargs["fill_value"] = args  # type: ignore[assignment]
         fill_value = kwargs.pop("fill_value")
-        size, dtype, filename, existsok = _creation(args, kwargs)
+        size, dtype, filename, existsok, _ = _creation(args, kwargs)
         return _filled(size, torch.full((), fill_value, dtype=dtype, device="cpu"), filename, existsok)
 
     @classmethod
@@ -548,13 +553,22 @@ def _stays(tensor: MemoryMappedTensor, filename: PathLike | None, copy_existing:
 
 
 def _make(
-    shape: Shape, dtype: torch.dtype, filename: PathLike | None, existsok: bool, content: Tensor | None
+    shape: Shape,
+    dtype: torch.dtype,
+    filename: PathLike | None,
+    existsok: bool,
+    content: Tensor | None,
+    overwrite: bool = False,
 ) -> MemoryMappedTensor:
-    """A new tensor over anonymous memory or a new file, zero or with `content`."""
+    """A new tensor over anonymous memory or a new file, zero or with `content`; without, a file there is opened."""
     size = (_nested_numel(shape),) if isinstance(shape, Tensor) else tuple(shape)
     nbytes = math.prod(size) * dtype.itemsize
     if filename is not None:
-        result = _make_file(os.path.abspath(os.fspath(filename)), size, dtype, nbytes, existsok, content)
+        path = os.path.abspath(os.fspath(filename))
+        if existsok and not overwrite and content is None and os.path.lexists(path):
+            result = _open_file(path, size, dtype, nbytes)
+        else:
+            result = _make_file(path, size, dtype, nbytes, existsok, content)
     elif not nbytes:
         result = _wrap(torch.empty(size, dtype=dtype, device="cpu"), None)
     else:
@@ -565,12 +579,28 @@ def _make(
     return nested(result, shape) if isinstance(shape, Tensor) else result
 
 
+def _open_file(path: str, size: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> MemoryMappedTensor:
+    """The tensor in a file that is there, which must be of its size."""
+    there = os.stat(path).st_size
+    if there != nbytes:
+        raise SaveError(
+            f"the file {path!r} is there with {there} bytes, and shape {list(size)} of {dtype} needs {nbytes}: it is "
+            "left as it is. MemoryMappedTensor.empty(..., overwrite=True) replaces it"
+        )
+    result = map_file(path, dtype, size)
+    assert isinstance(result._source, FileSource)
+    if not result._source.shared:
+        raise PermissionError(errno.EACCES, "the file is there and may not be written to", path)
+    return result
+
+
 def _make_file(
     path: str, size: tuple[int, ...], dtype: torch.dtype, nbytes: int, existsok: bool, content: Tensor | None
 ) -> MemoryMappedTensor:
     exists = os.path.lexists(path)
     if exists and not existsok:
-        raise SaveError(f"the file {path!r} exists already; pass existsok=True to replace it")
+        doing = "replace" if content is not None else "open"
+        raise SaveError(f"the file {path!r} already exists; pass existsok=True to {doing} it")
     # An existing file is replaced and not written to: whoever maps it keeps what they have.
     target = files.temporary_name(os.path.dirname(path)) if exists else path
     try:
@@ -605,9 +635,11 @@ def _filled(size: Shape, value: Tensor, filename: PathLike | None, existsok: boo
     return _make(size, value.dtype, filename, existsok, value.expand(tuple(size)))
 
 
-def _creation(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Shape, torch.dtype | None, PathLike | None, bool]:
-    """The shape, dtype, filename and `existsok` out of the arguments of a factory."""
-    known = {"shape", "size", "dtype", "device", "filename", "existsok"}
+def _creation(
+    args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Shape, torch.dtype | None, PathLike | None, bool, bool]:
+    """The shape, dtype, filename, `existsok` and `overwrite` out of the arguments of a factory."""
+    known = {"shape", "size", "dtype", "device", "filename", "existsok", "overwrite"}
     unknown = kwargs.keys() - known
     if unknown:
         raise TypeError(f"unexpected keyword arguments {sorted(unknown)}; known are {sorted(known)}")
@@ -620,7 +652,8 @@ def _creation(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Shape, torch
         raise TypeError("no shape was given; pass ints, one sequence of ints, or shape=")
     if not isinstance(shape, Tensor):
         shape = torch.Size((shape,) if isinstance(shape, int) else shape)
-    return shape, kwargs.get("dtype"), kwargs.get("filename"), kwargs.get("existsok", False)
+    overwrite = kwargs.get("overwrite", False)
+    return shape, kwargs.get("dtype"), kwargs.get("filename"), kwargs.get("existsok", False) or overwrite, overwrite
 
 
 def _check_device(device: torch.device | str | None) -> None:

@@ -53,6 +53,28 @@ def test_memmap_like(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
         check(found, torch.zeros_like(td), kind)
 
 
+def test_memmap_like_opens_what_is_there(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
+    first = td.memmap_like(tmp_path / "saved")
+    first.update_(td)
+    again = td.memmap_like(tmp_path / "saved")
+    check(again, td, kind)
+    assert type(again) is type(first) and again.is_memmap() and again.is_locked
+    assert again.saved_path == first.saved_path
+    again.zero_()
+    check(first, torch.zeros_like(td), kind)
+    first.update_(td)
+    with pytest.raises(RuntimeError, match="existsok=True"):
+        td.memmap_like(tmp_path / "saved", existsok=False)
+    check(td.memmap_like(tmp_path / "saved", overwrite=True), torch.zeros_like(td), kind)
+
+
+def test_memmap_like_shares_no_memory(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
+    for source in (td.memmap(copy_existing=True), td.memmap(tmp_path / "saved", copy_existing=True)):
+        for like in (source.memmap_like(), source.memmap_like(tmp_path / "other", overwrite=True)):
+            check(like, torch.zeros_like(td), kind)
+            check(source, td, kind)
+
+
 def test_loading_some_entries(td: Any, tmp_path: pathlib.Path) -> None:
     td.memmap(tmp_path / "saved", copy_existing=True)
     for key in td.keys(True, True):

@@ -247,7 +247,7 @@ def test_existsok(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x.tdz"
     first = make().memmap(path, existsok=False)
     before = path.read_bytes()
-    with pytest.raises(SaveError, match="exists already"):
+    with pytest.raises(SaveError, match="already exists"):
         make().memmap(path, existsok=False)
     assert path.read_bytes() == before
     TensorDict(a=torch.zeros(5)).memmap(path)
@@ -430,7 +430,7 @@ def test_memmap_like(tmp_path: pathlib.Path) -> None:
         assert file.testzip() is None
     data[1] = make()
     assert TensorDict.load_memmap(tmp_path / "x.tdz")["a"].tolist() == [[0] * 3, [0, 1, 2], [0] * 3, [0] * 3]
-    with pytest.raises(SaveError, match="exists already"):
+    with pytest.raises(SaveError, match="already exists"):
         make().memmap_like(tmp_path / "x.tdz", existsok=False)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files, zipping
+from tensordict.io import files, reopening, zipping
 from tensordict.io.archive_reader import Archive
 from tensordict.io.archive_writer import Part, part, write_compressed, write_stored
 from tensordict.io.commit import JOURNAL, Created, Site
@@ -99,7 +99,7 @@ def plan_archive(
     check_target(path, options.existsok)
     plan = plan_files(container, path, replace(options, archive=True, share_values=False))
     parts = list(_parts(plan, len(path) + 1, options.like))
-    return partial(_save, parts, path, options, how)
+    return partial(_save, container, parts, path, options, how)
 
 
 def _parts(plan: Plan, start: int, like: bool) -> Iterator[Part]:
@@ -115,12 +115,17 @@ def _parts(plan: Plan, start: int, like: bool) -> Iterator[Part]:
         yield part(leaf.path[start:], leaf.key, nbytes, leaf.tensor, like and not leaf.always)
 
 
-def _save(parts: list[Part], path: str, options: SaveOptions, how: Compression) -> Any:
+def _save(container: Contract, parts: list[Part], path: str, options: SaveOptions, how: Compression) -> Any:
     """Write the archive, load it, and only then put it in its place."""
+    if (there := _reopened(container, path, options)) is not None:
+        return there
     created = Created()
     try:
         created.folder(os.path.dirname(path))
         with Target(path, options.existsok, options.durable) as target:
+            # Another process may have made it since.
+            if (there := _reopened(container, path, options)) is not None:
+                return there
             _write(target.fd, parts, how, options.num_threads, options.progress)
             mode = "r+" if options.like else "r"
             with Archive(path, mode, options.num_threads, target.fd, _index(parts)) as source:
@@ -131,6 +136,17 @@ def _save(parts: list[Part], path: str, options: SaveOptions, how: Compression) 
         created.remove()
         raise
     return saved
+
+
+def _reopened(container: Contract, path: str, options: SaveOptions) -> Any:
+    """What is saved there, for a save without content, which leaves it as it is; `None` when there is nothing."""
+    if not options.like or options.overwrite or not os.path.lexists(path):
+        return None
+    loading = LoadOptions(robust=options.robust)
+    if options.allow_pickle:
+        loading.unpickle = unpickle
+    load = partial(load_archive, path, loading, mode="r+", num_threads=options.num_threads)
+    return reopening.opened(container, path, load)
 
 
 def _index(parts: Iterable[Part]) -> dict[str, Entry]:

@@ -61,9 +61,13 @@ class Difference:
 
 
 def differences(
-    one: Form | LeafSpec, other: Form | LeafSpec, tolerance: Tolerance, key: Path = ()
+    one: Form | LeafSpec, other: Form | LeafSpec, tolerance: Tolerance | None, key: Path = ()
 ) -> Iterator[Difference]:
-    """The differences between two outlines, in the order of the first."""
+    """The differences between two outlines, in the order of the first.
+
+    Without a `tolerance`, those of the structure only: any element and any value may stand for another, and names of
+    dims that only one of them has are no difference.
+    """
     if isinstance(one, LeafSpec) and isinstance(other, LeafSpec):
         yield from _leaf_differences(one, other, tolerance, key)
     elif isinstance(one, Form) and isinstance(other, Form):
@@ -79,16 +83,20 @@ def kind_of(node: Form | LeafSpec) -> str:
     return "ragged Tensor" if node.ragged else "Tensor"
 
 
-def _form_differences(one: Form, other: Form, tolerance: Tolerance, key: Path) -> Iterator[Difference]:
+def _form_differences(one: Form, other: Form, tolerance: Tolerance | None, key: Path) -> Iterator[Difference]:
+    values = one.is_value and other.is_value
     for what, mine, theirs in (
         ("kind", one.kind, other.kind),
         ("batch size", list(one.batch_size), list(other.batch_size)),
         ("names", one.names and list(one.names), other.names and list(other.names)),
         ("stack dim", one.stack_dim, other.stack_dim),
     ):
-        if mine != theirs:
-            yield Difference(key, what, mine, theirs)
-    if one.is_value and other.is_value and not same_value(one.value, other.value):
+        if mine == theirs:
+            continue
+        if tolerance is None and ((values and what != "batch size") or (what == "names" and not (mine and theirs))):
+            continue
+        yield Difference(key, what, mine, theirs)
+    if values and tolerance is not None and not same_value(one.value, other.value):
         yield Difference(key, "value", one.value, other.value)
     entries, others = entries_of(one), entries_of(other)
     for name, entry in entries.items():
@@ -101,7 +109,7 @@ def _form_differences(one: Form, other: Form, tolerance: Tolerance, key: Path) -
             yield Difference((*key, name), "additional", None, kind_of(entry))
 
 
-def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance, key: Path) -> Iterator[Difference]:
+def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | None, key: Path) -> Iterator[Difference]:
     alike = True
     for what, mine, theirs in (
         ("kind", kind_of(one), kind_of(other)),
@@ -118,6 +126,9 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance, key:
         if not torch.equal(rows, others):
             yield Difference(key, "shape", rows.tolist(), others.tolist())
             return
+    if tolerance is None:
+        return
+    if one.ragged:
         a, b = ragged.elements(one.source), ragged.elements(other.source)
         shape = tuple(a.shape)
     else:

@@ -17,10 +17,11 @@ from torch import Tensor
 from tensordict import ragged
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files
+from tensordict.io import files, reopening
 from tensordict.io.commit import Site
 from tensordict.io.forms import BEHIND_FACE, DICT, UNBATCHED, Form, put_together, taken_apart
-from tensordict.io.held import Held, Place, held
+from tensordict.io.held import Held, Place, held, unpickle
+from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
     CHECKSUM,
     TABLE_CHECKSUM,
@@ -66,6 +67,8 @@ class SaveOptions:
     num_threads: int = 0
     robust: bool = True
     like: bool = False
+    # Whether `like` replaces a save that is there, which is opened otherwise.
+    overwrite: bool = False
     inplace: bool = False
     # Whether values that JSON cannot hold may be pickled.
     allow_pickle: bool = False
@@ -189,7 +192,7 @@ def _plan_node(
     nodes.append(node)
     present = _present(folder, key) if not options.archive else ()
     if META in present and not options.existsok:
-        raise SaveError(f"{folder!r} holds a save already; pass existsok=True to replace it")
+        raise _exists(folder, options)
     if form.is_value:
         node.held = held(form, outer, key, options.allow_pickle, options.share_values)
         return node
@@ -248,11 +251,13 @@ def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptio
     if value.is_meta and not options.like:
         raise SaveError(f"entry {joined(key)!r} is on the meta device and has no content; see memmap_like")
     if not folder:
-        return _Leaf(name, key, value, "", spec, value if isinstance(value, MemoryMappedTensor) else None)
+        there = value if isinstance(value, MemoryMappedTensor) and not options.like else None
+        return _Leaf(name, key, value, "", spec, there)
     file = file_name(name, options.robust) + LEAF_SUFFIX
     path = f"{folder}/{file}"
     leaf = _Leaf(name, key, value, path, spec)
-    if isinstance(value, MemoryMappedTensor) and isinstance(value._source, FileSource) and not options.archive:
+    copies = options.archive or options.like
+    if isinstance(value, MemoryMappedTensor) and isinstance(value._source, FileSource) and not copies:
         leaf.result = _mapped_there(value, value._source, path, file in present)
         if leaf.result is not None:
             return leaf
@@ -267,7 +272,7 @@ def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptio
 
 def _check_way(leaf: _Leaf, options: SaveOptions, present: Container[str]) -> None:
     if not options.existsok and leaf.path.rpartition("/")[2] in present:
-        raise SaveError(f"entry {joined(leaf.key)!r}: {leaf.path!r} exists already; pass existsok=True to replace it")
+        raise SaveError(f"entry {joined(leaf.key)!r}: {leaf.path!r} already exists; pass existsok=True to replace it")
 
 
 def _plan_ragged(
@@ -284,7 +289,7 @@ def _plan_ragged(
     source = getattr(value, "_source", None)
     file = f"{folder}/{file_name(name, options.robust)}" if folder else ""
     path, path_of_table = (file + LEAF_SUFFIX, file + TABLE_SUFFIX) if folder else ("", "")
-    copies = options.copy_existing or options.archive
+    copies = options.copy_existing or options.archive or options.like
     if folder and isinstance(source, FileSource) and not copies and source.path != path:
         raise SaveError(
             f"entry {joined(key)!r} is memory-mapped from {source.path!r} already; pass copy_existing=True to copy it "
@@ -355,10 +360,15 @@ def _save_directory(
     """Write everything new, map it, and only then put it in the place of what was there."""
     if not options.checksum and not options.durable and _is_saved(leaves, nodes):
         return _finish(root, prefix, options)
+    if (there := _reopened(root, prefix, options)) is not None:
+        return there
     names = frozenset(item.partition("/")[0] for item in _files_of(root.folder, leaves, nodes))
     with Site(root.folder, names, options.durable) as site, contextlib.ExitStack() as shown:
         if site.replaces:
             _check_what_is_there(site, leaves, nodes, options)
+            # Another process may have made it since.
+            if (there := _reopened(root, prefix, options)) is not None:
+                return there
         for node in nodes:
             try:
                 site.created.folder(site.at(node.folder))
@@ -395,6 +405,22 @@ def _save_directory(
     return _finish(root, prefix, options)
 
 
+def _reopened(root: _Node, prefix: pathlib.Path, options: SaveOptions) -> Any:
+    """What is saved there, for a save without content, which leaves it as it is; `None` when there is nothing."""
+    if not options.like or options.overwrite or not os.path.lexists(f"{root.folder}/{META}"):
+        return None
+    loading = LoadOptions(robust=options.robust)
+    if options.allow_pickle:
+        loading.unpickle = unpickle
+    saved = reopening.opened(root.container, root.folder, lambda: load_directory(prefix, loading))
+    return reopening.as_mapped(root.container, saved)
+
+
+def _exists(folder: str, options: SaveOptions) -> SaveError:
+    doing = "open" if options.like else "replace"
+    return SaveError(f"{folder!r} holds a save already; pass existsok=True to {doing} it")
+
+
 def _is_saved(leaves: list[_Leaf], nodes: list[_Node]) -> bool:
     """Whether all that would be written is there already."""
     if any(leaf.result is None for leaf in leaves) or any(node.held and node.held.pickle_file for node in nodes):
@@ -419,8 +445,9 @@ def _files_of(folder: str, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[
 
 def _check_what_is_there(site: Site, leaves: list[_Leaf], nodes: list[_Node], options: SaveOptions) -> None:
     """Refuse what cannot be replaced, before anything is written."""
-    if not options.existsok and os.path.lexists(f"{site.root}/{META}"):
-        raise SaveError(f"{site.root!r} holds a save already; pass existsok=True to replace it")
+    is_save = os.path.lexists(f"{site.root}/{META}")
+    if not options.existsok and is_save:
+        raise _exists(site.root, options)
     for node in nodes:
         if os.path.lexists(node.folder) and not os.path.isdir(node.folder):
             error: OSError = NotADirectoryError(errno.ENOTDIR, "there is a file")
@@ -429,6 +456,11 @@ def _check_what_is_there(site: Site, leaves: list[_Leaf], nodes: list[_Node], op
         if os.path.isdir(leaf.path):
             error = IsADirectoryError(errno.EISDIR, "there is a folder")
             raise files.named_os_error(error, "replace the file", leaf.path, leaf.key)
+        if options.like and not options.overwrite and not is_save and os.path.lexists(leaf.path):
+            raise SaveError(
+                f"entry {joined(leaf.key)!r}: there is a file {leaf.path!r} that belongs to no save; pass "
+                "overwrite=True to replace it by zeros, or save elsewhere"
+            )
 
 
 def _link(leaf: _Leaf, tensor: MemoryMappedTensor) -> bool:

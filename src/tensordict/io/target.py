@@ -134,7 +134,7 @@ def check_target(path: str, existsok: bool = True) -> None:
 
 
 def _exists(path: str) -> SaveError:
-    return SaveError(f"the file {path!r} exists already; pass existsok=True to replace it")
+    return SaveError(f"the file {path!r} already exists; pass existsok=True to replace it")
 
 
 def _unlink(path: str) -> None:

@@ -179,13 +179,27 @@ class Saving(Contract):
         archive: bool | None = None,
         allow_pickle: bool | None = None,
         durable: bool = False,
+        overwrite: bool = False,
     ) -> Any:
-        """A memory-mapped container of the same structure whose tensors are zero; arguments as in :meth:`memmap`.
+        """Open the save at `prefix`, or make one of the same structure as this container whose tensors are zero.
 
-        Disk space is reserved but nothing is written, so that an expanded container (which takes no memory) can be
-        preallocated and then filled piece by piece. An archive is loaded with `mode="r+"`, and is not locked.
+        A save that is there, of the same keys, batch sizes, shapes and dtypes, is opened as it is, its values that are
+        no tensors included: a job that is started again finds what it has written. One of another structure is an
+        error, and is left as it is.
+
+        Of a new one disk space is reserved but nothing is written, so that an expanded container (which takes no
+        memory) can be preallocated and then filled piece by piece. An archive is loaded with `mode="r+"`, and is not
+        locked.
+
+        Args:
+            prefix, num_threads, return_early, share_non_tensor, robust_key, archive, allow_pickle, durable: as in
+                :meth:`memmap`.
+            copy_existing: without effect, since no tensors are copied.
+            existsok: allow that there is a save, to be opened or overwritten.
+            overwrite: replace what is there, whatever `existsok` says: its tensors are zero then.
 
         Raises:
+            SaveError: there is a save of another structure, or a file that belongs to no save; what differs is named.
             OSError: the disk has no room for all of it.
 
         Example:
@@ -196,15 +210,17 @@ class Saving(Contract):
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     data = item.expand(1000).memmap_like(folder)
             ...     data[3] = item
-            >>> data["label"].sum()
+            ...     again = item.expand(1000).memmap_like(folder)
+            >>> again["label"].sum()
             tensor(1)
         """
         options = SaveOptions(
             copy_existing,
-            existsok,
+            existsok or overwrite,
             num_threads,
             robust_key is not False,
             like=True,
+            overwrite=overwrite,
             allow_pickle=bool(allow_pickle),
             share_values=share_non_tensor,
             durable=durable,
@@ -471,6 +487,8 @@ class Saving(Contract):
     ) -> MemoryMappedTensor:
         """Add an entry of zeros to a memory-mapped container, in its folder too.
 
+        A file of the entry's name and size that no entry has yet is opened, and its content kept.
+
         Args:
             key: the nested key; containers on the way are created.
             shape: the shape, which begins with the batch size.
@@ -482,7 +500,8 @@ class Saving(Contract):
 
         Raises:
             RuntimeError: the container is not memory-mapped, the entry exists (also when another process has made it
-                in the folder), the shape does not fit, or another process is saving to the folder.
+                in the folder), the shape does not fit (also that of a file that is there, which
+                :meth:`make_memmap_from_tensor` replaces), or another process is saving to the folder.
 
         Example:
             >>> import tempfile
@@ -509,7 +528,8 @@ class Saving(Contract):
         Args:
             key: the nested key; containers on the way are created.
             tensor: the tensor, whose shape begins with the batch size.
-            copy_data: `False` takes only shape and dtype, and leaves the entry zero.
+            copy_data: `False` takes only shape and dtype, and leaves the entry zero, as :meth:`make_memmap` does; with
+                `True`, a file of the entry's name that no entry has yet is replaced.
             robust_key: as in :meth:`memmap`.
 
         Returns:
@@ -721,7 +741,12 @@ def _leaf_in(target: str, content: Tensor, copy_data: bool, path: Path) -> Memor
                 f"{target!r}; pass a tensor (make_memmap_from_tensor(..., tensor.clone())) to copy it"
             )
         return content
-    return MemoryMappedTensor.from_tensor(content.detach(), filename=target, existsok=True, copy_data=copy_data)
+    try:
+        return MemoryMappedTensor.from_tensor(content.detach(), filename=target, existsok=True, copy_data=copy_data)
+    except SaveError as error:
+        raise SaveError(
+            f"entry {joined(path)!r}: {error}; make_memmap_from_tensor(key, torch.zeros(...)) replaces it"
+        ) from error
 
 
 def _parent_of(container: Any, path: Path) -> tuple[Any, Path]:
@@ -735,7 +760,7 @@ def _parent_of(container: Any, path: Path) -> tuple[Any, Path]:
             raise SaveError(f"entry {joined(path[: index + 1])!r} is a tensor and holds no entries")
         node = inner
     if path[-1] in node._entries:
-        raise SaveError(f"entry {joined(path)!r} exists already; delete it first or write into it")
+        raise SaveError(f"entry {joined(path)!r} already exists; delete it first or write into it")
     return node, ()
 
 

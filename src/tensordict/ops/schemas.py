@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from tensordict import registry
 from tensordict.contract import Contract
+from tensordict.io import reopening
 from tensordict.keys import Path, joined, path_of
 from tensordict.shapes import as_size
 
@@ -28,7 +30,7 @@ class Schemas(Contract):
         device: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """A container of zeros, of which every entry is described by a shape and a dtype.
+        """A container of zeros, of which every entry is described by a shape and a dtype; or the one that is on disk.
 
         Args:
             schema: maps each (nested) key to a pair `(shape, dtype)`, the shape being that of one element of the batch;
@@ -36,7 +38,8 @@ class Schemas(Contract):
             batch_size: the batch size, which goes in front of all shapes.
             storage: where the entries are: `None` in memory; `"shared"` in shared memory; `"memmap"` in a folder, given
                 as `prefix=`, or in anonymous memory; `"h5"` in an HDF5 file, given as `filename=`. On disk nothing is
-                built in memory first.
+                built in memory first. A save or a file that is there, of the same entries, is opened and left as it is,
+                unless `overwrite=True` is given too.
             device: the device of the entries in memory, or on which those of an HDF5 file are read.
             **kwargs: further arguments of :meth:`memmap_like` or :meth:`to_h5`.
 
@@ -46,6 +49,7 @@ class Schemas(Contract):
         Raises:
             TypeError: an entry is no pair of a shape and a dtype; it is named.
             ValueError: `storage` is unknown, or arguments are given that it has not.
+            SaveError: what is on disk has another structure; what differs is named.
 
         Example:
             >>> import torch
@@ -79,9 +83,17 @@ class Schemas(Contract):
         if storage == "memmap":
             return result.memmap_like(kwargs.pop("prefix", None), **kwargs)
         if storage == "h5":
-            stored = result.to_h5(kwargs.pop("filename"), **kwargs)
+            stored = _in_h5(result, kwargs.pop("filename"), **kwargs)
             return stored if device is None else stored.to(device)
         return result.share_memory_() if storage == "shared" else result
+
+
+def _in_h5(zeros: Any, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:
+    path = os.fspath(filename)
+    if overwrite or not os.path.lexists(path):
+        return zeros.to_h5(path, **kwargs)
+    load = registry.lookup("PersistentTensorDict")._opened
+    return reopening.opened(zeros, path, lambda: load(path, mode="r+", options=kwargs))
 
 
 def _flatten(schema: Mapping[Any, Any], path: Path, flat: dict[Path, tuple[torch.Size, torch.dtype]]) -> None:
