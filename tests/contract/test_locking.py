@@ -41,6 +41,23 @@ def test_structural_writes_are_refused(td: Any, plain: Plain, kind: Kind, write:
     assert_matches(td, plain, kind.batch_size, kind.extra)
 
 
+@pytest.mark.parametrize("key", ["missing", ("missing", "too"), ("a", "too")])
+def test_the_lock_is_looked_at_before_the_key(td: Any, plain: Plain, kind: Kind, key: Any) -> None:
+    td.lock_()
+    for write in (td.del_, td.__delitem__, lambda key: td.select(key, inplace=True)):
+        with pytest.raises(RuntimeError, match="lock"):
+            write(key)
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_the_lock_of_a_nested_container_is_looked_at_before_the_key() -> None:
+    td = TensorDict({"n": TensorDict({"x": 1}).lock_()})
+    with pytest.raises(RuntimeError, match="lock"):
+        del td["n", "missing"]
+    with pytest.raises(KeyError, match="missing"):
+        del td["missing"]
+
+
 def test_flattening_in_place_is_refused(td: Any, plain: Plain, kind: Kind) -> None:
     if not kind.nested:
         pytest.skip("nothing to flatten")

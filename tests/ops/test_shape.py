@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack, set_lazy_legacy
 
 SIZE = (3, 1, 4)
 
@@ -441,6 +441,25 @@ def test_auto_batch_size_keeps_compliant_sizes() -> None:
     td.auto_batch_size_(1, keep_compliant_size=True)
     assert td.batch_size == (3,)
     assert td["b"].batch_size == (3, 4)
+
+
+def test_auto_batch_size_of_containers_whose_batch_size_cannot_change() -> None:
+    members = [TensorDict({"a": torch.zeros(3, 4)}, [3]) for _ in range(2)]
+    td = TensorDict({"x": torch.zeros(3, 2, 5), "n": lazy_stack(members, 1)}, [3], names=["time"])
+    for limit in (0, 1):
+        with pytest.raises(RuntimeError, match="stack of 2 members along dim 1 cannot have the batch size") as refused:
+            td["n"].batch_size = [3][:limit]
+        with pytest.raises(RuntimeError) as raised:
+            td.auto_batch_size_(limit)
+        assert str(raised.value) == str(refused.value)
+        assert (td.batch_size, td.names) == ((3,), ["time"])
+        assert (td["n"].batch_size, td["n"].names) == ((3, 2), ["time", None])
+    assert td.auto_batch_size_(2)["n"].batch_size == (3, 2)
+    with set_lazy_legacy(True):
+        view = TensorDict({"a": torch.zeros(3, 4)}, [3], names=["time"]).unsqueeze(0)
+    with pytest.raises(RuntimeError, match="lazy view"):
+        view.auto_batch_size_()
+    assert (view.batch_size, view.names) == ((1, 3), [None, "time"])
 
 
 def test_auto_batch_size_of_entries_that_share_nothing_and_of_none() -> None:

@@ -324,6 +324,31 @@ def test_joining_entries_that_cannot_be_changes_nothing() -> None:
     with pytest.raises(RuntimeError, match="locked"):
         td.lock_().cat_tensors("a", "b", out_key="c")
     assert set(td.keys()) == {"a", "b"}
+    td = TensorDict({"a": torch.zeros(2), "n": TensorDict({"x": torch.ones(2)}).lock_()})
+    for keys, out in ((("a", ("n", "x")), "c"), (("a", "a"), ("n", "y"))):
+        with pytest.raises(RuntimeError, match="locked"):
+            td.cat_tensors(*keys, out_key=out)
+        assert set(td.keys(True, True)) == {"a", ("n", "x")}
+    td = TensorDict({"n": TensorDict({"x": torch.ones(2)}, [2])}, [2])
+    with pytest.raises(KeyError, match="keep_entries"):
+        td.stack_tensors("n", out_key=("n", "y"), dim=1)
+    assert set(td.keys(True, True)) == {("n", "x")}
+
+
+def test_joining_an_entry_given_twice() -> None:
+    for keep in (False, True):
+        td = TensorDict({"a": torch.zeros(2), "b": torch.ones(2), "n": {"x": torch.ones(1)}})
+        assert td.stack_tensors("a", "b", ("a",), out_key="c", keep_entries=keep) is td
+        assert td["c"].tolist() == [[0, 0], [1, 1], [0, 0]]
+        assert set(td.keys()) == ({"a", "b", "c", "n"} if keep else {"c", "n"})
+        td.cat_tensors(("n", "x"), ("n", "x"), out_key=("n", "x"), keep_entries=keep)
+        assert td["n", "x"].tolist() == [1, 1]
+
+
+def test_the_result_of_joining_entries_may_take_the_place_of_their_parent() -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": {"x": torch.ones(2)}})
+    assert td.cat_tensors("a", ("n", "x"), out_key="n")["n"].tolist() == [0, 0, 1, 1]
+    assert list(td.keys()) == ["n"]
 
 
 @pytest.mark.parametrize(

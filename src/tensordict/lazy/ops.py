@@ -138,6 +138,8 @@ class LazyOps(LazyCore):
     def del_(self, key: Any) -> Self:
         """Delete the entry at a nested key from all members that have it; arguments and errors as for any container."""
         path = path_of(key)
+        if self._locked:
+            raise_locked(f"delete the entry {joined(path)!r}")
         having = [member for member in self._entries.sample if member._has_anywhere(path)]
         if not having:
             raise self._missing(joined(path))

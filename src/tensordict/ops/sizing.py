@@ -99,6 +99,10 @@ class Sizing(Writing):
         Returns:
             the same container; an empty one keeps its batch size.
 
+        Raises:
+            RuntimeError: a container of the tree cannot have that batch size, as a lazy stack which would lose its
+                stack dim: the error that setting it raises. Nothing has changed then.
+
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -109,18 +113,26 @@ class Sizing(Writing):
         if batch_dims is not None and batch_dims < 0:
             raise ShapeError(f"batch_dims is the largest number of batch dims, got {batch_dims}")
         size = _common_size(self, batch_dims)
-        if size is not None:
-            _spread(self, size, batch_dims, keep_compliant_size)
+        if size is None:
+            return self
+        before: list[tuple[Contract, torch.Size, Names | None]] = []
+        try:
+            _spread(self, size, batch_dims, keep_compliant_size, before)
+        except RuntimeError:
+            for node, old, names in reversed(before):
+                node._batch_size, node._names = old, names
+            raise
         return self
 
 
 def resize(node: Contract, size: torch.Size) -> None:
-    """Set one container's batch size, known to fit; names of the dims that stay are kept."""
-    if node._names is not None:
-        kept = node._names[: len(size)]
+    """Set one container's batch size, known to fit its leaves; names of the dims that stay are kept."""
+    names = node._names
+    node._batch_size = size
+    if names is not None:
+        kept = names[: len(size)]
         padded: Names = kept + [None] * (len(size) - len(kept))
         node._names = padded if any(name is not None for name in padded) else None
-    node._batch_size = size
 
 
 def replace_leaves(root: Any, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None) -> Any:
@@ -199,13 +211,17 @@ def _leading_size(leaf: Any) -> torch.Size:
         return ragged.shape_of(leaf)[: ragged.ragged_dim(leaf)]
 
 
-def _spread(node: Contract, size: torch.Size, limit: int | None, keep: bool) -> None:
-    """Set the size of a container and the longest fitting ones of those nested in it."""
+def _spread(
+    node: Contract, size: torch.Size, limit: int | None, keep: bool, before: list[tuple[Contract, torch.Size, Any]]
+) -> None:
+    """Set the size of a container and the longest fitting ones of those nested in it; `before` gets what they had."""
+    before.append((node, node._batch_size, node._names))
     resize(node, size)
     for value in node._outline().values():
         if isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor)):
             if value._batch_size[: len(size)] != size:
+                before.append((value, value._batch_size, value._names))
                 resize(value, size)
         elif isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
             own = _common_size(value, limit)
-            _spread(value, size if own is None else own, limit, keep)
+            _spread(value, size if own is None else own, limit, keep, before)

@@ -48,6 +48,8 @@ class Structure(Writing):
         """
         if not inplace and not as_tensordict and (entries := self._level_entries(keys)) is not None:
             return self._build(entries, self._batch_size, self._device, self._names)
+        if inplace:
+            self._refuse_if_locked("select in place")
         wanted: dict[str, Any] = {}
         for key in keys:
             path = (key,) if type(key) is str else path_of(key)
@@ -57,7 +59,6 @@ class Structure(Writing):
                 continue
             _want(wanted, path)
         if inplace:
-            self._refuse_if_locked("select in place")
             gone: list[tuple[Any, str]] = []
             self._plan_keep(wanted, gone)
             _delete(gone, "select in place")

@@ -570,10 +570,13 @@ class Writing(Reading, Locking):
             RuntimeError: the container is locked.
         """
         path = path_of(key)
-        parent, name = self._holder(path)
-        if parent._locked:
+        parent = self if len(path) == 1 else self._peek(path[:-1])
+        within = isinstance(parent, Contract)
+        if self._locked or (within and parent._locked):
             raise_locked(f"delete the entry {joined(path)!r}")
-        del parent._entries[name]
+        if not within or path[-1] not in parent._entries:
+            raise self._missing(joined(path))
+        del parent._entries[path[-1]]
         return self
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
