@@ -5,11 +5,12 @@
 PYTHON ?= python3
 # In how many processes the tests run, a file in each at a time.
 JOBS ?= 2
+PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl test test-clients lint format bench bench-clients
+.PHONY: help demo demo-rl test test-clients differ lint format bench bench-clients
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +18,7 @@ help:
 	@echo "make demo-rl        train an agent with TorchRL (at most two minutes)"
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
+	@echo "make differ         run random programs here and on the reference; choose with DIFFER='--seconds 60 --seed 7'"
 	@echo "make lint           check format, style and types"
 	@echo "make format         bring the code in format"
 	@echo "make bench          measure against the reference; choose with BENCH='--families indexing'"
@@ -35,6 +37,10 @@ test: .venv/installed .venv-reference/installed
 # Programs of libraries that are built on this API, each run on this package and on the reference.
 test-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
 	.venv/bin/python -m pytest tests/clients $(TESTS)
+
+# Random programs, each run on this package and on the reference; prints where they differ.
+differ: .venv/installed .venv-reference/installed
+	.venv/bin/python tests/differ $(DIFFER)
 
 lint: .venv/installed
 	.venv/bin/ruff format --check .
@@ -56,10 +62,15 @@ bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/i
 	.venv/bin/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
 	touch $@
 
-# The implementation that this one is measured against, never read: its public behaviour and speed only.
+# The implementation that this one is measured against, never read: its public behaviour and speed only. Speed is that of
+# 0.15.3, behaviour that of 0.14.3, which comes to lie beside it, on the same torch: .venv-behaviour has nothing but the
+# way to it, before the way to the rest.
 .venv-reference/installed: Makefile constraints.txt
 	test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
-	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors ray --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors ray orjson importlib_metadata packaging --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet --no-deps --upgrade --target .venv-reference/tensordict-0.14.3 tensordict==0.14.3 --constraint constraints.txt
+	.venv-reference/bin/python -m venv --without-pip .venv-behaviour
+	printf '%s\n' $(CURDIR)/.venv-reference/tensordict-0.14.3 "$$(.venv-reference/bin/python -c $(PURELIB))" > "$$(.venv-behaviour/bin/python -c $(PURELIB))/reference.pth"
 	touch $@
 
 # Client libraries over this package. BenchMARL asks for an older TorchRL, so its own requirements are left out; what it

@@ -1,0 +1,294 @@
+"""Two summaries, or two runs of a program: where do they differ?"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NamedTuple
+
+from differ.programs import Construction, Line, Step
+from differ.sides import Summary
+
+# Kinds that name a difference only where there is no other.
+MINOR = {"key order", "flags", "leaf class"}
+NOT_FIELDS = {"k", "entries", "members", "nontensor", "msg"}
+
+
+class Difference(NamedTuple):
+    """What differs, where, and what each side has there."""
+
+    kind: str
+    path: str
+    reference: str
+    ours: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.path}: reference {self.reference} | ours {self.ours}"
+
+
+class Found(NamedTuple):
+    """The first line of a program that differs: its number, how it differs, the exceptions of both sides."""
+
+    line: int
+    operation: str
+    kind: str
+    detail: str
+    reference: dict[str, Any] | None = None
+    ours: dict[str, Any] | None = None
+    differences: list[Difference] = []
+
+    def is_crash(self) -> bool:
+        return self.kind.startswith("crash")
+
+    def in_results(self) -> bool:
+        """Whether both sides run, or fail, and what they leave differs."""
+        return self.kind in ("result", "state")
+
+    def same_group(self, other: Found | None) -> bool:
+        """Whether `other` shows the same fault."""
+        if other is None or (self.operation, self.kind) != (other.operation, other.kind):
+            return False
+        if self.in_results():
+            return self.detail == other.detail
+        return self.detail.split(":")[0] == other.detail.split(":")[0]
+
+
+def close(a: object, b: object) -> bool:
+    """Whether values are equal; floats up to rounding, and NaN equals NaN."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return not differences(a, b)
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)) and float in (type(a), type(b)):
+        if math.isnan(a) or math.isnan(b):
+            return math.isnan(a) and math.isnan(b)
+        return a == b or abs(a - b) <= 1e-4 * max(abs(a), abs(b)) + 1e-5
+    return a == b
+
+
+def short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) < 120 else text[:117] + "..."
+
+
+def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
+    """Where the summary `b` of ours differs from `a` of the reference."""
+    broken = [x["k"] == "broken" for x in (a, b)]
+    if all(broken):
+        return []
+    if any(broken):
+        kind = "unreadable on " + ("the reference" if broken[0] else "ours")
+        texts = [f"{short(x.get('exc', x.get('cls', '')))} {x.get('msg', '')[:100]}" for x in (a, b)]
+        return [Difference(kind, path, *texts)]
+    if a["k"] != b["k"]:
+        return [Difference("type", path, a.get("cls", a["k"]), b.get("cls", b["k"]))]
+    out = [d for field in a if field not in NOT_FIELDS for d in _in_field(field, a, b, path)]
+    if "flags" in b and "flags" not in a:
+        out.append(Difference("flags", path, "none", short(b["flags"])))
+    if "nontensor" in a:
+        out += _in_values(a, b, path)
+    if "members" in a:
+        out += _in_members(a, b, path)
+    if "entries" in a and "entries" in b:
+        out += _in_entries(a, b, path)
+    return out
+
+
+def _classes(a: Summary, b: Summary, path: str) -> Difference:
+    return Difference("type", path, a.get("cls", ""), b.get("cls", ""))
+
+
+def _in_field(field: str, a: Summary, b: Summary, path: str) -> list[Difference]:
+    x, y = a[field], b.get(field)
+    if field == "keys":
+        return _in_keys(a, b, path)
+    if field in ("values", "value"):
+        return [] if close(x, y) else [Difference("values", path, short(x), short(y))]
+    if x == y:
+        return []
+    if field == "cls":
+        return [Difference("leaf class" if a["k"] == "tensor" else "type", path, x, str(y))]
+    return [Difference(_field_kind(field, x, y), path, short(x), short(y))]
+
+
+def _field_kind(field: str, x: Any, y: Any) -> str:
+    if field == "rg":
+        return "requires_grad"
+    if field == "names" and None not in (x, y) and len(x) == len(y):
+        return "names lost by reference" if not any(x) else "names lost by ours" if not any(y) else "names"
+    if field == "locked":
+        return "locked in ours only" if y else "locked in reference only"
+    if field == "device" and None not in (x, y) and "None" in (x, y):
+        return "device lost by reference" if x == "None" else "device lost by ours"
+    return field
+
+
+def _in_keys(a: Summary, b: Summary, path: str) -> list[Difference]:
+    if "keys" not in b:
+        return [_classes(a, b, path)]
+    x, y = a["keys"], b["keys"]
+    if x == y:
+        return []
+    kind = "keys"
+    if sorted(x) == sorted(y):
+        kind = "key order"
+    elif set(x) < set(y):
+        kind = "keys fewer in reference"
+    elif set(y) < set(x):
+        kind = "keys fewer in ours"
+    return [Difference(kind, path, short(x), short(y))]
+
+
+def _in_values(a: Summary, b: Summary, path: str) -> list[Difference]:
+    if "nontensor" not in b:
+        return [_classes(a, b, path)]
+    found = differences(a["nontensor"], b["nontensor"], path)
+    return [d._replace(kind="non-tensor " + d.kind) for d in found]
+
+
+def _in_members(a: Summary, b: Summary, path: str) -> list[Difference]:
+    if "members" not in b:
+        return [_classes(a, b, path)]
+    x, y = a["members"], b["members"]
+    if len(x) != len(y):
+        return [Difference("members", path, str(len(x)), str(len(y)))]
+    return [d for i, pair in enumerate(zip(x, y)) for d in differences(*pair, f"{path}<{i}>")]
+
+
+def _in_entries(a: Summary, b: Summary, path: str) -> list[Difference]:
+    if "keys" not in a:
+        pairs = enumerate(zip(a["entries"], b["entries"]))
+        return [d for i, pair in pairs for d in differences(*pair, f"{path}({i})")]
+    mine = dict(zip(b.get("keys", []), b["entries"]))
+    items = zip(a["keys"], a["entries"])
+    return [d for key, x in items if key in mine for d in differences(x, mine[key], f"{path}[{key}]")]
+
+
+def in_states(a: dict[str, Summary], b: dict[str, Summary]) -> list[Difference]:
+    """Where variables differ."""
+    out = []
+    for name, summary in a.items():
+        out += differences(summary, b[name], name) if name in b else [Difference("missing variable", name, "", "")]
+    return out
+
+
+def kinds_of(found: list[Difference]) -> str:
+    kinds = {d.kind for d in found}
+    return "+".join(sorted(kinds - MINOR or kinds))
+
+
+def described(error: dict[str, Any]) -> str:
+    """An exception without what differs from program to program."""
+    message = error["msg"].split("\n")[0]
+    message = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "'..'", message)
+    message = re.sub(r"\[[^\]]*\]|\([^)]*\)", "[..]", message)
+    return f"{error['cls']}: {re.sub(r'-?[0-9]+', '#', message)[:70]}"
+
+
+def first_difference(program: list[Step], reference: Any, ours: Any) -> Found | None:
+    """The first line of a program whose replies differ."""
+    if isinstance(ours, dict):
+        return Found(len(program) - 1, "process", "crash of ours", ours["dead"])
+    if isinstance(reference, dict):
+        return None
+    before: dict[str, Summary] = {}
+    for i, (step, a, b) in enumerate(zip(program, reference, ours)):
+        kind, detail, differing = _in_step(step, a, b, before if i else None)
+        if kind:
+            return Found(i, step.operation(), kind, detail, a["exc"], b["exc"], differing[:8])
+        before = b["state"]
+    return None
+
+
+def _in_step(
+    step: Step, a: dict[str, Any], b: dict[str, Any], before: dict[str, Summary] | None
+) -> tuple[str, str, list[Difference]]:
+    """How the replies to one line differ, if they do; `before` is what our variables held."""
+    theirs, ours = a["exc"], b["exc"]
+    changed = []
+    if ours and before is not None and not (isinstance(step, Line) and step.is_several()):
+        changed = in_states(before, b["state"])
+    if ours and ours["cls"] == "Hang":
+        return "hang of ours", "", []
+    if ours and not theirs:
+        return "ours raises and has changed something" if changed else "ours raises", described(ours), []
+    if theirs and not ours:
+        return "reference raises", described(theirs), []
+    if changed:
+        return "failing call of ours changed something", kinds_of(changed), []
+    found = in_states(a["state"], b["state"])
+    if found and theirs:
+        return "reference changed something when both raise", kinds_of(found), found
+    if found:
+        mine = [d for d in found if step.result and re.match(rf"{step.result}($|[\[(<])", d.path)]
+        return "result" if mine else "state", kinds_of(mine or found), found
+    if theirs and ours and not set(theirs["mro"]) & set(ours["mro"]):
+        return "exception class", f"{theirs['mro'][0]} | {ours['mro'][0]}", []
+    return "", "", []
+
+
+def receiver(program: list[Step], found: Found, reference: Any) -> str:
+    """What kind of container the operation was called on."""
+    step = program[found.line]
+    if isinstance(step, Construction):
+        return kind_of_spec(step.spec)
+    if not isinstance(step, Line):
+        name = re.match(r"\w+\((\w+)", step.code())
+        source = next((p for p in program if name and p.result == name[1]), None)
+        if not isinstance(source, Line):
+            return ""
+        step = source
+    if (variable := step.receiver()) is None:
+        return "-"
+    i = program.index(step)
+    state = reference[i - 1]["state"] if i and isinstance(reference, list) else {}
+    summary = state.get(re.match(r"\w+", variable)[0])
+    for part in re.findall(r"\[(\d+)\]", variable):
+        if summary and summary["k"] == "list" and int(part) < len(summary["entries"]):
+            summary = summary["entries"][int(part)]
+    return kind_of(summary) if summary else "?"
+
+
+def kind_of_spec(spec: dict[str, Any]) -> str:
+    kind = {"td": "TensorDict", "lazy": "lazy", "tc": "tensorclass"}.get(spec["k"], "?")
+    return kind + "".join("+" + call.split("(")[0].strip("#_") for call in spec.get("post", []))
+
+
+def kind_of(summary: Summary) -> str:
+    """The kind of container, with what it has inside that operations stumble over."""
+    if summary["k"] != "td":
+        return summary["k"]
+    kind = "tensorclass" if summary["cls"].startswith("TC") else summary["cls"]
+    if kind == "LazyStackedTensorDict":
+        shapes = [_shape_of(member) for member in summary["members"]]
+        kind = "lazy" if all(shape == shapes[0] for shape in shapes) else "lazy-het"
+    features = _features(summary, top=True) | {flag.replace("is_", "") for flag in summary.get("flags", [])}
+    return kind + "".join("+" + feature for feature in sorted(features))
+
+
+def _features(summary: Summary, top: bool) -> set[str]:
+    found = set()
+    if summary["k"] == "nested":
+        found.add("ragged")
+    if summary["k"] == "td":
+        if "nontensor" in summary:
+            found.add("value")
+        elif not top and summary["cls"] == "LazyStackedTensorDict":
+            found.add("nested lazy")
+        elif not top and summary["cls"].startswith("TC"):
+            found.add("nested tensorclass")
+    if summary.get("cls") == "UnbatchedTensor":
+        found.add("unbatched")
+    for part in summary.get("entries", []) + summary.get("members", []):
+        found |= _features(part, top=False)
+    return found
+
+
+def _shape_of(summary: Summary) -> object:
+    if summary["k"] != "td":
+        return [summary.get("shape"), summary.get("dtype")]
+    if "nontensor" in summary:
+        return "v"
+    parts = summary.get("entries", []) + summary.get("members", [])
+    return [summary["batch_size"], summary.get("keys"), [_shape_of(part) for part in parts]]

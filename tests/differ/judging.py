@@ -1,0 +1,121 @@
+"""Groups of differences, and what is known about them.
+
+`judged.txt` has rules, first match wins: a letter, a pattern over a group's text, a note. `seen.txt` has the digests
+of single groups that somebody looked at and found to be no more than arguable.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+from differ.comparing import Found, receiver
+from differ.programs import Program, text_of
+
+JUDGED = pathlib.Path(__file__).with_name("judged.txt")
+SEEN = pathlib.Path(__file__).with_name("seen.txt")
+UNKNOWN = "?"
+# Groups of these letters fail a run.
+BAD = "A?"
+
+
+class Group(NamedTuple):
+    """Differences of one kind in one operation on one kind of container, with a program that shows it."""
+
+    key: str
+    seed: int
+    count: int
+    program: str
+    reference: str
+    ours: str
+    differences: list[str]
+
+    def __str__(self) -> str:
+        lines = [self.key, f"program: {self.program}", f"reference: {self.reference}", f"ours: {self.ours}"]
+        return "\n".join(lines + self.differences)
+
+    def printed(self) -> str:
+        program = self.program.replace("\n", "\n    ")
+        sides = f"    reference: {self.reference[:300]}\n    ours:      {self.ours[:300]}"
+        differences = "".join(f"\n      {difference}" for difference in self.differences[:4])
+        return f"    # seed {self.seed}\n    {program}\n{sides}{differences}"
+
+
+def describe(program: Program, found: Found, replies: tuple[Any, Any], seed: int) -> Group:
+    """The group that a difference belongs to."""
+    kind = receiver(program, found, replies[0])
+    key = f"{found.operation} | {kind} | {found.kind} | {found.detail}"
+    sides = [f"{error['cls']}: {error['msg']}" if error else "runs" for error in (found.reference, found.ours)]
+    if found.is_crash():
+        sides[1] = found.detail
+    return Group(key, seed, 1, text_of(program), *sides, [str(d) for d in found.differences])
+
+
+@cache
+def rules() -> list[tuple[str, re.Pattern[str], str]]:
+    """Letter, pattern and note of each rule."""
+    out = []
+    for line in JUDGED.read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            letter, pattern, *note = line.split("\t")
+            out.append((letter, re.compile(pattern, re.DOTALL), note[0] if note else ""))
+    return out
+
+
+@cache
+def seen() -> frozenset[str]:
+    return frozenset(SEEN.read_text().split())
+
+
+def digest(key: str) -> str:
+    return hashlib.sha1(key.encode()).hexdigest()[:8]
+
+
+def judge(group: Group) -> tuple[str, str]:
+    """Letter and note of a group."""
+    text = str(group)
+    for letter, pattern, note in rules():
+        if pattern.search(text):
+            return letter, note
+    return ("d", "looked at") if digest(group.key) in seen() else (UNKNOWN, "")
+
+
+def accept(groups: Iterable[Group]) -> None:
+    """Add the groups that are not judged to those that were looked at."""
+    new = {digest(group.key) for group in groups if judge(group)[0] == UNKNOWN}
+    SEEN.write_text("\n".join(sorted(seen() | new)) + "\n")
+
+
+def report(groups: Iterable[Group], letters: str = "") -> tuple[str, collections.Counter[str]]:
+    """The groups as text, of some letters or of all; and how many there are of each letter."""
+    merged: dict[tuple[str, str], list[Group]] = {}
+    notes = {}
+    for group in groups:
+        letter, notes[group.key] = judge(group)
+        merged.setdefault((letter, group.key), []).append(group)
+    lines = []
+    for (letter, key), examples in sorted(merged.items()):
+        if letters and letter not in letters:
+            continue
+        note = f"   -- {notes[key]}" if notes[key] else ""
+        lines.append(f"[{letter}] x{sum(group.count for group in examples)} :: {key}{note}")
+        lines += [group.printed() for group in sorted(examples, key=lambda group: len(group.program))[:3]]
+    counts = collections.Counter(letter for letter, _ in merged)
+    lines.append(f"groups: {dict(sorted(counts.items()))}")
+    return "\n".join(lines), counts
+
+
+def save(groups: Iterable[Group], path: pathlib.Path) -> None:
+    path.write_text("".join(json.dumps(group._asdict()) + "\n" for group in groups))
+
+
+def load(folder: pathlib.Path) -> list[Group]:
+    """The groups that earlier runs have left."""
+    lines = [line for path in sorted(folder.glob("groups-*.jsonl")) for line in path.read_text().splitlines()]
+    return [Group(**json.loads(line)) for line in lines]

@@ -1,0 +1,207 @@
+"""What the programs use: `from differ.prelude import *` makes a minimised program run by itself."""
+
+# ruff: noqa: F401, F403
+import collections
+import copy
+import dataclasses
+import io
+import math
+import operator
+import os
+import pickle
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+
+import tensordict
+from tensordict import *
+from tensordict import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorData,
+    NonTensorStack,
+    PersistentTensorDict,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    TensorDictParams,
+    UnbatchedTensor,
+    is_tensor_collection,
+    merge_tensordicts,
+    pad,
+    pad_sequence,
+    tensorclass,
+    unravel_key,
+    unravel_key_list,
+)
+from tensordict import utils as tdu
+
+warnings.simplefilter("ignore")
+
+f16, f32, f64, bf16, c64 = torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.complex64
+i8, i16, i32, i64, u8, bl = torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool
+
+
+def T(*shape: int, dt: torch.dtype = f32, s: int = 0, rg: bool = False) -> torch.Tensor:
+    """A tensor of small numbers that depend on `s` only."""
+    values = (torch.arange(math.prod(shape)) * 7 + s * 5) % 13 - 4
+    if dt is bl:
+        values = values % 2 == 0
+    elif dt is u8:
+        values = values.abs()
+    values = values.to(dt)
+    if dt.is_floating_point:
+        values = values / 2
+    values = values.reshape(shape)
+    return values.requires_grad_() if rg else values
+
+
+def J(rows: int, *feature: int, dt: torch.dtype = f32, s: int = 0) -> torch.Tensor:
+    """A ragged leaf with `rows` rows of 1 to 3 elements."""
+    tensors = [T((s + i) % 3 + 1, *feature, dt=dt, s=i) for i in range(rows)]
+    return torch.nested.nested_tensor(tensors, layout=torch.jagged)
+
+
+@tensorclass
+class TCA:
+    a: torch.Tensor
+    b: Any = None
+    s: str = None
+
+
+class TCB(TensorClass):
+    a: torch.Tensor
+    x: Optional[torch.Tensor] = None  # noqa: UP045
+    child: Any = None
+
+    @property
+    def double_a(self) -> torch.Tensor:
+        return self.a * 2
+
+
+class TCN(TensorClass["nocast"]):
+    a: torch.Tensor
+    s: str = "d"
+    n: Any = 3
+
+
+class TCC(TensorClass["autocast"]):
+    a: torch.Tensor
+    s: str = "d"
+    n: int = 3
+
+
+class TCO(TensorClass["tensor_only"]):
+    a: torch.Tensor
+    b: torch.Tensor = None
+
+
+class Point(NamedTuple):
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class Rec:
+    a: Any
+    b: Any
+
+
+class Net(torch.nn.Module):
+    """Two layers and a buffer, with weights that do not depend on a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = torch.nn.Linear(2, 3)
+        self.register_buffer("buf", torch.zeros(3))
+        self.seq = torch.nn.Sequential(torch.nn.Linear(3, 2))
+        with torch.no_grad():
+            for i, parameter in enumerate(self.parameters()):
+                parameter.copy_(T(*parameter.shape, s=i))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.seq(self.l(x) + self.buf)
+
+
+_folder = tempfile.gettempdir()
+_paths = 0
+
+
+def enter(folder: str) -> None:
+    """Make new paths in `folder` from now on."""
+    global _folder, _paths
+    _folder, _paths = folder, 0
+
+
+def P(end: str = "") -> str:
+    """A new path."""
+    global _paths
+    _paths += 1
+    return os.path.join(_folder, f"p{_paths}{end}")
+
+
+def roundtrip(x: Any) -> Any:
+    """`x` through pickle."""
+    return pickle.loads(pickle.dumps(x))
+
+
+def torchsave(x: Any, **options: Any) -> Any:
+    """`x` through `torch.save`."""
+    buffer = io.BytesIO()
+    torch.save(x, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False, **options)
+
+
+def leaves(x: Any) -> Iterator[torch.Tensor]:
+    """All tensors that a result holds."""
+    if isinstance(x, torch.Tensor):
+        yield x
+    elif is_tensor_collection(x):
+        if tensordict.is_non_tensor(x):
+            return
+        parts = x.tensordicts if isinstance(x, LazyStackedTensorDict) else [v for _, v in x.items()]
+        for part in parts:
+            yield from leaves(part)
+    elif isinstance(x, dict):
+        for part in x.values():
+            yield from leaves(part)
+    elif isinstance(x, (list, tuple)):
+        for part in x:
+            yield from leaves(part)
+
+
+def mutate(x: Any) -> None:
+    """Overwrite every tensor of a result in place."""
+    for leaf in list(leaves(x)):
+        leaf = leaf.detach()
+        if leaf.is_nested:
+            leaf = leaf.values()
+        if leaf.device.type != "meta" and leaf.numel():
+            leaf.fill_(not bool(leaf.flatten()[0]) if leaf.dtype is bl else 77)
+
+
+def _takes_keys(x: Any) -> bool:
+    if not is_tensor_collection(x) or isinstance(x, torch.Tensor):
+        return False
+    return not (tensordict.is_non_tensor(x) or tensordict.is_tensorclass(x))
+
+
+def graft(x: Any) -> None:
+    """Add a key to every container of a result."""
+    if isinstance(x, (list, tuple)):
+        for part in x:
+            graft(part)
+    elif not _takes_keys(x):
+        return
+    elif isinstance(x, LazyStackedTensorDict):
+        for member in x.tensordicts:
+            graft(member)
+    else:
+        for _, part in list(x.items()):
+            graft(part)
+        x["grafted"] = torch.zeros(x.batch_size)

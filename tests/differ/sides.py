@@ -1,0 +1,132 @@
+"""The two worker processes: one imports this package, the other the reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pickle
+import select
+import struct
+import subprocess
+import tempfile
+import time
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[2]
+TESTS = pathlib.Path(__file__).parents[1]
+# Both run with the same interpreter, and so on the same torch.
+PYTHON = ROOT / ".venv-reference" / "bin" / "python"
+REFERENCE = ROOT / ".venv-reference" / "tensordict-0.14.3"
+OURS = ROOT / "src"
+
+# What a worker tells about one value (summaries.py), and about one line: the exception, and the state of variables.
+Summary = dict[str, Any]
+Reply = dict[str, Any]
+Lines = list[tuple[str, str | None]]
+
+
+class Side:
+    """A worker that runs programs on one package. When it dies it says so, and the next request starts it again."""
+
+    def __init__(self, name: str, package: pathlib.Path, python: pathlib.Path = PYTHON) -> None:
+        self.name, self.package, self.python = name, package.absolute(), python.absolute()
+        self.process: subprocess.Popen[bytes] | None = None
+        command = [self.python, "-c", "import torch, tensordict; print(tensordict.__file__)"]
+        check = subprocess.run(command, capture_output=True, text=True, env=self._environment(), check=False)
+        if not check.stdout.startswith(str(self.package)):
+            message = f"{name}: {python} does not import tensordict from {package}: {check.stdout}{check.stderr[-500:]}"
+            raise ImportError(message)
+
+    def _environment(self) -> dict[str, str]:
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        same = {"PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore", "PYTHONPATH": f"{self.package}:{TESTS}"}
+        return {**os.environ, **threads, **same}
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [self.python, "-m", "differ.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._environment(),
+            cwd=tempfile.gettempdir(),
+        )
+
+    def ask(self, *request: Any, limit: float = 90) -> Any:
+        """The worker's answer, or `{"dead": why}` where it ended or took more than `limit` seconds."""
+        self.send(*request)
+        return self.receive(limit)
+
+    def send(self, *request: Any) -> None:
+        """Hand over a request; `receive` gets the answer."""
+        if self.process is None or self.process.poll() is not None:
+            self.process = self._start()
+        assert self.process.stdin is not None
+        data = pickle.dumps(request)
+        try:
+            self.process.stdin.write(struct.pack("q", len(data)) + data)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return  # `receive` says that the process ended
+
+    def receive(self, limit: float = 90) -> Any:
+        """The answer to what was sent last."""
+        assert self.process is not None
+        try:
+            return json.loads(self._read(struct.unpack("q", self._read(8, limit))[0], limit))
+        except (EOFError, TimeoutError) as error:
+            self.process.kill()
+            status = self.process.wait()
+            self.process = None
+            return {"dead": f"{type(error).__name__} {error} (exit status {status})"}
+
+    def run(self, lines: Lines) -> list[Reply] | Reply:
+        """One reply per line of a program, or `{"dead": why}`."""
+        return self.ask("run", lines, limit=60 + 25 * len(lines))
+
+    def _read(self, count: int, limit: float) -> bytes:
+        assert self.process is not None and self.process.stdout is not None
+        out = b""
+        end = time.monotonic() + limit
+        while len(out) < count:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise TimeoutError("no answer")
+            part = os.read(self.process.stdout.fileno(), count - len(out))
+            if not part:
+                raise EOFError("process ended")
+            out += part
+        return out
+
+    def stop(self) -> None:
+        """End the worker."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+class Sides:
+    """Both workers, as a block that ends them."""
+
+    def __init__(self) -> None:
+        self.reference, self.ours = Side("reference", REFERENCE), Side("ours", OURS)
+
+    def __enter__(self) -> Sides:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reference.stop()
+        self.ours.stop()
+
+    def run(self, lines: Lines) -> tuple[Any, Any]:
+        """What the reference and what this package replies, running at the same time."""
+        sides, limit = (self.reference, self.ours), 60 + 25 * len(lines)
+        for side in sides:
+            side.send("run", lines)
+        return tuple(side.receive(limit) for side in sides)  # type: ignore[return-value]
