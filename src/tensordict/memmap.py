@@ -21,6 +21,7 @@ from tensordict import ragged
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
 from tensordict.io.datasets import Stored
+from tensordict.io.names import local_path
 from tensordict.keys import Path, joined
 from tensordict.rows import picks_rows, rows_of
 
@@ -360,7 +361,7 @@ class MemoryMappedTensor(Tensor):
             FileNotFoundError: when there is no such file.
             SaveError: when the file is shorter than `dtype` and `shape` need.
         """
-        path = os.path.abspath(os.fspath(filename))
+        path = local_path(filename)
         if isinstance(shape, Tensor):
             result = nested(map_file(path, dtype, (_nested_numel(shape),)), shape)
         else:
@@ -424,7 +425,7 @@ class MemoryMappedTensor(Tensor):
             raise SaveError(f"a storage of {untyped.nbytes()} bytes does not hold shape {size} of {dtype}")
         source: FileSource | SharedBlock | None = handler
         if filename is not None:
-            path = os.path.abspath(os.fspath(filename))
+            path = local_path(filename)
             mapped = untyped.filename
             if mapped is not None and os.path.abspath(mapped) != path:
                 raise RuntimeError(f"the storage maps {mapped!r}, not {path!r}; pass filename=None or its own file")
@@ -542,7 +543,7 @@ def _stays(tensor: MemoryMappedTensor, filename: PathLike | None, copy_existing:
         return True
     if not isinstance(tensor._source, FileSource):
         return False
-    if os.path.abspath(os.fspath(filename)) == tensor._source.path and is_whole_file(tensor):
+    if local_path(filename) == tensor._source.path and is_whole_file(tensor):
         return True
     if copy_existing:
         return False
@@ -564,7 +565,7 @@ def _make(
     size = (_nested_numel(shape),) if isinstance(shape, Tensor) else tuple(shape)
     nbytes = math.prod(size) * dtype.itemsize
     if filename is not None:
-        path = os.path.abspath(os.fspath(filename))
+        path = local_path(filename)
         if existsok and not overwrite and content is None and os.path.lexists(path):
             result = _open_file(path, size, dtype, nbytes)
         else:

@@ -16,7 +16,10 @@ def memmap(
     num_threads: int = 0,
     return_early: bool = False,
     share_non_tensor: bool = False,
+    existsok: bool = True,
     robust_key: bool | None = True,
+    archive: bool | None = None,
+    compression: Any = None,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -26,8 +29,8 @@ def memmap(
 
     Args:
         data: the container.
-        prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, allow_pickle,
-        durable, checksum, progress: as in the method.
+        prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
+            allow_pickle, durable, checksum, progress: as in the method.
 
     Example:
         >>> import tempfile
@@ -44,7 +47,10 @@ def memmap(
         num_threads=num_threads,
         return_early=return_early,
         share_non_tensor=share_non_tensor,
+        existsok=existsok,
         robust_key=robust_key,
+        archive=archive,
+        compression=compression,
         allow_pickle=allow_pickle,
         durable=durable,
         checksum=checksum,
@@ -61,6 +67,8 @@ def save(
     return_early: bool = False,
     share_non_tensor: bool = False,
     robust_key: bool | None = True,
+    archive: bool | None = None,
+    compression: Any = None,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -86,6 +94,8 @@ def save(
         return_early=return_early,
         share_non_tensor=share_non_tensor,
         robust_key=robust_key,
+        archive=archive,
+        compression=compression,
         allow_pickle=allow_pickle,
         durable=durable,
         checksum=checksum,
@@ -100,15 +110,19 @@ def load_memmap(
     *,
     out: Any = None,
     robust_key: bool | None = True,
+    subpath: Any = None,
+    mode: str = "r",
+    num_threads: int = 0,
     allow_pickle: bool | None = None,
     keys: Any = None,
     progress: bool = False,
 ) -> Any:
-    """Load the container that was saved in a folder; see :meth:`TensorDict.load_memmap`.
+    """Load the container that was saved in a folder or an archive; see :meth:`TensorDict.load_memmap`.
 
     Args:
-        prefix: the folder.
-        device, non_blocking, out, robust_key, allow_pickle, keys, progress: as in the method.
+        prefix: the folder, or the archive.
+        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress: as in the
+            method.
 
     Example:
         >>> import tempfile
@@ -126,6 +140,9 @@ def load_memmap(
         non_blocking,
         out=out,
         robust_key=robust_key,
+        subpath=subpath,
+        mode=mode,
+        num_threads=num_threads,
         allow_pickle=allow_pickle,
         keys=keys,
         progress=progress,
@@ -139,6 +156,9 @@ def load(
     *,
     out: Any = None,
     robust_key: bool | None = True,
+    subpath: Any = None,
+    mode: str = "r",
+    num_threads: int = 0,
     allow_pickle: bool | None = None,
     keys: Any = None,
     progress: bool = False,
@@ -147,8 +167,8 @@ def load(
 
     Args:
         prefix: the folder or the file.
-        device, non_blocking, out, robust_key, allow_pickle, keys, progress: as in :func:`load_memmap`; `out` and
-            `keys` are for folders and archives.
+        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress: as in
+            :func:`load_memmap`; `out`, `subpath` and `keys` are for folders and archives, `mode` for HDF5 files too.
 
     Example:
         >>> import tempfile
@@ -166,6 +186,9 @@ def load(
         non_blocking,
         out=out,
         robust_key=robust_key,
+        subpath=subpath,
+        mode=mode,
+        num_threads=num_threads,
         allow_pickle=allow_pickle,
         keys=keys,
         progress=progress,

@@ -22,7 +22,7 @@ from tensordict.io.directory import Plan, SaveOptions, meta_of, plan_files
 from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import as_json
-from tensordict.io.names import LEAF_SUFFIX, META
+from tensordict.io.names import LEAF_SUFFIX, META, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.target import Target, check_target
 from tensordict.io.zipping import STORED, Entry
@@ -95,7 +95,7 @@ def plan_archive(
     how = Compression.of(compression)
     if options.checksum not in ("", "crc32"):
         raise UnsupportedEntryError(f"an archive always has CRC-32 checksums, and no {options.checksum!r}")
-    path = os.path.abspath(os.fspath(prefix))
+    path = local_path(prefix)
     check_target(path, options.existsok)
     plan = plan_files(container, path, replace(options, archive=True, share_values=False))
     parts = list(_parts(plan, len(path) + 1, options.like))
@@ -193,7 +193,7 @@ def load_archive(
     Raises:
         SaveError: the archive does not add up, or (with "r+") what is compressed or not aligned cannot be written.
     """
-    path = os.path.abspath(os.fspath(prefix))
+    path = local_path(prefix)
     with Archive(path, mode, num_threads) as source:
         _check_top(source)
         return load_directory(prefix, replace(options, source=source), subpath, keys)
@@ -223,7 +223,7 @@ def is_memmap_archive(path: PathLike) -> bool:
         ...     is_memmap_archive(folder + "/x.tdz"), is_memmap_archive(folder)
         (True, False)
     """
-    absolute = os.path.abspath(os.fspath(path))
+    absolute = local_path(path)
     if not os.path.isfile(absolute):
         return False
     try:
@@ -273,7 +273,7 @@ def pack_memmap(
         tensor([1., 1.])
     """
     how = Compression.of(compression, compresslevel)
-    folder, path = os.path.realpath(prefix), os.path.abspath(os.fspath(archive_path))
+    folder, path = os.path.realpath(prefix), local_path(archive_path)
     if not os.path.isfile(f"{folder}/{META}"):
         raise SaveError(f"{os.fspath(prefix)!r} is no saved folder: it has no {META!r}")
     if f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
@@ -339,9 +339,9 @@ def unpack_memmap(
         >>> td["a"]
         MemoryMappedTensor([1., 1.])
     """
-    archive = Archive(os.path.abspath(os.fspath(archive_path)))
+    archive = Archive(local_path(archive_path))
     _check_top(archive)
-    root = os.path.abspath(os.fspath(prefix))
+    root = local_path(prefix)
     _check_space(archive, root)
     names = frozenset(name.partition("/")[0] for name in archive.entries)
     with ExitStack() as stack:
@@ -417,7 +417,7 @@ def refresh_archive_checksums(archive_path: PathLike, *, num_threads: int = 0) -
         >>> td["a"]
         tensor([7., 7.])
     """
-    archive = Archive(os.path.abspath(os.fspath(archive_path)), "r+")
+    archive = Archive(local_path(archive_path), "r+")
     stored = [entry for entry in archive.entries.values() if entry.method == STORED]
     files.run_all([partial(_refresh, archive, entry) for entry in stored], num_threads)
     return pathlib.Path(archive_path)
@@ -447,7 +447,7 @@ def archive_problems(path: PathLike, build: Any, progress: Progress | None = Non
     Raises:
         FileNotFoundError: there is no file.
     """
-    absolute = os.path.abspath(os.fspath(path))
+    absolute = local_path(path)
     try:
         archive = Archive(absolute, unread=True)
     except SaveError as error:

@@ -8,7 +8,7 @@ import os
 import stat
 
 from tensordict.errors import SaveError
-from tensordict.io.names import META
+from tensordict.io.names import META, local_path
 from tensordict.memmap import PathLike
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
@@ -29,6 +29,7 @@ def detect_format(path: PathLike) -> str:
         SaveError: it is of none of these formats.
     """
     shown = os.fspath(path)
+    local_path(path)
     if os.path.isdir(shown):
         if os.path.lexists(f"{shown}/{META}"):
             return "directory"

@@ -31,7 +31,7 @@ from tensordict.io.meta import (
     node_spec,
     ragged_spec,
 )
-from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
+from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS
 from tensordict.io.writing import LeafFile, Means
@@ -156,7 +156,7 @@ def plan_save(container: Contract, prefix: PathLike | None, options: SaveOptions
     Raises:
         SaveError: when an entry cannot be saved, lies in another file, or (without `existsok`) is there already.
     """
-    folder = "" if prefix is None else os.path.abspath(os.fspath(prefix))
+    folder = "" if prefix is None else local_path(prefix)
     plan = plan_files(container, folder, options)
     if not folder:
         return partial(_save_anonymous, plan.root, plan.leaves, options)

@@ -13,6 +13,7 @@ from tensordict.io.describe import Packed, described, left_pickled, outline_of_h
 from tensordict.io.detect import detect_format
 from tensordict.io.forms import DICT, Form
 from tensordict.io.loading import LoadOptions, load_directory
+from tensordict.io.names import local_path
 from tensordict.memmap import PathLike
 
 DIRECTORY, ARCHIVE, CONSOLIDATED, H5, SAFETENSORS = FORMATS = (
@@ -110,7 +111,7 @@ def describe_save(path: PathLike) -> tuple[str, Form]:
         return format, safetensors.load(path, safetensors.LoadOptions(), described)
     options = LoadOptions(build=described, unpickle=left_pickled)
     if format == ARCHIVE:
-        options.source = Packed(Archive(os.path.abspath(os.fspath(path))))
+        options.source = Packed(Archive(local_path(path)))
     return format, load_directory(path, options)
 
 

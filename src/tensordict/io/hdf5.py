@@ -25,6 +25,7 @@ from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import attributes
 from tensordict.io.datasets import DTYPE, SLAB, Stored, as_array, in_memory, slabs, stored_dtype, tensor_dtype
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, VALUES, Form, put_together, taken_apart
+from tensordict.io.names import local_path
 from tensordict.io.progress import Progress
 from tensordict.io.values import NotJson, exact, restored
 from tensordict.keys import Path, joined
@@ -73,6 +74,7 @@ class File:
         """
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+        local_path(path)
         name = os.fspath(path)
         library = h5py()
         try:

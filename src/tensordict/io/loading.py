@@ -20,7 +20,7 @@ from tensordict.io.commit import steadily
 from tensordict.io.forms import BEHIND_FACE, LAZY, VALUE_STACK, Build, Form, put_together
 from tensordict.io.held import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.io.meta import Leaf, Node, read_node
-from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name
+from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS, Folders, Save, Source
 from tensordict.keys import Path, joined, path_of
@@ -77,10 +77,9 @@ def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None, 
         SaveError: when the files do not add up.
         UnsupportedEntryError: when an entry is of a kind that this version cannot load.
     """
-    shown = pathlib.Path(os.fspath(prefix))
+    root, shown = local_path(prefix), pathlib.Path(os.fspath(prefix))
     if options.source is not FOLDERS:
         return _load(shown, options, subpath, keys)
-    root = os.path.abspath(shown)
     return steadily(root, lambda: _load(shown, replace(options, source=Save(root)), subpath, keys))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Container
 
@@ -11,8 +12,33 @@ META = "meta.json"
 LEAF_SUFFIX = ".memmap"
 TABLE_SUFFIX = ".shape.memmap"
 
+# How a URL begins: a scheme of two letters or more, as one letter is a drive.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+# What `pathlib.Path` makes of one has a single slash, and could be a local name but for these.
+_SCHEMES = "file|https?|ftp|s3|gs|gcs|az|abfss?|adl|hdfs|webhdfs|hf|dbfs|memory|oss|r2"
+_COLLAPSED = re.compile(f"({_SCHEMES}):/", re.IGNORECASE)
+
 _SPECIAL = re.compile(r'[\x00-\x20"%*/:<>?\\|\x7f]')
 _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E"}
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a local file or folder.
+
+    Raises:
+        SaveError: it is a URL, which is named: nothing is written to a folder of that name.
+    """
+    given = os.fspath(path)
+    found = _URL.match(given) or _COLLAPSED.match(given)
+    if found is None:
+        return os.path.abspath(given)
+    scheme = found[1].lower()
+    advice = (
+        f"pass the path itself, {given[given.find(':') + 1 :].replace('//', '', 1) or '/'!r}"
+        if scheme == "file"
+        else "mount it, or save to a local path and copy that"
+    )
+    raise SaveError(f"{given!r} is a URL ({scheme}:), and saves are local files and folders: {advice}")
 
 
 def file_name(name: str, robust: bool) -> str:

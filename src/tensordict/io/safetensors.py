@@ -23,6 +23,7 @@ from tensordict.io import files
 from tensordict.io.checksums import Recorded
 from tensordict.io.forms import DICT, Build, Form, put_together
 from tensordict.io.meta import is_countable
+from tensordict.io.names import local_path
 from tensordict.io.progress import Progress
 from tensordict.io.structure import Described, once, restore
 from tensordict.io.target import Target
@@ -208,7 +209,7 @@ def load(path: PathLike, options: LoadOptions, build: Build = put_together) -> A
         SaveError: it is no safetensors file, or its content does not add up.
         UnsupportedEntryError: it is of a dtype or a class that this program does not know.
     """
-    target = os.path.abspath(os.fspath(path))
+    target = local_path(path)
     fd = files.open_file(target)
     try:
         header = _read_header(fd, target)
@@ -241,7 +242,7 @@ def recorded(path: PathLike) -> list[Recorded]:
         OSError: the file cannot be read.
         SaveError: it is no safetensors file, or its header is broken.
     """
-    target = os.path.abspath(os.fspath(path))
+    target = local_path(path)
     fd = files.open_file(target)
     try:
         header = _read_header(fd, target)

@@ -14,6 +14,7 @@ import stat
 
 from tensordict.errors import SaveError
 from tensordict.io import commit, files
+from tensordict.io.names import local_path
 from tensordict.memmap import PathLike
 
 
@@ -43,7 +44,7 @@ class Target:
     """
 
     def __init__(self, path: PathLike, existsok: bool = True, durable: bool = False) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = local_path(path)
         self._real = os.path.realpath(self.path)
         self._existsok = existsok
         self._durable = durable

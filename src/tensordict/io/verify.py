@@ -24,7 +24,7 @@ from tensordict.io.formats import describe_save
 from tensordict.io.forms import Form
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
-from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
+from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.source import Save
 from tensordict.io.structure import SIZES
@@ -95,6 +95,7 @@ def verify(path: PathLike, *, raises: bool = True, num_threads: int = 0, progres
         >>> changed.problems
         ["entry 'a': its crc32 checksum is d5065190, and 6522df69 was recorded"]
     """
+    local_path(path)
     report = Report(os.fspath(path))
     if not os.path.lexists(report.path):
         raise FileNotFoundError(2, "there is no save here", report.path)
