@@ -810,8 +810,8 @@ def test_unbatched_tensors_are_passed_by_in_assignments():
     assert td["i"][0].tolist() == [7, 7, 7] and td["u"].tolist() == [0, 1, 2, 3, 4]
     td.update_({"u": torch.zeros(5, dtype=torch.int64)})
     assert td["u"].tolist() == [0] * 5
-    with pytest.raises(RuntimeError, match="'u'"):
-        td.set_at_("u", 1, 0)
+    td.set_at_("u", 1, 0)
+    assert td["u"].tolist() == [1, 0, 0, 0, 0] and td.get_at("u", slice(2)).batch_size == td.batch_size
     td.set_("u", torch.ones(5, dtype=torch.int64))
     assert td["u"].sum() == 5
 

@@ -47,6 +47,17 @@ def leaf_index(index: Any, batch_size: torch.Size) -> Any:
     return index
 
 
+def is_beyond(index: Any, batch_size: torch.Size) -> bool:
+    """Whether `index` does something else to a leaf, with feature dims behind its batch dims, than to the batch."""
+    if type(index) is int or type(index) is slice:
+        return not batch_size
+    items = index if type(index) is tuple else (index,)
+    if any(item is Ellipsis for item in items[:-1]):
+        return True
+    known = [item if item is None or item is Ellipsis else _component(item) for item in items]
+    return sum(map(_consumed, known)) > len(batch_size)
+
+
 def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
     """The shape of a tensor of shape `batch_size` once indexed with `index`, an output of `leaf_index`."""
     kind = type(index)
@@ -249,4 +260,4 @@ def _from_mask(mask: Tensor, batch_size: torch.Size) -> Any:
 
 
 def _too_many(count: int, batch_size: torch.Size) -> BatchIndexError:
-    return BatchIndexError(f"too many indices: {count} for a container of batch size {list(batch_size)}")
+    return BatchIndexError(f"too many indices: {count} for dims of sizes {list(batch_size)}")

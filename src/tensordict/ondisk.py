@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from tensordict import context, printing, pytree, registry
+from tensordict import context, pytree, registry
 from tensordict.base import TensorDictBase
 from tensordict.contract import Contract, LeafFn, Names, Rename
 from tensordict.errors import UnsupportedEntryError
@@ -232,9 +232,6 @@ class OnDisk(TensorDictBase):
     def _copy_into(self, name: str, item: Any, path: Path | None, non_blocking: bool) -> None:
         TensorDictBase._copy_into(self._unread, name, item, path, non_blocking)
 
-    def _copy_at(self, name: str, value: Any, index: Any, path: Path, non_blocking: bool) -> None:
-        TensorDictBase._copy_at(self._unread, name, value, index, path, non_blocking)
-
     def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
         TensorDictBase._plan_rebatch(self._unread, size, path, changes)
 
@@ -317,11 +314,7 @@ class OnDisk(TensorDictBase):
         value = self._unread_at(path_of(key))
         if not _is_stored(value):
             return super().get_at(key, index, default)
-        return in_memory(value[leaf_index(index, self._batch_size)])
-
-    def __repr__(self) -> str:
-        """As that of any container; reads no tensors."""
-        return printing.container_repr(type(self).__name__, {"fields": self._outline()}, self._facts())
+        return in_memory(value[leaf_index(index, value.shape)])
 
     # --- what a file cannot be ----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -163,6 +164,50 @@ def test_get_at_and_set_at(td: Any, plain: Plain, kind: Kind) -> None:
     assert td.get_at("absent", 0) is None and td.get_at("absent", 0, 3) == 3
     with pytest.raises(KeyError, match="absent"):
         td.set_at_("absent", 1, 0)
+
+
+REACHING: list[Any] = [
+    (..., 0), (..., 0, slice(None)), (..., slice(0, 1)), (..., [0, 0]), (..., None), (None, ..., 0), 0, (0, 0),
+    (0, 0, 0),
+    ([0, 0], [0, 0], 0), (slice(None), [0, 0]), (0, slice(None), [0]), np.array([0]), range(1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", REACHING, ids=repr)
+def test_parts_of_entries_are_those_of_the_tensor(td: Any, plain: Plain, index: Any) -> None:
+    for path, leaf in leaves(plain).items():
+        try:
+            part = leaf[index]
+        except IndexError:
+            with pytest.raises(IndexError):
+                td.get_at(path, index)
+            with pytest.raises(IndexError):
+                td.set_at_(path, 0, index)
+            continue
+        assert_leaf(td.get_at(path, index), part, path)
+        expected = leaf.clone()
+        expected[index] = changed(part)
+        assert td.set_at_(path, changed(part), index) is td
+        assert_leaf(td[path], expected, path)
+        expected[index] = part
+        assert td.update_at_({path: part}, index) is td
+        assert_leaf(td[path], expected, path)
+        expected[index] = 1
+        assert td.update_at_(TensorDict({path: torch.ones((), dtype=leaf.dtype)}), index) is td
+        assert_leaf(td[path], expected, path)
+
+
+def test_update_at_that_fails_behind_the_batch_changes_nothing(td: Any, plain: Plain) -> None:
+    first, *_, last = leaves(plain)
+    with pytest.raises(RuntimeError, match="broadcast"):
+        td.update_at_({first: 0, last: torch.zeros(2, 3, 5, 7, 11, dtype=plain["a"].dtype)}, (..., 0))
+    assert_matches(td, plain)
+
+
+def test_the_default_of_get_at_is_not_indexed(td: Any) -> None:
+    default = torch.arange(3)
+    assert td.get_at("absent", 0, default) is default
+    assert td.get_at("absent", (..., 9), default=default) is default
 
 
 def test_set_at_out_of_bounds(td: Any, plain: Plain, kind: Kind) -> None:

@@ -17,11 +17,11 @@ from tensordict import settings
 from tensordict.context import remember
 from tensordict.contract import Contract, Names, Rename
 from tensordict.errors import ShapeError, StackError
-from tensordict.indexing import leaf_index, result_size
-from tensordict.keys import Path, path_of
+from tensordict.indexing import checked_size, is_beyond, leaf_index, result_size
+from tensordict.keys import Path, joined, path_of
 from tensordict.lazy.core import LazyCore, elements_of
 from tensordict.lazy.members import Members
-from tensordict.ops.indexing import _Assignment
+from tensordict.ops.indexing import _Assignment, _fitting
 from tensordict.ops.numbers import stored
 from tensordict.ops.writing import _check_expandable
 from tensordict.shapes import (
@@ -179,19 +179,49 @@ class LazyDims(LazyCore):
     # --- assignment -------------------------------------------------------------------------------------------------
 
     def _plan_assign(self, value: Any, prefix: Path, plan: _Assignment) -> None:
-        size = plan.size + self._batch_size[len(plan.lead) :]
+        members, own = self._entries.containers, self._batch_size
+        # An assignment to one entry may index its dims behind the batch.
+        size, behind = plan.size + own[len(plan.lead) :], plan.lead[len(own) :]
         picks = self._picks(plan.at)
         if picks is None:
             self._plan_elements(value, prefix, plan, size)
             return
-        members = self._entries.containers
         targets = [members[position] for position in picks.positions]
         inner = size[: picks.dim] + size[picks.dim + len(picks.block) :]
-        pieces = _pieces(value, len(targets), picks.dim, len(picks.block), size, prefix, self, len(self._batch_size))
+        lead = len(own) + len(behind)
+        pieces = _pieces(value, len(targets), picks.dim, len(picks.block), size, prefix, self, lead)
         for member, piece in zip(targets, pieces, strict=True):
-            part = _Assignment(picks.rest, member._batch_size, inner, plan.adds)
+            part = _Assignment(picks.rest, member._batch_size + behind, inner, plan.adds)
             member._plan_assign(piece, prefix, part)
             plan.parts.append(part)
+
+    def _plan_at(self, name: str, value: Any, index: Any, path: Path) -> _Assignment:
+        own = self._batch_size
+        if self._node(name) is not None:
+            return super()._plan_at(name, value, index, path)
+        shape = self._shape_of(name)
+        at = leaf_index(index, shape)
+        picks, even = self._picks(at), -1 not in shape
+        if even and picks is not None:
+            return super()._plan_at(name, value, index, path)
+        plan = _Assignment((), own, own, adds=False)
+        if even:
+            whole = self._entries.read(name)
+            whole[at] = _fitting(whole, value, checked_size(at, shape), path)
+            plan.writes.append(lambda: self._copy_into(name, whole, path, False))
+        elif picks is not None and (not picks.block or not isinstance(value, Tensor) or not value.ndim):
+            members = self._entries.containers
+            plan.parts += [members[i]._plan_at(name, value, picks.rest, path) for i in picks.positions]
+        elif is_beyond(index, own):
+            raise ShapeError(
+                f"entry {joined(path)!r} has the shape {list(shape)}, which differs between the members: assign to "
+                "each of them, as in td[0].set_at_(key, value, index)"
+            )
+        else:
+            at = leaf_index(index, own)
+            plan = _Assignment(at, own, checked_size(at, own), adds=False)
+            self._plan_assign({name: value}, path[:-1], plan)
+        return plan
 
     def _plan_elements(self, value: Any, prefix: Path, plan: _Assignment, size: torch.Size) -> None:
         """As `_plan_assign` for an index that mixes up the members: element by element."""

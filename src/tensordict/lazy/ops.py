@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict import foreach
 from tensordict.context import same_memory
-from tensordict.contract import Contract
+from tensordict.contract import Contract, is_node
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.lazy.core import LazyCore, elements_of
@@ -128,7 +128,11 @@ class LazyOps(LazyCore):
             write()
 
     def _copy_at(self, name: str, value: Any, index: Any, path: Path, non_blocking: bool) -> None:
-        self._assign(index, {name: value})
+        inner = self._node(name)
+        if is_node(inner) and not inner._is_non_tensor:
+            inner[index] = value
+        else:
+            self._plan_at(name, value, index, path).run()
 
     # --- removal and renaming ---------------------------------------------------------------------------------------
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tensordict import foreach, indexing, ragged, registry, rows
-from tensordict.contract import Contract, Names, named_error
+from tensordict.contract import Contract, Names, is_node, named_error
 from tensordict.errors import ShapeError
 from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
 from tensordict.keys import Path, is_nested_key, joined, key_path, path_of
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.refusals import REFUSALS, has_ragged, retried
-from tensordict.ops.sources import nested_under
+from tensordict.ops.sources import leaf_items, nested_under, restricted
 from tensordict.ops.writing import Writing, _check_expandable, raise_no_entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _KEY_KINDS = (str, tuple)
 
@@ -49,17 +52,25 @@ class _Assignment:
         """The shape of the part of a leaf that is assigned: its feature dims are behind the batch dims indexed."""
         return self.size + leaf.shape[len(self.lead) :]
 
-    def run(self) -> None:
-        """Write everything."""
+    def refuse_graph_leaves(self, root: Any) -> None:
+        """Refuse to write into what autograd refuses to have changed; `root` names the entry."""
+        foreach.refuse_graph_leaves(self.targets, root)
+        for part in self.parts:
+            part.refuse_graph_leaves(root)
+
+    def run(self, root: Any = None) -> None:
+        """Write everything; `root`, which is assigned to, names the entry in errors."""
+        if self.parts or not self.basic:
+            self.refuse_graph_leaves(root)
         if self.basic:
-            foreach.copy_(self.targets, self.values)
+            foreach.copy_(self.targets, self.values, container=root)
         else:
             for target, value in zip(self.targets, self.values, strict=True):
                 target[self.at] = value
         for node, name, fresh in self.allocations:
             node._entries[name] = fresh
         for part in self.parts:
-            part.run()
+            part.run(root)
         for write in self.writes:
             write()
 
@@ -181,20 +192,29 @@ class Indexing(Writing):
         if isinstance(value, Contract):
             theirs = value._batch_size
             if theirs != new_size and theirs[: len(new_size)] != new_size:
-                # One without batch dims is refused: whoever forgot them would get a container of another shape.
-                if not theirs or theirs != new_size[-len(theirs) :]:
-                    raise ShapeError(
-                        f"cannot assign a container of batch size {list(theirs)} to the index {index!r} of a container "
-                        f"of batch size {list(size)}: that part has batch size {list(new_size)}, and what is assigned "
-                        "to it has these dims, or the last of them"
-                    )
-                value = value.expand(new_size)  # type: ignore[attr-defined]
+                value = self._broadcast(value, index, new_size) if adds or theirs else dict(leaf_items(value))
         elif not isinstance(value, Mapping):
+            if torch.is_grad_enabled():
+                leaves: list[Tensor] = []
+                self._gather(leaves)
+                foreach.refuse_graph_leaves(leaves, self)
             self._assign_everywhere(at, new_size, value)
             return
         plan = _Assignment(at, size, new_size, adds)
         self._plan_assign(value, (), plan)
-        plan.run()
+        plan.run(self)
+
+    def _broadcast(self, value: Any, index: Any, size: torch.Size) -> Any:
+        """A container of another batch size as one that can be assigned to the part of batch size `size` at `index`."""
+        theirs = value._batch_size
+        # One without batch dims is refused: whoever forgot them would get a container of another shape.
+        if not theirs or theirs != size[-len(theirs) :]:
+            raise ShapeError(
+                f"cannot assign a container of batch size {list(theirs)} to the index {index!r} of a container "
+                f"of batch size {list(self._batch_size)}: that part has batch size {list(size)}, and what is assigned "
+                "to it has these dims, or the last of them"
+            )
+        return value.expand(size)
 
     def _assign_everywhere(self, at: Any, size: torch.Size, value: Any) -> None:
         """Assign one tensor or number to a part, of batch size `size`, of every leaf."""
@@ -202,7 +222,7 @@ class Indexing(Writing):
         if not isinstance(value, (int, float, complex)):
             plan = _Assignment(at, self._batch_size, size)
             self._plan_everywhere(torch.as_tensor(value), (), plan)
-            plan.run()
+            plan.run(self)
             return
         basic = is_basic(at)
         for name, leaf in self._entries.items():
@@ -279,6 +299,107 @@ class Indexing(Writing):
                 current._plan_assign(item, path, plan)
             else:
                 current._plan_everywhere(item, path, plan)
+
+    # --- assigning to a part of entries -------------------------------------------------------------------------------
+
+    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """Copy `value` into `td.get(key)[index]`; allowed on a locked container.
+
+        Args:
+            key: a string or a tuple of strings.
+            value: what torch assigns to that part of a tensor; for a nested container, what `td[index] = value` takes.
+            index: applied to the tensor, whose dims behind the batch it may reach; to the batch of a nested container
+                and of a value that is no tensor.
+            non_blocking: passed to the device transfer, if there is one.
+
+        Raises:
+            KeyError: there is no such entry.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3)}, [2]).set_at_("a", 1.0, (..., 0))["a"]
+            tensor([[1., 0., 0.],
+                    [1., 0., 0.]])
+        """
+        path = path_of(key)
+        node, name = self._holder(path)
+        node._copy_at(name, value, index, path, non_blocking)
+        return self
+
+    def _copy_at(self, name: str, value: Any, index: Any, path: Path, non_blocking: bool) -> None:
+        """Copy `value` into a part of the entry of this name; `path` leads there from where the write began."""
+        current = self._targets()[name]
+        if isinstance(current, Contract) or current.is_nested:
+            if is_node(current) and not current._is_non_tensor:
+                current[index] = value  # type: ignore[index]
+            else:
+                self._plan_at(name, value, index, path).run()
+            return
+        if isinstance(value, Tensor):
+            if non_blocking and value.device != current.device:
+                value = value.to(current.device, non_blocking=True)
+        elif not isinstance(value, (int, float, complex)):
+            value = torch.as_tensor(value, dtype=current.dtype, device=current.device)
+        try:
+            current[leaf_index(index, current.shape)] = value
+        except RuntimeError as error:
+            raise named_error(error, path) from error
+
+    def _plan_at(self, name: str, value: Any, index: Any, path: Path) -> _Assignment:
+        """What copies `value` into a part of the entry of this name, once everything has been checked."""
+        inner = self._node(name)
+        shape = self._batch_size if is_node(inner) else self._shape_of(name)
+        at = leaf_index(index, shape)
+        plan = _Assignment(at, shape, checked_size(at, shape), adds=False)
+        if isinstance(inner, Tensor):
+            for leaf in self._leaves_of(name):
+                plan.values.append(_fitting(leaf, value, plan.size, path))
+                plan.targets.append(leaf[at] if plan.basic else leaf)
+        else:
+            self._plan_assign({name: value}, path[:-1], plan)
+        return plan
+
+    def update_at_(
+        self,
+        input_dict_or_td: Any,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[Any] | None = None,
+    ) -> Self:
+        """Copy the values of a mapping or container into a part of the entries; allowed on a locked container.
+
+        The index is applied to each tensor, as in :meth:`set_at_`. All shapes are checked before the first write.
+
+        Raises:
+            KeyError: an entry does not exist here.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.update_at_({"a": 1.0}, 2)["a"]
+            tensor([0., 0., 1.])
+        """
+        source = input_dict_or_td if keys_to_update is None else restricted(input_dict_or_td, keys_to_update)
+        if not isinstance(source, (Contract, Mapping)):
+            raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")
+        if not indexing.is_beyond(idx, self._batch_size):
+            self._assign(idx, source, adds=False)
+            return self
+        plans = []
+        for path, item in leaf_items(source):
+            node, name = self._holder(path)
+            plans.append(node._plan_at(name, item, idx, path))
+        for plan in plans:
+            plan.run()
+        return self
+
+    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
+        """Copy the values of another container into `self[idx]`."""
+        return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
     def __delitem__(self, key: Any) -> None:
         """Delete the entry at a nested key; raises `KeyError` when there is none."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import settings
+from tensordict import ragged, settings
 from tensordict.contract import Contract
 from tensordict.indexing import leaf_index
 from tensordict.keys import Path, joined, path_of
@@ -21,6 +21,7 @@ class _NoDefault(enum.Enum):
 
     NO_DEFAULT = enum.auto()
     AS_SET = enum.auto()
+    ABSENT = enum.auto()
 
     def __repr__(self) -> str:
         return "<no default>"
@@ -30,6 +31,8 @@ class _NoDefault(enum.Enum):
 NO_DEFAULT: Any = _NoDefault.NO_DEFAULT
 # What is missing is what `set_get_defaults_to_none` says.
 AS_SET: Any = _NoDefault.AS_SET
+# What is missing is to be told apart from what is there.
+_ABSENT: Any = _NoDefault.ABSENT
 
 
 class Reading(Contract):
@@ -191,20 +194,32 @@ class Reading(Contract):
         return None, path
 
     def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
-        """The entry at a nested key, indexed along the batch dimensions: `td.get(key)[index]`.
+        """A part of the entry at a nested key: `td.get(key)[index]`.
 
-        A view or a copy, as torch's indexing gives it. A missing key is treated as in :meth:`get`.
+        A view or a copy, as torch's indexing gives it. A missing key is treated as in :meth:`get`; the default is not
+        indexed.
+
+        Args:
+            key: a string or a tuple of strings.
+            index: applied to a tensor, whose dims behind the batch it may reach; to the batch of a nested container and
+                of a value that is no tensor.
+            default: as in :meth:`get`.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.arange(3)}, [3]).get_at("a", slice(1, None))
-            tensor([1, 2])
+            >>> TensorDict({"a": torch.arange(6).view(3, 2)}, [3]).get_at("a", (..., 0))
+            tensor([0, 2, 4])
         """
-        value = self.get(key, default)
-        if not isinstance(value, (Tensor, Contract)):
-            return value
-        return value[leaf_index(index, self._batch_size)]  # type: ignore[index]
+        value = self.get(key, _ABSENT)
+        if value is _ABSENT:
+            return self.get(key, default)
+        if not isinstance(value, Contract):
+            at = leaf_index(index, ragged.shape_of(value))
+            return ragged.Index(at)(value) if value.is_nested else value[at]
+        if isinstance(value, Tensor):
+            return value._over(value[leaf_index(index, value.shape)], self._batch_size)  # type: ignore[attr-defined]
+        return value[index]  # type: ignore[index]
 
     def _find(self, key: Any) -> Any:
         """The entry at a nested key; raises `KeyError` when a name on the way is missing or is a tensor."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tensordict.contract import Contract
-from tensordict.keys import joined, path_of
+from tensordict.contract import Contract, is_node
+from tensordict.keys import Path, joined, path_of
 from tensordict.ops.reading import Reading
 
 
@@ -40,6 +40,16 @@ def restricted(source: Any, keys: Iterable[Any]) -> Any:
         if value is not None:
             out[joined(path)] = value
     return out
+
+
+def leaf_items(source: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The values of a container or mapping below all nested keys, with these."""
+    for key, item in source.items():
+        path = (*prefix, *path_of(key))
+        if isinstance(item, Mapping) or (is_node(item) and not item._is_non_tensor):
+            yield from leaf_items(item, path)
+        else:
+            yield path, item
 
 
 def nested_under(path: Sequence[str], value: Any) -> Any:

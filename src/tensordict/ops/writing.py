@@ -12,7 +12,6 @@ from tensordict import foreach, ragged, registry
 from tensordict.contract import Contract, is_node, named_error
 from tensordict.devices import wait_for
 from tensordict.errors import ShapeError
-from tensordict.indexing import leaf_index
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, raise_locked
 from tensordict.ops.numbers import stored, to_tensor
@@ -296,10 +295,10 @@ class Writing(Reading, Locking):
             source = restricted(source, keys_to_update)
         plan = _Update(clone, inplace, self._queues(non_blocking), is_leaf, ignore_lock)
         self._plan_update(source, (), plan)
+        if plan.targets:
+            foreach.copy_(plan.targets, plan.values, plan.non_blocking, self)
         for node, entries in plan.writes:
             node._entries.update(entries)
-        if plan.targets:
-            foreach.copy_(plan.targets, plan.values, plan.non_blocking)
         for write in plan.targets.writes:
             write()
         if self._device is not None:
@@ -418,47 +417,6 @@ class Writing(Reading, Locking):
                 _plan_copy(current, item, path or (name,), targets, values)
                 foreach.copy_(targets, values, non_blocking)
 
-    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """Copy `value` into `td.get(key)[index]`, `index` being applied to the batch dimensions.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 1.0, 0)["a"]
-            tensor([1., 0., 0.])
-        """
-        path = path_of(key)
-        node, name = self._holder(path)
-        node._copy_at(name, value, index, path, non_blocking)
-        return self
-
-    def _copy_at(self, name: str, value: Any, index: Any, path: Path, non_blocking: bool) -> None:
-        """Copy `value` into a part of the entry of this name; `path` leads there from where the write began."""
-        current = self._entries[name]
-        if isinstance(current, Contract):
-            if isinstance(current, Tensor):
-                raise ShapeError(
-                    f"entry {joined(path)!r} is an UnbatchedTensor, which has no part for an index of the batch"
-                )
-            if current._is_non_tensor:
-                self[index] = {name: value}  # type: ignore[index]
-            else:
-                current[index] = value  # type: ignore[index]
-            return
-        at = leaf_index(index, self._batch_size)
-        if isinstance(value, Tensor):
-            if non_blocking and value.device != current.device:
-                value = value.to(current.device, non_blocking=True)
-        elif not isinstance(value, (int, float, complex)):
-            value = torch.as_tensor(value, dtype=current.dtype, device=current.device)
-        try:
-            if current.is_nested:
-                ragged.assignment(current, at, value)()
-            else:
-                current[at] = value
-        except RuntimeError as error:
-            raise named_error(error, path) from error
-
     def update_(
         self,
         input_dict_or_td: Any = None,
@@ -487,7 +445,7 @@ class Writing(Reading, Locking):
         self._plan_copies(source, (), targets, values)
         if targets.absent is not None and not targets and not targets.writes:
             raise_no_entry(targets.absent)
-        foreach.copy_(targets, values, self._queues(non_blocking))
+        foreach.copy_(targets, values, self._queues(non_blocking), self)
         for write in targets.writes:
             write()
         self._settle(non_blocking)
@@ -525,40 +483,9 @@ class Writing(Reading, Locking):
                 )
             current._plan_copies(item, path, targets, values)
 
-    def update_at_(
-        self,
-        input_dict_or_td: Any,
-        idx: Any,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Iterable[Any] | None = None,
-    ) -> Self:
-        """Copy the values of a mapping or container into `self[idx]`; allowed on a locked container.
-
-        Raises:
-            KeyError: an entry does not exist here.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
-            >>> td.update_at_({"a": 1.0}, 2)["a"]
-            tensor([0., 0., 1.])
-        """
-        source = input_dict_or_td if keys_to_update is None else restricted(input_dict_or_td, keys_to_update)
-        if not isinstance(source, (Contract, Mapping)):
-            raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")
-        self._assign(idx, source, adds=False)  # type: ignore[attr-defined]
-        return self
-
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
         """Copy the values of another container into the entries of this one (as `Tensor.copy_`)."""
         return self.update_(tensordict, non_blocking=non_blocking)
-
-    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
-        """Copy the values of another container into `self[idx]`."""
-        return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
     # --- removal and renaming ----------------------------------------------------------------------------------------
 
