@@ -100,7 +100,7 @@ def write(container: Contract, one: One, many: Many, leaves: list[Any], *others:
         # There is no such call for lists and a number; it has not begun.
         _write_one_by_one(container, one, leaves, others)
     except RuntimeError:
-        _refuse_graph_leaves(container, leaves)
+        refuse_graph_leaves(leaves, container)
         if True in map(_is_nested, leaves):
             # Lists with ragged leaves are refused before the first leaf changes.
             _write_one_by_one(container, one, leaves, others)
@@ -141,8 +141,15 @@ def clone(leaves: list[Tensor]) -> Sequence[Tensor]:
         return [leaf.clone() for leaf in leaves]
 
 
-def copy_(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
-    """Copy each value into its target, which have the same shape, whatever they are."""
+def copy_(
+    targets: list[Tensor], values: list[Tensor], non_blocking: bool = False, container: Contract | None = None
+) -> None:
+    """Copy each value into its target, which have the same shape, whatever they are.
+
+    Raises:
+        RuntimeError: a target is a leaf of the autograd graph that requires grad; nothing has changed, and the entry of
+            `container`, which the targets are leaves of, is named.
+    """
     if (
         len(targets) < 3
         or _transformed()
@@ -151,6 +158,8 @@ def copy_(targets: list[Tensor], values: list[Tensor], non_blocking: bool = Fals
     ):
         # The call on lists can be differentiated no more than it can be batched, and pays off from three leaves on.
         # Subclasses that do everything themselves, such as `DTensor`, do not know it.
+        if len(targets) > 1:
+            refuse_graph_leaves(targets, container)
         for target, value in zip(targets, values, strict=True):
             target.copy_(value, non_blocking)
     else:
@@ -190,7 +199,7 @@ def _one_by_one(container: Contract, one: One, rows: Iterable[Any]) -> list[Any]
 
 def _write_one_by_one(container: Contract, one: One, leaves: list[Any], others: tuple[Any, ...]) -> None:
     """Write into leaf after leaf; ragged ones are checked first to have the rows of what stands beside them."""
-    _refuse_graph_leaves(container, leaves)
+    refuse_graph_leaves(leaves, container)
     rows: list[Sequence[Any]] = list(_rows(leaves, others))
     afterwards: list[Callable[[], None]] = []
     if True in map(_is_nested, leaves):
@@ -277,18 +286,27 @@ def _fits(kind: tuple[torch.dtype, ...], numbers: list[type]) -> bool:
     )
 
 
-def _refuse_graph_leaves(container: Contract, leaves: list[Any]) -> None:
-    if not torch.is_grad_enabled() or True not in map(_requires_grad, leaves):
+def refuse_graph_leaves(leaves: Sequence[Any], container: Contract | None) -> None:
+    """Refuse to write into what autograd refuses to have changed, before the first leaf is.
+
+    Args:
+        leaves: the tensors that are written to: leaves of the container, or views of them.
+        container: names the entry in the error, if there is one.
+    """
+    if not torch.is_grad_enabled() or True not in map(_requires_grad, leaves) or _transformed():
+        # What torch refuses of what it transforms it refuses while it traces, when nothing has changed yet.
         return
-    for position, leaf in enumerate(leaves):
-        if leaf.requires_grad and (leaf.is_leaf or (leaf._base is not None and leaf._base.is_leaf)):
-            raise named_error(
-                RuntimeError(
-                    "a leaf of the autograd graph that requires grad cannot be changed in place. "
-                    "Use td.data, or do it under torch.no_grad()"
-                ),
-                _path(container, position),
+    for leaf in leaves:
+        base = leaf._base
+        if leaf.requires_grad and (leaf.is_leaf or (base is not None and base.is_leaf)):
+            error = RuntimeError(
+                "a leaf of the autograd graph that requires grad cannot be changed in place. "
+                "Use td.data, or do it under torch.no_grad()"
             )
+            for path, own in () if container is None else container._walk():
+                if own is leaf or own is base:
+                    raise named_error(error, path)
+            raise error
 
 
 def _refuse_overlaps(container: Contract, leaves: list[Any]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensordict import TensorDict
+from tensordict import TensorClass, TensorDict, lazy_stack
 from tensordict.errors import KeyMismatchError
 
 # Torch warns of complex numbers of 32 bits, which half precision and complex numbers give together.
@@ -807,3 +807,56 @@ def test_compiled_operators_with_tensors_are_refused_with_the_way_out(op: Callab
     with pytest.raises(Exception, match=r"write operators between containers and tensors as methods: td\.add"):
         compiled(td, torch.ones(3))
     assert torch.equal(td["a"], make().float()["a"])
+
+
+# --- what autograd refuses changes nothing ----------------------------------------------------------------------------
+
+
+class Graph(TensorClass):
+    a: torch.Tensor
+    b: torch.Tensor
+    n: TensorDict
+
+
+def graph_entries() -> dict[str, Any]:
+    """Entries of which a later one may not be changed in place."""
+    last = torch.ones(2, requires_grad=True)
+    return {"a": torch.ones(2), "b": torch.ones(2), "n": TensorDict({"x": torch.ones(2), "y": last}, [2])}
+
+
+GRAPHS = {
+    "dense": lambda: TensorDict(graph_entries(), [2]),
+    "lazy": lambda: lazy_stack([TensorDict(graph_entries(), [2]) for _ in range(2)], 1),
+    "tensorclass": lambda: Graph(**graph_entries(), batch_size=[2]),
+}
+WRITES = {
+    "zero_": lambda td: td.zero_(),
+    "add_": lambda td: td.add_(1),
+    "sin_": lambda td: td.sin_(),
+    "masked_fill_": lambda td: td.masked_fill_(torch.tensor([True, False]), 0.0),
+    "apply_": lambda td: td.apply_(lambda x: x.detach() * 0),
+    "update_": lambda td: td.update_(td.detach() * 0),
+    "copy_": lambda td: td.copy_(td.detach() * 0),
+    "update in place": lambda td: td.update(
+        {"a": td["a"] * 0, "b": td["a"] * 0, "n": {"y": td["a"] * 0}}, inplace=True
+    ),
+    "update adds": lambda td: td.update({"n": {"new": td["a"], "y": td["a"] * 0}}, inplace=True),
+    "update_at_": lambda td: td.update_at_((td.detach() * 0)[:1], slice(1)),
+    "index": lambda td: td.__setitem__(0, (td.detach() * 0)[0]),
+    "mask": lambda td: td.__setitem__(torch.tensor([True, False]), (td.detach() * 0)[:1]),
+    "number": lambda td: td.__setitem__(0, 0.0),
+    "tensor": lambda td: td.__setitem__(0, torch.zeros(())),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("make", GRAPHS)
+def test_a_later_leaf_of_the_graph_leaves_the_earlier_ones_alone(make: str, write: str) -> None:
+    td = GRAPHS[make]()
+    before = td.detach().clone()
+    with pytest.raises(RuntimeError, match=r"entry \('n', 'y'\).*requires grad"):
+        WRITES[write](td)
+    assert td.keys() == before.keys() and (td.detach() == before).all()
+    with torch.no_grad():
+        td.update_(before * 2)
+    assert (td.detach() == before * 2).all()

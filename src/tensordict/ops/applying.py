@@ -151,7 +151,7 @@ class Applying(Writing):
     def _applied(self, call: _Call, others: tuple[Any, ...], propagate_lock: bool, out: Any) -> Any:
         result = self._apply_tree(call, others, ())
         if call.targets is not None:
-            foreach.copy_(call.targets, call.results)
+            foreach.copy_(call.targets, call.results, container=self)
             return self
         if out is not None:
             result = out if result is None else out.update(result)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict import foreach
 from tensordict.contract import Contract
 from tensordict.keys import path_of
 from tensordict.ops.reading import NO_DEFAULT, Reading
@@ -173,6 +174,10 @@ class Factories(Reading):
     def zero_(self) -> Self:
         """Write 0 into all entries, nested ones too; returns the same container, which may be locked.
 
+        Raises:
+            RuntimeError: an entry is a leaf of the autograd graph that requires grad; it is named and nothing has
+                changed.
+
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -181,6 +186,7 @@ class Factories(Reading):
         """
         leaves: list[Any] = []
         self._gather(leaves)
+        foreach.refuse_graph_leaves(leaves, self)
         for leaf in leaves:
             leaf.fill_(0)
         return self
@@ -201,7 +207,9 @@ class Factories(Reading):
         if not self._has(path):
             raise self._missing(key)
         node = self if len(path) == 1 else self._find(path[:-1])
-        for leaf in node._leaves_of(path[-1]):
+        leaves = node._leaves_of(path[-1])
+        foreach.refuse_graph_leaves(leaves, self)
+        for leaf in leaves:
             leaf.fill_(value)
         return self
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tensordict import foreach
 from tensordict.contract import ByNdim, Contract, Names
 from tensordict.errors import KeyMismatchError, ShapeError
 from tensordict.keys import Path, joined
@@ -115,7 +116,11 @@ class Gathering(Contract):
             >>> td.masked_fill_(torch.tensor([True, False, True]), 1.0)["a"]
             tensor([1., 0., 1.])
         """
-        self._map_with(lambda v, part: v.masked_fill_(part, value), self._mask(mask))
+        checked = self._mask(mask)
+        leaves: list[Tensor] = []
+        self._gather(leaves)
+        foreach.refuse_graph_leaves(leaves, self)
+        self._map_with(lambda v, part: v.masked_fill_(part, value), checked)
         return self
 
     def _mask(self, mask: Tensor) -> Tensor:
