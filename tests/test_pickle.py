@@ -17,6 +17,7 @@ from tensordict import (
     MemoryMappedTensor,
     NonTensorData,
     TensorDict,
+    TensorDictParams,
     TypedTensorDict,
     UnbatchedTensor,
     lazy_stack,
@@ -270,3 +271,35 @@ def test_views_without_elements_that_begin_beyond_their_storage():
     assert td["x"].storage_offset() * td["x"].itemsize > td["x"].untyped_storage().nbytes()
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(td, protocol))["x"].shape == (2, 0)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_consolidated_parameters_stay_parameters(protocol: int) -> None:
+    params = TensorDictParams(TensorDict(a=torch.ones(3), n={"b": torch.zeros(2), "c": torch.arange(2)}))
+    held = params.consolidate()
+    assert type(held) is TensorDictParams
+    found = pickle.loads(pickle.dumps(held, protocol))
+    assert type(found) is TensorDictParams
+    assert found.is_consolidated()
+    assert [name for name, _ in found.named_parameters()] == ["a", "n.b"]
+    assert [name for name, _ in found.named_buffers()] == ["n.c"]
+    assert len({leaf.untyped_storage().data_ptr() for leaf in found.values(True, True)}) == 1
+
+
+def test_consolidated_parameters_in_torch_files(tmp_path: Any) -> None:
+    params = TensorDictParams(TensorDict(a=torch.ones(3), c=torch.arange(2))).consolidate()
+    torch.save(params, tmp_path / "x.pt")
+    found = torch.load(tmp_path / "x.pt")
+    assert type(found) is TensorDictParams
+    assert found.is_consolidated()
+    assert [name for name, _ in found.named_parameters()] == ["a"]
+
+
+def test_parameters_that_require_no_grad_and_those_with_attributes() -> None:
+    frozen, marked = torch.nn.Parameter(torch.ones(2), requires_grad=False), torch.nn.Parameter(torch.ones(2))
+    marked.note = "x"
+    found = pickle.loads(pickle.dumps(TensorDict(frozen=frozen, marked=marked, again=marked)))
+    assert [leaf.requires_grad for leaf in found.values()] == [False, True, True]
+    assert found["marked"] is found["again"]
+    assert type(found["frozen"]) is torch.nn.Parameter
+    assert found["marked"].note == "x"

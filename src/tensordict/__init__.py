@@ -1,5 +1,6 @@
 """TensorDict: a container that holds many tensors under nested keys and behaves as one tensor."""
 
+from tensordict import _reductions as _reductions  # makes itself known to torch.load
 from tensordict import collating as collating  # makes containers known to data loaders
 from tensordict import following as following  # makes itself known to the loaders
 from tensordict import llm as llm  # makes its records known to the loaders

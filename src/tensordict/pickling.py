@@ -7,9 +7,9 @@ protocol 5 takes out of band without a copy. Unpickled, every storage is one of 
 - What is one tensor, one storage or one nested container under two keys of the tree is so again, where torch would
   pickle the storage of two views twice. Only the part of a storage that the tree reaches is kept. What the pickle holds
   besides the tree is pickled apart from it.
-- Parameters, tensors that require grad, subclasses and what is not on the CPU are pickled by torch. So are all tensors
-  in `torch.save`, which pickles with protocol 2 and stores storages in its own way, and by `multiprocessing`, whose
-  pickler hands over shared memory.
+- Tensors that require grad, subclasses other than parameters, and what is not on the CPU are pickled by torch. So are
+  all tensors in `torch.save`, which pickles with protocol 2 and stores storages in its own way, and by
+  `multiprocessing`, whose pickler hands over shared memory.
 - Of a consolidated container, the storage is the one buffer. Where tensors are torch's business, it is the one tensor.
 """
 
@@ -40,7 +40,7 @@ _ALIGN = 16
 _FIRST_PROTOCOL = 3
 _BUFFERS = 5
 # What a leaf is made of, that is no tensor over a storage.
-_UNBATCHED, _JAGGED, _STRIDED = "UnbatchedTensor", "jagged", "strided"
+_UNBATCHED, _JAGGED, _STRIDED, _PARAMETER = "UnbatchedTensor", "jagged", "strided", "Parameter"
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -93,7 +93,7 @@ def for_torch(container: Any) -> Reduced | None:
     if not all(leaf.is_contiguous() and not leaf.is_nested for leaf in leaves):
         # What has no such form is saved as the same container is that is not consolidated.
         return container.clone().__reduce_ex__(_FIRST_PROTOCOL - 1)  # type: ignore[no-any-return]
-    outline = container._rebuilt(torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for leaf in leaves)
+    outline = container._rebuilt(_as(leaf, torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")) for leaf in leaves)
     starts = [leaf.storage_offset() * leaf.itemsize for leaf in leaves]
     return over_storage, (outline, container._consolidated[0], starts, bool(container._locked))
 
@@ -120,12 +120,17 @@ def over_storage(outline: Any, storage: Any, starts: Any, locked: Any) -> Any:
         nbytes = leaf.numel() * leaf.itemsize
         if type(start) is not int or start < 0 or start % leaf.itemsize or start + nbytes > storage.numel():
             raise SaveError(f"a tensor that was saved is said to be at byte {start!r:.30} of {storage.numel()}")
-        made.append(block.tensor(leaf.dtype, leaf.shape, start))
+        made.append(_as(leaf, block.tensor(leaf.dtype, leaf.shape, start)))
     container: Any = outline._rebuilt(iter(made))
     container._consolidated = (storage, len(made))
     if locked is True:
         container._lock_tree()
     return container
+
+
+def _as(leaf: Any, content: Tensor) -> Tensor:
+    """A tensor that is a parameter if the leaf is."""
+    return torch.nn.Parameter(content, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else content
 
 
 # Harmless whatever it is called with: `torch.load(weights_only=True)` may.
@@ -247,6 +252,8 @@ class _Packed:
             return self._made_of(value, _UNBATCHED, [value.as_subclass(Tensor)], value._batch_size)
         if type(value) is Tensor and not value.is_nested:
             return self._leaf(value) if self._is_packed(value) else value
+        if type(value) is torch.nn.Parameter and not value.__dict__ and self._is_packed(value.data):
+            return self._made_of(value, _PARAMETER, [value.data], value.requires_grad)
         return self._ragged(value) if ragged.is_ragged(value) and not value.requires_grad else value
 
     def _ragged(self, value: Any) -> Any:
@@ -412,6 +419,8 @@ def _composed(slot: tuple[str, list[Any], Any], leaves: list[Tensor]) -> Any:
         return ragged.from_jagged(parts[0], parts[1], rest, parts[2])
     if kind == _STRIDED:
         return ragged.from_buffer(*parts)
+    if kind == _PARAMETER:
+        return torch.nn.Parameter(parts[0], rest)
     return registry.lookup(_UNBATCHED)._over(parts[0], rest)
 
 

@@ -15,6 +15,7 @@ from tensordict.compat.decorators import cache, erase_cache, lock_blocked
 from tensordict.compat.keys import _unravel_key_to_tuple, is_seq_of_nested_key, unravel_keys
 from tensordict.compat.plain import (
     KeyDependentDefaultDict,
+    _LockedSchema,
     _zip_strict,
     get_json_backend,
     int_generator,
@@ -72,6 +73,7 @@ __all__ = [
     "LinkedList",
     "NestedKey",
     "TensorDictFuture",
+    "_LockedSchema",
     "_getitem_batch_size",
     "_is_non_tensor",
     "_is_tensorclass",

@@ -24,6 +24,12 @@ def _zip_strict(*iterables: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     return zip(*iterables, strict=True)
 
 
+class _LockedSchema(tuple[Any, ...]):
+    """The keys of a locked container, which pickles of the reference hold beside it."""
+
+    __slots__ = ()
+
+
 class KeyDependentDefaultDict(defaultdict[Any, Any]):
     """A dict whose missing values are made by a function of the key.
 

@@ -33,8 +33,10 @@ from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
 from tensordict.io.checksums import Recorded
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, put_together, taken_apart
+from tensordict.io.columns import Column, is_ragged
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, put_together, taken_apart
 from tensordict.io.meta import DTYPES, is_countable, leaf_spec
+from tensordict.io.names import local_path
 from tensordict.io.structure import SIZES, Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
@@ -194,27 +196,33 @@ class _Foreign:
         self.said: set[str] = set()
 
     def node(self, container: Any, key: Path) -> dict[str, Any]:
-        form = taken_apart(container, key, unread=True)
+        form = taken_apart(container, key, unread=True, ragged_columns=True)
         if form.is_face:
             return self.node(form.entries[BEHIND_FACE], key)
+        locked = isinstance(container, Contract) and container._locked
         if form.kind == VALUE_STACK:
-            return _stack_of(form.value, len(form.batch_size), container._locked)
-        node: dict[str, Any] = {"cls": LAZY if form.kind == LAZY else DICT, "non_tensors": {}, "leaves": {}}
-        if form.kind == LAZY:
-            node["cls_metadata"] = _stack_metadata(form.stack_dim, container.stack_dim_name, container._locked)
+            return _stack_of(form.value, len(form.batch_size), locked)
+        # A stack by columns is a container of ragged leaves to the reference.
+        lazy = form.kind == LAZY and not form.columns
+        node: dict[str, Any] = {"cls": LAZY if lazy else DICT, "non_tensors": {}, "leaves": {}}
+        if lazy:
+            node["cls_metadata"] = _stack_metadata(form.stack_dim, container.stack_dim_name, locked)
         else:
+            names, size = form.names, form.batch_size
+            if form.columns:
+                names, size = None, torch.Size((form.batch_size[form.stack_dim or 0],))
             node["cls_metadata"] = {
                 "device": None if form.device is None else "cpu",
-                "names": form.names or [None] * len(form.batch_size),
-                "batch_size": list(form.batch_size),
-                "is_locked": container._locked,
+                "names": names or [None] * len(size),
+                "batch_size": list(size),
+                "is_locked": locked,
             }
         for name, value in form.entries.items():
             self.entry(node, name, value, (*key, name))
         return node
 
     def entry(self, node: dict[str, Any], name: str, value: Any, key: Path) -> None:
-        if not isinstance(value, Contract):
+        if not isinstance(value, (Contract, Form)):
             self.leaf(node["leaves"], name, value, key)
             return
         form = taken_apart(value, key)
@@ -231,12 +239,12 @@ class _Foreign:
         if name.startswith("<NJT_"):
             # What it takes for a part of a ragged tensor.
             return
-        if not value.is_nested:
+        if not is_ragged(value):
             leaves[name] = self.span(tensor, tensor.shape)
             if self.plan.dtypes[tensor.dtype] != _AS_BYTES or tensor.dtype is torch.uint8:
                 self.said.add(full)
             return
-        row = ragged.row_form(value)
+        row = value.jagged_form() if isinstance(value, Column) else ragged.row_form(value)
         if row is None or row[0] != -1:
             # It has none for the strided layout, and of other jagged tensors the rows are not in C order.
             return
@@ -284,7 +292,7 @@ def load(filename: PathLike, build: Build = put_together) -> Any:
         SaveError: it is of another format, or its content does not add up.
         UnsupportedEntryError: it is of a class that this program does not know.
     """
-    target = os.path.abspath(os.fspath(filename))
+    target = local_path(filename)
     fd = files.open_file(target)
     try:
         content = _read(fd)
@@ -300,6 +308,11 @@ def load(filename: PathLike, build: Build = put_together) -> Any:
         raise files.named_os_error(error, "read the file", target) from error
     finally:
         os.close(fd)
+    return _settled(container, content, storage)
+
+
+def _settled(container: Any, content: _Content, storage: Tensor) -> Any:
+    """What was put together, knowing of its storage and locked where it was."""
     if isinstance(container, Contract):
         leaves: list[Any] = []
         container._gather(leaves)
@@ -309,6 +322,30 @@ def load(filename: PathLike, build: Build = put_together) -> Any:
     return container
 
 
+def from_parts(description: Any, storage: Any) -> Any:
+    """The container that the reference describes beside a tensor with the bytes of its tensors, as in its pickles.
+
+    Args:
+        description: as the JSON of a file, with the values themselves.
+        storage: the bytes, on any device; the tensors of the container are views of it.
+
+    Raises:
+        SaveError: the two do not add up.
+        UnsupportedEntryError: it is of a class that this program does not know.
+    """
+    if not (isinstance(storage, Tensor) and storage.dtype is torch.uint8 and storage.dim() == 1):
+        raise SaveError("the tensors of the consolidated container that was pickled are no row of bytes")
+    storage = storage.as_subclass(Tensor).contiguous()
+    said = Translation(description, SEPARATOR, lambda value: value)
+    content = _Content(said.spec, said.spans, SEPARATOR, said.locked, said.jagged)
+    for name, span in content.spans.items():
+        _checked(span, name, SEPARATOR, storage.numel())
+    _refuse_overlaps(content)
+    tensors = _Tensors(Block(storage), content.spans, content.jagged)
+    container = restore(content.spec, tensors, SEPARATOR, value=lambda value, key: value)
+    return _settled(container, content, storage)
+
+
 def recorded(filename: PathLike) -> list[Recorded]:
     """The checksums that a file keeps of its tensors; none when none were asked for.
 
@@ -316,7 +353,7 @@ def recorded(filename: PathLike) -> list[Recorded]:
         OSError: the file cannot be read.
         SaveError: it is of another format, or its content does not add up.
     """
-    target = os.path.abspath(os.fspath(filename))
+    target = local_path(filename)
     fd = files.open_file(target)
     try:
         content = _read(fd)

@@ -6,9 +6,10 @@ of the result, as that of our own files is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
+from tensordict import registry
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io.forms import DICT, LAZY, VALUE_STACK
 from tensordict.io.values import exact
@@ -34,14 +35,16 @@ class Translation:
     Args:
         root: the JSON object.
         separator: stands between the names of a nested key in the name of its tensor.
+        value: what stands for a value in the result.
 
     Raises:
         SaveError: it is of another form; the key is named.
         UnsupportedEntryError: it is of a class that has no counterpart here.
     """
 
-    def __init__(self, root: dict[str, Any], separator: str) -> None:
+    def __init__(self, root: dict[str, Any], separator: str, value: Callable[[Any], Any] = exact) -> None:
         self.separator = separator
+        self._form_of = value
         # dtype, shape, first byte and last byte of each tensor.
         self.spans: dict[str, Any] = {}
         self.jagged: dict[str, Jagged] = {}
@@ -57,20 +60,30 @@ class Translation:
             _refuse(key, "it has not the parts of a container")
         kind = node.get("cls")
         values, leaves, metadata = parts
+        face = {}
+        if type(kind) is str and registry.declared(kind) is not None:
+            face = {"class": kind}
+            kind = LAZY if "stack_dim" in metadata else DICT
         if kind not in (DICT, LAZY, VALUE_STACK):
             entry = f"entry {joined(key)!r}: " if key else ""
             raise UnsupportedEntryError(
                 f"{entry}a {kind!r:.80} in a consolidated file of the reference is not known here"
             )
-        entries = {name: _value(value, (*key, name)) for name, value in values.items()}
+        entries = {name: self._value(value, (*key, name)) for name, value in values.items()}
         for name, leaf in leaves.items():
             self._leaf(name, leaf, entries, leaves, key)
         for name, child in node.items():
             if name not in OWN_NAMES:
                 entries[name] = self._node(child, (*key, name))
         if kind == DICT:
-            return _dict(metadata, entries)
-        return _stack(kind, metadata, entries, key)
+            return {**_dict(metadata, entries), **face}
+        return {**_stack(kind, metadata, entries, key), **face}
+
+    def _value(self, value: Any, key: Path) -> dict[str, Any]:
+        if type(value) is not list or len(value) != 3:
+            _refuse(key, f"it is described by {value!r:.80}")
+        form = self._form_of(value[0])
+        return {"kind": "NonTensorData", "batch_size": value[1], "device": value[2], "value": form}
 
     def _leaf(self, name: str, leaf: Any, entries: dict[str, Any], leaves: dict[str, Any], key: Path) -> None:
         for prefix in _JAGGED:
@@ -98,12 +111,6 @@ def _span(leaf: Any, key: Path) -> list[Any]:
         _refuse(key, f"it is described by {leaf!r:.80}")
     dtype, shape, start, stop, padding = leaf[:5]
     return [dtype, shape, start, stop - padding]
-
-
-def _value(value: Any, key: Path) -> dict[str, Any]:
-    if type(value) is not list or len(value) != 3:
-        _refuse(key, f"it is described by {value!r:.80}")
-    return {"kind": "NonTensorData", "batch_size": value[1], "device": value[2], "value": exact(value[0])}
 
 
 def _dict(metadata: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:

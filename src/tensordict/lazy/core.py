@@ -13,6 +13,7 @@ from tensordict import registry
 from tensordict.base import TensorDictBase
 from tensordict.contract import Contract, LeafFn, Names, Rename
 from tensordict.errors import LockedError, ShapeError
+from tensordict.io import pickled
 from tensordict.keys import Path
 from tensordict.lazy.members import Members, common_size
 from tensordict.ops.locking import _locked_owners
@@ -315,7 +316,7 @@ class LazyCore(TensorDictBase):
         return result
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(pickled.as_ours(type(self), state))
         if self._sealed:
             self._lock_tree()
 

@@ -1,4 +1,4 @@
-"""Names of `module.py` and `dispatch.py` for programs that import them from here: TorchRL does."""
+"""Names of several rooms for programs, and pickles of the reference, that look for them here: TorchRL does."""
 
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.module import (
@@ -8,12 +8,14 @@ from tensordict.nn.module import (
     WrapModule,
     as_tensordict_module,
 )
+from tensordict.nn.pickled import _OutKeysSelect
 
 __all__ = [
     "TensorDictModule",
     "TensorDictModuleBase",
     "TensorDictModuleWrapper",
     "WrapModule",
+    "_OutKeysSelect",
     "as_tensordict_module",
     "dispatch",
 ]

@@ -16,6 +16,7 @@ from tensordict.base import TensorDictBase
 from tensordict.contract import Contract
 from tensordict.extras import require
 from tensordict.keys import Key, is_nested_key, path_of, unravel_key
+from tensordict.nn import pickled
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.skipping import is_skipped
 from tensordict.ops.indexing import given
@@ -187,6 +188,12 @@ class TensorDictModuleBase(nn.Module):
         if not found:
             warnings.warn(f"no module below {type(module).__name__} has reset_parameters", stacklevel=3)
         return found
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state, selecting = pickled.as_ours(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if selecting:
+            self._selecting = self.register_forward_hook(_drop_unselected)
 
     def _shown(self) -> dict[str, Any]:
         """What `repr` shows."""
@@ -478,7 +485,7 @@ class TensorDictModule(TensorDictModuleBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if isinstance(state.get("module"), _PickledFunction):
             state = {**state, "module": state["module"].function}
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
 
 
 def _lookup(results: Any, key: Key) -> Any:
@@ -596,6 +603,10 @@ class WrapModule(TensorDictModuleBase):
         >>> flatten(TensorDict(x=torch.ones(2, 3), batch_size=[2, 3])).batch_size
         torch.Size([6])
     """
+
+    # Of one that the reference pickled, which keeps none.
+    _in_keys: list[Key] = []  # noqa: RUF012 (replaced, never changed)
+    _out_keys: list[Key] = []  # noqa: RUF012
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from tensordict.base import TensorDictBase
 from tensordict.contract import Contract, is_node
 from tensordict.errors import ContainerExpected, ModuleError, SaveError
 from tensordict.face import Face
+from tensordict.io import pickled
 from tensordict.keys import Path, is_nested_key, joined
 from tensordict.memmap import MemoryMappedTensor
 from tensordict.ops.modules import is_parameter
@@ -401,6 +402,12 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         """A copy on a CUDA device, the current one by default; see :meth:`to`."""
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda", **kwargs)
 
+    def _over_block(self, leaves: list[Any], *args: Any, **kwargs: Any) -> Any:
+        olds: list[Any] = []
+        self._gather(olds)
+        made = super()._over_block([_like(*pair) for pair in zip(leaves, olds, strict=True)], *args, **kwargs)
+        return made if made is self else self._again(made)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         result = memo[id(self)] = self._again(copy.deepcopy(self._tensordict, memo))
         return result
@@ -411,7 +418,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         return {**state, "_tensordict": self._tensordict}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
+        state = _as_ours(state) if pickled.PARAMS in state else dict(state)
         object.__setattr__(self, "_tensordict", state.pop("_tensordict"))
         self.__dict__.update(state)
         self._look_at(self._tensordict)
@@ -564,6 +571,20 @@ def _check_holds_leaves(container: Any, path: Path) -> None:
     for name, value in entries.items():
         if type(value) is not Tensor and isinstance(value, Contract):
             _check_holds_leaves(value, (*path, name))
+
+
+def _as_ours(state: dict[str, Any]) -> dict[str, Any]:
+    """Our state of the one that the reference pickles."""
+    no_convert, hooks = state.get("no_convert"), state.get("_get_post_hook")
+    convert = "buffer" if no_convert is True else no_convert or "auto"
+    if convert not in _CHOICES or not isinstance(state[pickled.PARAMS], Contract) or type(hooks) is not list:
+        raise SaveError(
+            "the TensorDictParams that was pickled does not add up: its parts are not of the types they have"
+        )
+    own = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
+    kept = {name: value for name, value in state.items() if name in own}
+    container: Any = state[pickled.PARAMS]
+    return {**kept, "_modules": {}, "_convert": convert, "_get_hooks": hooks, "_tensordict": container._bare()}
 
 
 def _settle_devices(container: Any) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from tensordict import foreach, pickling, ragged
 from tensordict.blocks import is_whole
 from tensordict.contract import Clones, Contract
-from tensordict.io import torch_files
+from tensordict.io import pickled, torch_files
+from tensordict.io.forms import is_typed
 from tensordict.ops.leaves import Leaves
 from tensordict.parallel import sharing
 
@@ -84,6 +85,9 @@ class Copying(Leaves):
             return self.__reduce__()
         packed = None
         if protocol == torch_files.PROTOCOL:
+            if self._bare() is not self and not is_typed(self):
+                # A face with a state of its own, such as a container of parameters.
+                return object.__reduce_ex__(self, protocol)
             packed = pickling.for_torch(self) or torch_files.reduced(self)
         return pickling.by_itself(self, int(protocol)) if packed is None else packed
 
@@ -97,6 +101,7 @@ class Copying(Leaves):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Nested containers have been restored by now: each level tells its own children who holds them.
+        state = pickled.as_ours(type(self), state)
         locked = state.get("_locked", False)
         self.__dict__.update(state)
         if locked:

@@ -246,8 +246,19 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
                 raise DuplicateKeyError(f"name_map gives values of several distributions the same key: {name_map}")
             dists = renamed
         self.dists = dists
+        self._name_results(log_prob_key, entropy_key)
+
+    def _name_results(self, log_prob_key: Key | None, entropy_key: Key | None) -> None:
         self._log_prob_key = "sample_log_prob" if log_prob_key is None else unravel_key(log_prob_key)
         self._entropy_key = "entropy" if entropy_key is None else unravel_key(entropy_key)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_beyond" not in state:
+            # As the reference pickles it.
+            ndim = len(self._batch_shape)
+            self._beyond = [len(dist.batch_shape) - ndim for dist in self.dists.values()]
+            self._name_results(state.get("_log_prob_key"), state.get("_entropy_key"))
 
     @property
     def log_prob_key(self) -> Key:

@@ -104,6 +104,12 @@ class AddStateIndependentNormalScale(nn.Module):
         else:
             self.register_buffer("state_independent_scale", scale)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "_map" not in state:
+            # As the reference pickles it.
+            self._map = mappings(self.scale_mapping)
+
     def forward(self, loc: Tensor, *others: Any) -> tuple[Any, ...]:
         """The location, a scale of its shape, and whatever else was given.
 

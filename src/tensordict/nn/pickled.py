@@ -1,0 +1,61 @@
+"""Modules in pickles of the reference: their attributes in the terms of ours. What they hold unpickles by itself."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+from tensordict.errors import SaveError
+from tensordict.extras import require
+
+# What is not kept: it follows from the rest, or holds a part of the modules a second time.
+_FOLLOWING = ("_complete_out_keys", "_ordered_dict", "_requires_sample", "_det_part", "_dist", "_generator_key")
+_ONLY_THERE = (*_FOLLOWING, "_trigger_warning_lpk")
+
+
+class _OutKeysSelect:
+    """The hook of the reference that `select_out_keys` registers; only its place is looked at."""
+
+
+def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The state of a module that reads and writes containers, which the reference may have written; ours is given back.
+
+    Returns:
+        the state, and whether out-keys are selected by a hook that is still to be registered.
+    """
+    state = {name: value for name, value in state.items() if name not in _ONLY_THERE}
+    hooks = state.get("_forward_hooks") or {}
+    selecting = [number for number, hook in hooks.items() if type(hook) is _OutKeysSelect]
+    for number in selecting:
+        for name in ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
+            state.get(name, {}).pop(number, None)
+    if "_selecting" not in state and state.get("_out_keys_apparent") == state.get("_out_keys"):
+        # There the keys that are selected are all of them where none were.
+        state.pop("_out_keys_apparent", None)
+    if state.get("_get_kwargs") == {}:
+        state["_get_kwargs"] = None
+    if type(state.get("dist_keys")) is list:
+        state["dist_keys"] = tuple(state["dist_keys"])
+        if not state.get("_composite_lp_aggreate_at_init"):
+            state["_log_prob_key"] = None
+    if type(state.get("module")) is bytes:
+        state["module"] = _function(state["module"])
+    return state, bool(selecting)
+
+
+def _function(content: bytes) -> Any:
+    """The function that is wrapped, of which the reference keeps a pickle by cloudpickle."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._weights_only_unpickler":
+            raise SaveError(
+                "the module wraps a function, which is kept as a pickle of its own: this needs weights_only=False"
+            )
+        frame = frame.f_back
+    try:
+        return pickle.loads(content)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("cloudpickle"):
+            require("cloudpickle", "cloudpickle")
+        raise
