@@ -39,6 +39,19 @@ from tensordict import (
     unravel_key_list,
 )
 from tensordict import utils as tdu
+from tensordict.nn import (
+    CompositeDistribution,
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictModuleWrapper,
+    TensorDictSequential,
+    dispatch,
+    set_interaction_type,
+)
+from tensordict.nn.distributions import OneHotCategorical
 
 warnings.simplefilter("ignore")
 
@@ -100,6 +113,42 @@ class TCO(TensorClass["tensor_only"]):
     b: torch.Tensor = None
 
 
+class TCF(TensorClass["frozen"]):
+    a: torch.Tensor
+    b: Any = None
+
+
+class TCS(TensorClass["shadow"]):
+    a: torch.Tensor
+    keys: Any = None
+    values: Any = None
+
+
+@tensorclass(frozen=True)
+class TCD:
+    a: torch.Tensor
+    b: Any = None
+
+
+class TCM(TensorClass["autocast"]):
+    a: torch.Tensor
+    i: int = 0
+    f: float = 0.0
+    s: str = ""
+    t: TCA = None
+    d: TensorDict = None
+
+
+class TCX(TensorClass["nocast", "frozen"]):
+    a: torch.Tensor
+    b: Any = None
+
+
+class TCE(TensorClass["tensor_only", "frozen"]):
+    a: torch.Tensor
+    b: torch.Tensor = None
+
+
 class Point(NamedTuple):
     a: Any
     b: Any
@@ -125,6 +174,48 @@ class Net(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.seq(self.l(x) + self.buf)
+
+
+class IndependentNormal(torch.distributions.Independent):
+    """A normal distribution whose last dim is an event."""
+
+    def __init__(self, loc: torch.Tensor, scale: torch.Tensor) -> None:
+        super().__init__(torch.distributions.Normal(loc, scale), 1)
+
+    @property
+    def deterministic_sample(self) -> torch.Tensor:
+        return self.base_dist.loc
+
+
+class TanhNormal(torch.distributions.TransformedDistribution):
+    """A distribution without a mean."""
+
+    def __init__(self, loc: torch.Tensor, scale: torch.Tensor) -> None:
+        super().__init__(torch.distributions.Normal(loc, scale), torch.distributions.TanhTransform())
+
+
+class Disp(torch.nn.Module):
+    """A module that is called with a container or with its entries."""
+
+    in_keys = ["a", ("n", "b")]
+    out_keys = ["m1", "m2"]
+
+    @dispatch
+    def forward(self, tensordict: Any) -> Any:
+        tensordict["m1"] = tensordict["a"] + 1
+        return tensordict.set("m2", tensordict["n", "b"] * 2)
+
+
+class Disp2(TensorDictModuleBase):
+    """The same, with keys of the instance, another separator and a container of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = ["a", "b"], ["m1"]
+
+    @dispatch(separator="__", auto_batch_size=False)
+    def forward(self, tensordict: Any) -> Any:
+        return TensorDict({"m1": tensordict["a"]}, tensordict.batch_size)
 
 
 _folder = tempfile.gettempdir()

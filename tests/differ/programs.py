@@ -31,6 +31,8 @@ NAMED = {
     "iop",
     "cmp",
     "attr",
+    "tcls",
+    "sampling",
 }
 # Simple arguments, which a program keeps when it still shows the same difference with them.
 SIMPLE: dict[str, list[str]] = {
@@ -56,6 +58,10 @@ SIMPLE: dict[str, list[str]] = {
     "names": ["None"],
     "shape": ["-1"],
     "fn": ["lambda u: u + 1"],
+    "mfn": ["lambda u: u + 1"],
+    "mfn2": ["lambda u, v: u + v"],
+    "tcls": ["TCA"],
+    "tds": ["[x0, x0]"],
     "nfn": ["lambda n, u: u + 1"],
     "binary": ["add"],
     "binary_": ["add_"],
@@ -213,7 +219,9 @@ class Line(Step):
 
     def is_several(self) -> bool:
         """Whether it makes more than one call: what the first of them changed may stay when a later one fails."""
-        return self.result is None and re.match(r"with |for |[^;]*;|.*\.unbind", self.code()) is not None
+        return (
+            self.result is None and re.match(r"with |for |[^;]*;|.*\.unbind|\w+\[\d\] \S+= ", self.code()) is not None
+        )
 
     def simpler(self) -> Iterator[Step]:
         named = {name for value in self.values for name in re.findall(r"\b[rx]\d\b", value)}

@@ -32,11 +32,6 @@ class Side:
     def __init__(self, name: str, package: pathlib.Path, python: pathlib.Path = PYTHON) -> None:
         self.name, self.package, self.python = name, package.absolute(), python.absolute()
         self.process: subprocess.Popen[bytes] | None = None
-        command = [self.python, "-c", "import torch, tensordict; print(tensordict.__file__)"]
-        check = subprocess.run(command, capture_output=True, text=True, env=self._environment(), check=False)
-        if not check.stdout.startswith(str(self.package)):
-            message = f"{name}: {python} does not import tensordict from {package}: {check.stdout}{check.stderr[-500:]}"
-            raise ImportError(message)
 
     def _environment(self) -> dict[str, str]:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -118,6 +113,12 @@ class Sides:
         self.reference, self.ours = Side("reference", REFERENCE), Side("ours", OURS)
 
     def __enter__(self) -> Sides:
+        for side in (self.reference, self.ours):
+            side.send("where")
+        for side in (self.reference, self.ours):
+            file = side.receive()
+            if not str(file).startswith(str(side.package)):
+                raise ImportError(f"{side.name}: {side.python} does not import tensordict from {side.package}: {file}")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -159,7 +159,7 @@ class Containers:
     def tensorclass(self, batch_size: list[int] | None = None, depth: int = 0) -> Spec:
         r = self.r
         bs = self.batch_size() if batch_size is None else batch_size
-        name = r.choice(["TCA", "TCA", "TCB", "TCB", "TCN", "TCC", "TCO"])
+        name = r.choice(["TCA", "TCA", "TCA", "TCB", "TCB", "TCB", "TCN", "TCC", "TCO", "TCF", "TCS", "TCM", "TCE"])
         entries = [["a", self.leaf(bs)], *self._fields(name, bs, depth)]
         device = "cpu" if self.chance(0.1) else None
         spec: Spec = {"k": "tc", "cls": name, "bs": bs, "entries": entries, "device": device, "names": None, "post": []}
@@ -186,6 +186,14 @@ class Containers:
                 fields.append(["s", value('"text"')])
             if self.chance(0.5):
                 fields.append(["n", value(r.choice(["7", "3.5", '"8"']))])
+        elif name == "TCS":
+            if self.chance(0.6):
+                fields.append(["keys", r.choice([self.leaf(bs), value(r.choice(VALUES))])])
+        elif name == "TCM":
+            if self.chance(0.6):
+                fields.append(["i", value(r.choice(["7", "3.5", '"8"', "T(1)"]))])
+            if self.chance(0.4):
+                fields.append(["d", self.dense(depth + 1, list(bs))])
         elif self.chance(0.6):
             fields.append(["b", self.leaf(bs)])
         return fields

@@ -94,7 +94,9 @@ class Programs:
         return None
 
     def answer(self, request: tuple[Any, ...]) -> object:
-        """`("new",)`, `("step", code, result)` or `("run", [(code, result), ...])`, which is a whole program."""
+        """`("where",)`, `("new",)`, `("step", code, result)`, or `("run", [(code, result), ...])`: a whole program."""
+        if request[0] == "where":
+            return prelude.tensordict.__file__
         if request[0] == "step":
             return self.step(*request[1:])
         self.begin()
