@@ -150,6 +150,13 @@ class Contract:
             if type(value) is not Tensor and isinstance(value, Contract):
                 value._mark_shared()
 
+    def _mark_as(self, source: Contract) -> None:
+        """Say of a view, which is locked, what `source` says of itself: that it is memory-mapped, or shared."""
+        if source._is_memmap:
+            self._mark_memmap()
+        if source._is_shared:
+            self._mark_shared()
+
     # --- structural walks -----------------------------------------------------------------------------------------
     # All take the new batch size of the root and `lead`, the number of batch dims of the root that it replaces: a
     # nested container, whose batch size begins with its parent's, gets `size + its own batch size past lead`.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from contract.kinds import Kind
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
 from tensordict.memmap import MemoryMappedTensor
 
 
@@ -73,6 +73,49 @@ def test_memmap_like_shares_no_memory(td: Any, kind: Kind, tmp_path: pathlib.Pat
         for like in (source.memmap_like(), source.memmap_like(tmp_path / "other", overwrite=True)):
             check(like, torch.zeros_like(td), kind)
             check(source, td, kind)
+
+
+VIEWS: dict[str, Any] = {
+    "item": lambda td: td[0],
+    "slice": lambda td: td[:1],
+    "none": lambda td: td[None],
+    "view": lambda td: td.view(1, *td.batch_size),
+    "unsqueeze": lambda td: td.unsqueeze(0),
+    "squeeze": lambda td: td.unsqueeze(1).squeeze(1),
+    "permute": lambda td: td.unsqueeze(0).permute(1, 0, *range(2, td.ndim + 1)),
+    "transpose": lambda td: td.unsqueeze(0).transpose(0, 1),
+    "narrow": lambda td: td.narrow(0, 0, 1),
+    "split": lambda td: td.split(1)[0],
+    "unbind": lambda td: td.unbind(0)[0],
+    "iteration": lambda td: next(iter(td)),
+    "lazy stack": lambda td: lazy_stack([td, td]),
+    "lazy stack of items": lambda td: lazy_stack(list(td)),
+}
+COPIES: dict[str, Any] = {
+    "rows": lambda td: td[torch.tensor([0])],
+    "clone": lambda td: td.clone(),
+    "roll": lambda td: td.roll(1, 0),
+    "stack": lambda td: torch.stack([td, td]),
+    "lazy stack with another": lambda td: lazy_stack([td, td.clone()]),
+}
+
+
+@pytest.mark.parametrize("way", ["memmap", "shared"])
+def test_what_views_say_of_their_memory(way: str, td: Any, kind: Kind) -> None:
+    source = td.memmap(copy_existing=True) if way == "memmap" else td.to_tensordict().share_memory_()
+    if not source.batch_dims:
+        pytest.skip("has no batch dims to make views along")
+    said = {}
+    for name, make in (VIEWS | COPIES).items():
+        if isinstance(source._bare(), LazyStackedTensorDict) and name in ("view", "roll", "rows"):
+            # Across the members it is a copy; rows are members.
+            continue
+        made = make(source)
+        nested = [value for value in made.values(True) if isinstance(value, TensorDictBase)]
+        flags = {(node.is_memmap(), node.is_shared(), node.is_locked) for node in (made, *nested)}
+        expected = (way == "memmap", way == "shared", True)
+        said[name] = flags == {expected} if name in VIEWS else not (made.is_memmap() or made.is_shared())
+    assert said == dict.fromkeys(said, True)
 
 
 def test_loading_some_entries(td: Any, tmp_path: pathlib.Path) -> None:

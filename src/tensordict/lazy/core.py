@@ -177,6 +177,26 @@ class LazyCore(TensorDictBase):
             if not owners and member._locked:
                 member._unlock_tree()
 
+    # The same of memory-mapped and shared ones; a stack without members keeps what was said of it.
+
+    @property
+    def _is_memmap(self) -> bool:  # type: ignore[override]
+        members = self._entries.containers
+        return all([member._is_memmap for member in members]) if members else self.__dict__.get("_is_memmap", False)
+
+    @_is_memmap.setter
+    def _is_memmap(self, memmap: bool) -> None:
+        self.__dict__["_is_memmap"] = memmap
+
+    @property
+    def _is_shared(self) -> bool:  # type: ignore[override]
+        members = self._entries.containers
+        return all([member._is_shared for member in members]) if members else self.__dict__.get("_is_shared", False)
+
+    @_is_shared.setter
+    def _is_shared(self, shared: bool) -> None:
+        self.__dict__["_is_shared"] = shared
+
     def _mark_memmap(self) -> None:
         self._is_memmap = True
         for member in self._entries.sample:

@@ -554,6 +554,7 @@ class LazyDims(LazyCore):
         lead: int,
         rename: Rename | None,
         whole: Callable[[Any], Any] | None = None,
+        view: bool = False,
     ) -> Self:
         return self._dense()._reshaped(fn, size, lead, rename)  # type: ignore[no-any-return]
 

@@ -134,10 +134,7 @@ class Indexing(Writing):
                 raise
             out = retried(self, self._map, ragged.Index(at), new_size, len(size), rename)
         if (self._is_memmap or self._is_shared) and is_basic(at):
-            if self._is_memmap:
-                out._mark_memmap()
-            if self._is_shared:
-                out._mark_shared()
+            out._mark_as(self)
             out.lock_()
             out._undo = None
         return out

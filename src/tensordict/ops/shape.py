@@ -39,9 +39,18 @@ class Shape(Sizing):
     """Dims count from the back when negative, relative to the batch dims; a locked container gives a locked result."""
 
     def _reshaped(
-        self, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None, whole: LeafFn | None = None
+        self,
+        fn: LeafFn,
+        size: torch.Size,
+        lead: int,
+        rename: Rename | None,
+        whole: LeafFn | None = None,
+        view: bool = False,
     ) -> Self:
-        """`_map`, with the lock carried over and the key named when torch refuses a leaf."""
+        """`_map`, with the lock carried over and the key named when torch refuses a leaf.
+
+        A `view` of what is memory-mapped or shared is that too.
+        """
         try:
             # What is called on a leaf here can be called on a nested lazy stack, unless `whole` says what can.
             result = self._map(fn, size, lead, rename, whole or fn)
@@ -49,6 +58,8 @@ class Shape(Sizing):
             raise _blamed(self, fn, error, ()) from error
         if self._locked:
             result._lock_tree()
+            if view:
+                result._mark_as(self)
         return result
 
     def _unchanged(self) -> Self:
@@ -97,7 +108,7 @@ class Shape(Sizing):
         head, lead = tuple(new), len(old)
         if settings.lazy_legacy_possible and settings.lazy_legacy():
             return self._lazy(new, ("view", *new), ("reshape", *old))
-        result = self._reshaped(_to_sizes(Tensor.view, head, lead), new, lead, None, _to_sizes(_view, head, lead))
+        result = self._reshaped(_to_sizes(Tensor.view, head, lead), new, lead, None, _to_sizes(_view, head, lead), True)
         return remember(result, self, lambda out: out.reshape(old))  # type: ignore[no-any-return]
 
     def _view_dtype(self, dtype: torch.dtype, batch_size: Any) -> Self:
@@ -250,6 +261,7 @@ class Shape(Sizing):
             torch.Size([old[dim] for dim in order]),
             lead,
             lambda names: [names[dim] for dim in order],
+            view=True,
         )
         return remember(result, self, lambda out: out.permute([order.index(dim) for dim in range(lead)]))  # type: ignore[no-any-return]
 
@@ -285,7 +297,8 @@ class Shape(Sizing):
             return names
 
         swap = methodcaller("transpose", dim0, dim1)
-        return remember(self._reshaped(swap, torch.Size(old), len(old), rename), self, swap)  # type: ignore[no-any-return]
+        result = self._reshaped(swap, torch.Size(old), len(old), rename, view=True)
+        return remember(result, self, swap)  # type: ignore[no-any-return]
 
     def movedim(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
         """Views with batch dims moved to other positions, the others keeping their order (as :func:`torch.movedim`).
@@ -347,6 +360,7 @@ class Shape(Sizing):
             torch.Size([old[d] for d in kept]),
             lead,
             lambda names: [names[d] for d in kept],
+            view=True,
         )
         return remember(result, self, lambda out: out.reshape(old))  # type: ignore[no-any-return]
 
@@ -374,6 +388,7 @@ class Shape(Sizing):
             torch.Size(new),
             len(old),
             lambda names: [*names[:dim], None, *names[dim:]],
+            view=True,
         )
         return remember(result, self, methodcaller("squeeze", dim))  # type: ignore[no-any-return]
 
@@ -557,9 +572,8 @@ class Shape(Sizing):
         start += extent if start < 0 else 0
         if length < 0 or start + length > extent:
             raise ShapeError(f"start ({start}) + length ({length}) does not fit in dim {dim} of size {extent}")
-        return self._reshaped(
-            methodcaller("narrow", dim, start, length), with_dim(old, dim, length), len(old), _same_names
-        )
+        fn = methodcaller("narrow", dim, start, length)
+        return self._reshaped(fn, with_dim(old, dim, length), len(old), _same_names, view=True)
 
     # --- repetition -------------------------------------------------------------------------------------------------
 

@@ -116,8 +116,11 @@ class Stacking(Writing):
         return tuple(pieces)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """Views of every element along a batch dim, which they no longer have. They are not locked.
+        """Views of every element along a batch dim, which they no longer have.
 
+        Those of a memory-mapped or shared container are that too, and locked, as `td[i]` is; others are not locked.
+
+                piece._mark_as(self)
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -145,6 +148,10 @@ class Stacking(Writing):
     # --- joining ----------------------------------------------------------------------------------------------------
 
     @classmethod
+        if self._is_memmap or self._is_shared:
+            for piece in pieces:
+                piece._lock_tree()
+                piece._mark_as(self)
     def stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         """Stack containers of the same keys and shapes along a new batch dim.
 
