@@ -32,6 +32,8 @@ class Side:
     def __init__(self, name: str, package: pathlib.Path, python: pathlib.Path = PYTHON) -> None:
         self.name, self.package, self.python = name, package.absolute(), python.absolute()
         self.process: subprocess.Popen[bytes] | None = None
+        # What the worker says until it runs programs, which print to nowhere.
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
 
     def _environment(self) -> dict[str, str]:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -43,7 +45,7 @@ class Side:
             [self.python, "-m", "differ.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             env=self._environment(),
             cwd=tempfile.gettempdir(),
         )
@@ -74,7 +76,9 @@ class Side:
             self.process.kill()
             status = self.process.wait()
             self.process = None
-            return {"dead": f"{type(error).__name__} {error} (exit status {status})"}
+            self.errors.seek(0)
+            said = self.errors.read().decode()[-300:]
+            return {"dead": f"{type(error).__name__} {error} (exit status {status}) {said}".strip()}
 
     def run(self, lines: Lines) -> list[Reply] | Reply:
         """One reply per line of a program, or `{"dead": why}`."""

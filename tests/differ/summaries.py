@@ -27,9 +27,10 @@ def is_view(x: object) -> bool:
     return hasattr(x, "__next__") or re.search(r"(?i)view|keys|items|values", type(x).__name__) is not None
 
 
-def without_folders(text: str) -> str:
-    """`text` without the names of temporary folders, which differ from run to run."""
-    return re.sub(r"differ-\w+/\d+", "TMP", text).replace(tempfile.gettempdir(), "")
+def without_chance(text: str) -> str:
+    """`text` without what differs from run to run: temporary folders, the symbols of ragged dims."""
+    text = re.sub(r"differ-\w+/\d+", "TMP", text).replace(tempfile.gettempdir(), "")
+    return re.sub(r"\bj\d+\b", "j", text)
 
 
 def summarise(x: object, depth: int = 0) -> Summary:
@@ -39,7 +40,7 @@ def summarise(x: object, depth: int = 0) -> Summary:
     try:
         return _summary(x, depth)
     except Exception as error:
-        message = without_folders(str(error))[:300]
+        message = without_chance(str(error))[:300]
         return {"k": "broken", "cls": type(x).__name__, "exc": type(error).__name__, "msg": message}
 
 
@@ -56,7 +57,7 @@ def _summary(x: Any, depth: int) -> Summary:
     if x is None or isinstance(x, (bool, int, float)):
         return {"k": "plain", "cls": name, "value": x}
     if isinstance(x, (str, complex, bytes, torch.dtype, torch.device, torch.layout)):
-        return {"k": "plain", "cls": name, "value": without_folders(x) if isinstance(x, str) else str(x)}
+        return {"k": "plain", "cls": name, "value": without_chance(x) if isinstance(x, str) else str(x)}
     if isinstance(x, collections.abc.Mapping) and not name.startswith("_"):
         return _fields(name, {str(k): v for k, v in x.items()}, depth)
     if isinstance(x, tuple) and hasattr(x, "_fields"):

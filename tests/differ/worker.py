@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 
 from differ import prelude
-from differ.summaries import Drained, is_view, summarise, without_folders
+from differ.summaries import Drained, is_view, summarise, without_chance
 
 SECONDS = 20
 KNOWN = {v for v in vars(builtins).values() if isinstance(v, type) and issubclass(v, BaseException)}
@@ -89,7 +89,7 @@ class Programs:
                         self.variables[result] = Drained(value)
         except BaseException as error:
             kinds = [c for c in type(error).__mro__ if c in KNOWN] or [type(error)]
-            message = without_folders(str(error))[:400]
+            message = without_chance(str(error))[:400]
             return {"cls": type(error).__name__, "mro": [c.__name__ for c in kinds], "msg": message}
         return None
 
