@@ -5,6 +5,7 @@ What they do as containers is tested by `tests/contract/`, whose kinds include t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -23,6 +24,7 @@ from typing_extensions import NotRequired
 from tensordict import (
     LazyStackedTensorDict,
     MemoryMappedTensor,
+    PersistentTensorDict,
     TensorClass,
     TensorCollection,
     TensorDict,
@@ -406,7 +408,7 @@ def test_frozen() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match=r"unknown options \['bad'\]"):
         TensorClass["bad"]  # type: ignore[misc]
-    with pytest.raises(ValueError, match="exclude one another"):
+    with pytest.raises(ValueError, match="exclusive features"):
         TensorClass["autocast", "nocast"]  # type: ignore[misc]
 
 
@@ -623,7 +625,7 @@ def step() -> Step:
 
 def test_typed_dict_keys() -> None:
     made = step()
-    assert isinstance(made, TensorDict) and Step.__required_keys__ == {"obs", "act"}
+    assert isinstance(made, TensorDictBase) and Step.__required_keys__ == {"obs", "act"}
     assert Step.__optional_keys__ == {"reward"} and Named.__optional_keys__ == {"reward", "name", "last"}
     assert made.obs is made["obs"] and torch.equal(
         Step({"obs": torch.zeros(1), "act": torch.ones(1)}).act, torch.ones(1)
@@ -672,6 +674,116 @@ def test_typed_dict_from_tensordict() -> None:
     assert type(Step.from_tensordict(td.exclude("act"), check=False)) is Step
     with pytest.raises(TypeError, match="needs a container, got dict"):
         Step.from_tensordict({})
+
+
+@pytest.mark.parametrize("form", ["dense", "lazy", "ragged", "file", "mapped"])
+def test_typed_dict_is_a_live_view(form: str, tmp_path: pathlib.Path) -> None:
+    td: Any = TensorDict(obs=torch.zeros(2, 3), act=torch.zeros(2), inner={"n": torch.zeros(2)}, batch_size=[2])
+    if form in ("lazy", "ragged"):
+        td = lazy_stack(list(td.clone().unbind(0)))
+    if form == "ragged":
+        td[0]["obs"], td[1]["obs"] = torch.zeros(3), torch.zeros(5)
+    if form == "file":
+        td = PersistentTensorDict.from_dict(td, tmp_path / "td.h5")
+    if form == "mapped":
+        td = td.memmap_(tmp_path)
+    made = Step.from_tensordict(td)
+    assert made.is_locked is td.is_locked and made.is_memmap() is td.is_memmap() and made.batch_size == td.batch_size
+    made.update_({"act": torch.ones(2)})
+    assert td["act"].sum() == 2
+    with td.unlock_() if form == "mapped" else contextlib.nullcontext():
+        made.reward = torch.ones(2)
+        made["inner", "more"] = torch.ones(2)
+        made.update({"extra": torch.ones(2), "inner": {"other": torch.ones(2)}})
+        assert {"reward", "extra", ("inner", "more"), ("inner", "other"), ("inner", "n")} <= set(td.keys(True))
+        td["extra"] = torch.full((2,), 5.0)
+        assert made["extra"].sum() == 10
+        del made["extra"]
+        assert "extra" not in td
+    assert type(made[0]) is Step and repr(made).startswith("Step(\n    fields={")
+    for result in (made.clone(), copy.deepcopy(made), tree_map(torch.neg, made) if form != "file" else made.clone()):
+        assert type(result) is Step
+    if form == "dense":
+        assert type(made.memmap(tmp_path / "saved")) is Step
+        assert set(TensorDict.load_memmap(tmp_path / "saved").keys(True, True)) == set(td.keys(True, True))
+    assert made.lock_() is made and td.is_locked
+
+
+def test_typed_dict_over_another_container_checks_types() -> None:
+    empty = TensorDict(batch_size=[2])
+    made = Step.from_tensordict(empty, check=False)
+    with pytest.raises(AttributeError, match=r"Step\.obs is declared but not set"):
+        made.obs  # noqa: B018
+    made.obs, made.act = torch.zeros(2), torch.ones(2)
+    assert set(empty.keys()) == {"obs", "act"}
+    with pytest.raises(TypeError, match=r"Step\.obs is declared as Tensor and cannot hold a str"):
+        made.update(TensorDict(obs="text"))
+    nested = TensorDict(obs=torch.zeros(1), act=torch.zeros(1), last={"obs": torch.ones(1), "act": torch.ones(1)})
+    named = Named.from_tensordict(nested)
+    assert type(named.last) is Step and type(nested["last"]) is TensorDict
+    named.last.reward = torch.ones(1)
+    named.update({"last": {"act": torch.full((1,), 3.0)}})
+    assert nested["last", "reward"] == 1 and nested["last", "act"] == 3
+    with pytest.raises(TypeError, match=r"Step.* is missing 'act'"):
+        Named.from_tensordict(TensorDict(obs=torch.zeros(1), act=torch.zeros(1), last={"obs": torch.zeros(1)}))
+
+
+def test_typed_dict_defaults() -> None:
+    class Extended(TypedTensorDict):
+        x: torch.Tensor
+        y: torch.Tensor | None = None
+        z: NotRequired[torch.Tensor] = torch.ones(1)  # type: ignore[valid-type]
+
+    made = Extended(x=torch.zeros(2), batch_size=[2])
+    assert made.y is None and made.z.sum() == 1 and list(made.keys()) == ["x"]
+    assert Extended.__required_keys__ == {"x"} and Extended.__optional_keys__ == {"y", "z"}
+    made.y = torch.ones(2)
+    assert made.y.sum() == 2 and made[0].y == 1
+
+
+def test_typed_dict_options() -> None:
+    class Frozen(TypedTensorDict["frozen", "shadow"]):  # type: ignore[misc]
+        keys: torch.Tensor
+        batch_size: torch.Tensor
+        device: NotRequired[str]  # type: ignore[valid-type]
+
+    made = Frozen(keys=torch.zeros(2), batch_size=torch.ones(3))
+    assert made.keys.sum() == 0 and made["batch_size"].sum() == 3 and made.is_locked
+    with pytest.raises(RuntimeError, match="locked"):
+        made.keys = torch.ones(2)
+    assert Frozen(keys=torch.zeros(2), batch_size=torch.ones(2), device="any")["device"] == "any"
+    td = TensorDict({"keys": torch.zeros(2), "batch_size": {"a": torch.zeros(2)}})
+    with pytest.raises(TypeError, match="batch_size is declared as Tensor"):
+        Frozen.from_tensordict(td)
+    assert not Frozen.from_tensordict(td, check=False).is_locked
+    with pytest.raises(ValueError, match=r"unknown options \['total'\]"):
+        TypedTensorDict["total"]
+    with pytest.raises(TypeError, match="exclusive features"):
+        TypedTensorDict["autocast", "nocast"]
+
+    class Cast(TypedTensorDict, autocast=True):
+        x: torch.Tensor
+        n: int
+
+    cast = Cast(x=[1.0, 2.0], n="3")
+    assert cast.n == 3 and cast.x.tolist() == [1, 2]
+    cast.update({"n": 4.0})
+    assert cast["n"] == 4 and type(cast["n"]) is int
+
+    class Kept(TypedTensorDict["nocast"]):  # type: ignore[misc]
+        n: float
+
+    assert type(Kept(n=3).n) is int and type(Kept(n=3.5)["n"]) is float
+
+    class Only(TypedTensorDict["tensor_only"]):  # type: ignore[misc]
+        x: torch.Tensor
+        inner: NotRequired[TensorDict]  # type: ignore[valid-type]
+
+    assert Only(x=[1, 2], inner={"a": torch.zeros(1)}).inner["a"] == 0
+    with pytest.raises(TypeError, match=r"Only\.x is a field of a tensor_only class, got a str"):
+        Only(x="text")
+    with pytest.raises(TypeError, match="tensor_only, but 's'"):
+        type("Bad", (TypedTensorDict["tensor_only"],), {"__annotations__": {"s": str}})
 
 
 class Counted(TensorClass):

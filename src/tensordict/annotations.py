@@ -89,7 +89,8 @@ def cast(value: Any, hint: Any, where: str) -> Any:
         return value
     try:
         if issubclass(kind, Tensor):
-            return torch.as_tensor(value)
+            # A container is no tensor, though torch would make an empty one of it.
+            return value if isinstance(value, Contract) else torch.as_tensor(value)
         if issubclass(kind, Contract):
             if isinstance(value, Mapping):
                 return kind.from_dict(value)

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
+from tensordict.annotations import cast as as_annotated
 from tensordict.collection import TensorCollection
-from tensordict.contract import Contract, LeafFn, Names, Rename
+from tensordict.contract import Contract, LeafFn, Names, Rename, is_node
+from tensordict.errors import FieldError
+from tensordict.fields import OPTIONS
 from tensordict.io import pickled
+from tensordict.keys import Path
 from tensordict.lazy import LazyStackedTensorDict
 from tensordict.legacy import LazyView
+from tensordict.nontensor import wrap
 from tensordict.persistent import PersistentTensorDict
+from tensordict.shapes import as_size
 from tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_NUMBERS = (bool, int, float, complex)
+# What a field keeps as it is, whatever could be made of it.
+_VALUES = (str, tuple, range, complex, np.generic)
 
 
 def _state(name: str, read: Callable[[Any], Any]) -> Any:
@@ -212,9 +224,212 @@ class Face(TensorCollection):
         return result
 
 
+class Declared(Face):
+    """A face whose class says what entries there are: what goes in is cast and checked here, see `_as_entry`."""
+
+    _autocast: ClassVar[bool] = False
+    _frozen: ClassVar[bool] = False
+    _nocast: ClassVar[bool] = False
+    _shadow: ClassVar[bool] = False
+    _tensor_only: ClassVar[bool] = False
+    # Whether all tensors are stored as they are given.
+    _stores_tensors: ClassVar[bool] = True
+    # The fields of a `tensor_only` class that may hold a container.
+    _nodes: ClassVar[frozenset[str]] = frozenset()
+    # What assigns each of the fields.
+    _setters: ClassVar[dict[str, Callable[[Any, Any], None]]] = {}
+    __expected_keys__: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        given = {name: options.pop(name) for name in OPTIONS if name in options}
+        super().__init_subclass__(**options)
+        for name, chosen in given.items():
+            setattr(cls, f"_{name}", bool(chosen))
+        if cls._autocast + cls._nocast + cls._tensor_only > 1:
+            raise FieldError(f"{cls.__name__}: autocast, nocast and tensor_only are exclusive features: choose one")
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        """The base class with these options, or a generic class with these arguments."""
+        options = item if isinstance(item, tuple) else (item,)
+        if not all(isinstance(option, str) for option in options):
+            return super().__class_getitem__(item)  # type: ignore[misc]
+        unknown = [option for option in options if option not in OPTIONS]
+        if unknown:
+            raise ValueError(f"unknown options {unknown} of {cls.__name__}; known are {list(OPTIONS)}")
+        name = "_".join((cls.__name__, *sorted(set(options))))
+        metaclass: Any = type(cls)
+        return metaclass(name, (cls,), {"__module__": cls.__module__}, **dict.fromkeys(options, True))
+
+    # --- what goes in -------------------------------------------------------------------------------------------------
+
+    def _begin(self, batch_size: Any = None, device: Any = None, names: Any = None) -> Any:
+        """The container behind this instance: a new one, without entries."""
+        if device is None and names is None:
+            container = TensorDict._make({}, as_size(batch_size), None, None)
+        else:
+            container = TensorDict(None, batch_size, device, names)
+        object.__setattr__(self, "_tensordict", container)
+        return container
+
+    @classmethod
+    def _hint_of(cls, name: str) -> Any:
+        """The type that a field is declared with; `Any` for what is no field."""
+        raise NotImplementedError
+
+    def _as_entry(self, name: str, value: Any, keep: bool = False) -> Any:
+        """The value of a field as the container takes it; `keep` says that a mapping is a value, no nested container.
+
+        Raises:
+            TypeError: the options of the class refuse it; class and field are named.
+        """
+        if value is None:
+            return None
+        where = f"{type(self).__name__}.{name}"
+        if self._autocast:
+            value = as_annotated(value, self._hint_of(name), where)
+        elif self._tensor_only and not isinstance(value, (Tensor, Contract)):
+            if name in self._nodes:
+                # As any container stores it: a mapping becomes a container.
+                return value
+            try:
+                value = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise TypeError(
+                    f"{where} is a field of a tensor_only class, got a {type(value).__name__}: pass a tensor, or drop "
+                    "tensor_only"
+                ) from None
+        if isinstance(value, (Tensor, Contract)):
+            return value
+        if (
+            isinstance(value, _VALUES)
+            or (keep and isinstance(value, Mapping))
+            or (self._nocast and isinstance(value, (*_NUMBERS, np.ndarray)))
+            or (self._autocast and not hasattr(value, "__array__"))
+        ):
+            container = self._tensordict
+            return wrap(value, container._batch_size, container._device, container._names)
+        return value
+
+    def _put(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+        """Store what `_as_entry` gave; `None` takes the entry away."""
+        container = self._tensordict
+        if item is None:
+            if name in container._entries:
+                container.del_(name)
+            return
+        try:
+            container._write_name(name, item, non_blocking, path)
+        except (RuntimeError, TypeError) as error:
+            raise blamed(error, type(self)) from error
+
+    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+        if type(item) is not Tensor or not self._stores_tensors:
+            item = self._as_entry(name, item)
+        if name not in self._setters:
+            self._check_field(name)
+        self._put(name, item, non_blocking, path)
+
+    def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
+        if len(path) == 1:
+            self._write_name(path[0], item, non_blocking, path)
+            return
+        self._check_field(path[0])
+        self._tensordict._write(path, item, non_blocking)
+
+    def _graft(self, name: str, rest: Path, item: Any, path: Path, non_blocking: bool) -> None:
+        self._check_field(name)
+        self._tensordict._graft(name, rest, item, path, non_blocking)
+
+    def _plan_update(self, source: Any, prefix: Path, plan: Any) -> None:
+        container = self._tensordict
+        self._check_fields(source)
+        if isinstance(source, Contract):
+            container._plan_update(bare(source), prefix, plan)
+            return
+        items: dict[Any, Any] = {}
+        for key, value in source.items():
+            name = key if isinstance(key, str) else key[0]
+            # What is merged into a nested container is not put in its place.
+            merged = isinstance(value, (Mapping, Contract)) and is_node(container._node(name)) and plan.merges(value)
+            items[key] = value if merged or key != name else self._as_entry(name, value)
+            if items[key] is None:
+                # An update writes values: one that stands for nothing reads as the field's `None`.
+                if name in container._entries:
+                    items[key] = wrap(None, container._batch_size, container._device, container._names)
+                else:
+                    del items[key]
+        container._plan_update(items, prefix, plan)
+
+    def _plan_assign(self, value: Any, prefix: Path, plan: Any) -> None:
+        self._check_fields(value)
+        self._tensordict._plan_assign(bare(value), prefix, plan)
+
+    def _check_fields(self, source: Any) -> None:
+        """Refuse a mapping or container to be written that has what cannot be an entry."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write a field by its name, or assign to a part of the batch; see any container's."""
+        if type(index) is str:
+            self._write_name(index, value)
+        else:
+            super().__setitem__(index, value)
+
+    if not TYPE_CHECKING:
+        # Type checkers would take any attribute for known.
+        def __getattr__(self, name: str) -> Any:
+            if name == "_tensordict":
+                # Of an instance whose constructor assigns the fields itself.
+                return self._begin()
+            # What only the wrapped container has, such as the `stack_dim` of a lazy stack.
+            if name in self.__expected_keys__:
+                raise AttributeError(f"{type(self).__name__}.{name} is declared but not set")
+            if name.startswith("_") or not hasattr(type(self._tensordict), name):
+                raise AttributeError(
+                    f"{type(self).__name__} has no attribute {name!r}; its fields are {sorted(self.__expected_keys__)}"
+                )
+            value = getattr(self._tensordict, name)
+            return partial(self._hand_over, value) if callable(value) else value
+
+    def _hand_over(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method that only the wrapped container has; it takes what has no other fields than this."""
+        for arg in args:
+            for item in arg if isinstance(arg, (list, tuple)) else [arg]:
+                if isinstance(item, Contract):
+                    self._check_fields(item)
+        plain = [list(map(bare, arg)) if isinstance(arg, (list, tuple)) else bare(arg) for arg in args]
+        return self._faced(method(*plain, **kwargs))
+
+
 def bare(value: Any) -> Any:
     """The container behind the face of a tensorclass; any other value itself."""
     return value._bare() if isinstance(value, Contract) else value
+
+
+def blamed(error: Exception, cls: type[Any]) -> Exception:
+    """An error about an entry, with the class in front of it."""
+    message = str(error)
+    return type(error)(f"{cls.__name__}: {message}") if message.startswith("entry ") else error
+
+
+def register_face(cls: type[Face]) -> None:
+    """Make a class known to torch, which takes an instance apart as the container behind it."""
+
+    def flatten(instance: Any) -> tuple[list[Any], Any]:
+        container = instance._tensordict
+        node = _pytree.SUPPORTED_NODES[type(container)]
+        values, context = node.flatten_fn(container)
+        return values, (type(container), context)
+
+    def flatten_with_keys(instance: Any) -> tuple[list[Any], Any]:
+        container = instance._tensordict
+        values, context = _pytree.SUPPORTED_NODES[type(container)].flatten_with_keys_fn(container)  # type: ignore[misc]
+        return values, (type(container), context)
+
+    def unflatten(values: Any, context: Any) -> Any:
+        kind, inner = context
+        return cls._over(_pytree.SUPPORTED_NODES[kind].unflatten_fn(values, inner))
+
+    _pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 
 
 def _hand_on(storage: type[Any]) -> None:

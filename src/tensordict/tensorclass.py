@@ -9,25 +9,20 @@ from functools import partial
 from types import CellType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 from typing_extensions import dataclass_transform
 
 from tensordict import registry
-from tensordict.annotations import cast as as_annotated
 from tensordict.attributes import TensorAttrs
 from tensordict.contract import Contract
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.errors import ContainerExpected, FieldError
-from tensordict.face import Face, bare
-from tensordict.fields import OPTIONS, Layout, layout_of
-from tensordict.keys import Path
+from tensordict.face import Declared, bare, blamed, register_face
+from tensordict.fields import Layout, layout_of
 from tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack, unwrap, wrap
 from tensordict.ops.reading import AS_SET, NO_DEFAULT
 from tensordict.printing import entry_text, in_order, shown
-from tensordict.shapes import as_size
 from tensordict.tensordict import TensorDict
 from tensordict.views import is_non_tensor
 
@@ -53,9 +48,6 @@ if TYPE_CHECKING:
     C = TypeVar("C")
     V = TypeVar("V")
 
-_NUMBERS = (bool, int, float, complex)
-# What a field keeps as it is, whatever could be made of it.
-_VALUES = (str, tuple, range, complex, np.generic)
 _ONLY_TENSORS = {Tensor}
 
 
@@ -74,12 +66,12 @@ if TYPE_CHECKING:
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
-class _Declared(Face):
+class _Dataclass(Declared):
     """Tells type checkers that the annotated attributes of the classes below are parameters of their constructors."""
 
 
 @registry.register
-class TensorClass(_Declared):
+class TensorClass(_Dataclass):
     """A container whose entries are the fields of a class, read and written as attributes.
 
     `class Data(TensorClass)` with annotated fields makes `Data` a dataclass whose instances do whatever a `TensorDict`
@@ -133,47 +125,22 @@ class TensorClass(_Declared):
 
     _layout: ClassVar[Layout]
     _is_tensorclass: ClassVar[bool] = True
-    _autocast: ClassVar[bool] = False
-    _frozen: ClassVar[bool] = False
-    _nocast: ClassVar[bool] = False
-    _shadow: ClassVar[bool] = False
-    _tensor_only: ClassVar[bool] = False
-    # Whether tensors are stored as they are given.
-    _stores_tensors: ClassVar[bool] = True
     _has_post_init: ClassVar[bool] = False
-    # What assigns each of the fields.
-    _setters: ClassVar[dict[str, Callable[[Any, Any], None]]] = {}
-    __expected_keys__: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        given = {name: options.pop(name) for name in OPTIONS if name in options}
         super().__init_subclass__(**options)
-        for name, chosen in given.items():
-            setattr(cls, f"_{name}", bool(chosen))
-        if cls._autocast + cls._nocast + cls._tensor_only > 1:
-            raise ValueError(f"{cls.__name__}: autocast, nocast and tensor_only exclude one another")
         cls._layout = layout_of(cls, TensorClass)
         cls.__expected_keys__ = frozenset(cls._layout.names)
         cls._has_post_init = hasattr(cls, "__post_init__")
         cls._stores_tensors = not (cls._autocast or cls._tensor_only)
+        cls._nodes = cls._layout.containers
         properties = {name: _field(cls, name) for name in cls._layout.names}
         cls._setters = {name: made.fset for name, made in properties.items() if made.fset is not None}
         for name, made in properties.items():
             setattr(cls, name, made)
         cls.__hash__ = object.__hash__ if cls._frozen else None  # type: ignore[assignment]
-        _register(cls)
-
-    def __class_getitem__(cls, item: Any) -> Any:
-        """The base class with these options, or a generic class with these arguments."""
-        options = item if isinstance(item, tuple) else (item,)
-        if not all(isinstance(option, str) for option in options):
-            return super().__class_getitem__(item)  # type: ignore[misc]
-        unknown = [option for option in options if option not in OPTIONS]
-        if unknown:
-            raise ValueError(f"unknown options {unknown} of {cls.__name__}; known are {list(OPTIONS)}")
-        name = "_".join((cls.__name__, *sorted(set(options))))
-        metaclass: Any = type(cls)
-        return metaclass(name, (cls,), {"__module__": cls.__module__}, **dict.fromkeys(options, True))
+        registry.declare(cls)
+        register_face(cls)
 
     def __init__(
         self,
@@ -189,7 +156,9 @@ class TensorClass(_Declared):
         if layout.masked:
             own = {"batch_size": batch_size, "device": device, "names": names}
             own.update(non_blocking=non_blocking, lock=lock)
-            values.update({name: own[name] for name in layout.masked if own[name] not in (None, False)})
+            values.update(
+                {name: own[name] for name in layout.masked if own[name] is not (False if name == "lock" else None)}
+            )
             batch_size, device, names = (None if name in layout.masked else own[name] for name in list(own)[:3])
             lock = lock and "lock" not in layout.masked
         values = layout.bind(args, values)
@@ -201,7 +170,7 @@ class TensorClass(_Declared):
         try:
             container._fill(values, (), container._queues(non_blocking))
         except (RuntimeError, TypeError) as error:
-            raise _blamed(error, type(self)) from error
+            raise blamed(error, type(self)) from error
         if device is not None:
             container._settle(non_blocking)
         if self._has_post_init:
@@ -211,117 +180,18 @@ class TensorClass(_Declared):
 
     # --- fields -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, batch_size: Any = None, device: Any = None, names: Any = None) -> Any:
-        """The container behind this instance: a new one, without entries."""
-        if device is None and names is None:
-            container = TensorDict._make({}, as_size(batch_size), None, None)
-        else:
-            container = TensorDict(None, batch_size, device, names)
-        object.__setattr__(self, "_tensordict", container)
-        return container
-
-    def _as_entry(self, name: str, value: Any, keep: bool = False) -> Any:
-        """The value of a field as the container takes it; `keep` says that a mapping is a value, no nested container.
-
-        Raises:
-            TypeError: the options of the class refuse it; class and field are named.
-        """
-        if value is None:
-            return None
-        where = f"{type(self).__name__}.{name}"
-        if self._autocast and name in self._layout.names:
-            value = as_annotated(value, self._layout.hint_of(name), where)
-        elif self._tensor_only and not isinstance(value, (Tensor, Contract)):
-            if name in self._layout.containers:
-                # As any container stores it: a mapping becomes a container.
-                return value
-            try:
-                value = torch.as_tensor(value)
-            except (TypeError, ValueError, RuntimeError):
-                raise TypeError(
-                    f"{where} is a field of a tensor_only class, got a {type(value).__name__}: pass a tensor, or drop "
-                    "tensor_only"
-                ) from None
-        if isinstance(value, (Tensor, Contract)):
-            return value
-        if (
-            isinstance(value, _VALUES)
-            or (keep and isinstance(value, Mapping))
-            or (self._nocast and isinstance(value, _NUMBERS))
-            or (self._autocast and not hasattr(value, "__array__"))
-        ):
-            container = self._tensordict
-            return wrap(value, container._batch_size, container._device, container._names)
-        return value
-
-    def _put(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
-        """Store what `_as_entry` gave; `None` takes the entry away."""
-        container = self._tensordict
-        if item is None:
-            if name in container._entries:
-                container.del_(name)
-            return
-        try:
-            container._write_name(name, item, non_blocking, path)
-        except (RuntimeError, TypeError) as error:
-            raise _blamed(error, type(self)) from error
+    @classmethod
+    def _hint_of(cls, name: str) -> Any:
+        return cls._layout.hint_of(name) if name in cls._layout.names else Any
 
     def _check_field(self, name: str) -> None:
         """Refuse a name that is neither a field nor an entry."""
         if name not in self._layout.names and name not in self._tensordict._entries:
             raise FieldError(f"cannot set {name!r}, {self._layout.known()}")
 
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
-        if type(item) is not Tensor or not self._stores_tensors:
-            item = self._as_entry(name, item)
-        if name not in self._setters:
-            self._check_field(name)
-        self._put(name, item, non_blocking, path)
-
-    def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
-        if len(path) == 1:
-            self._write_name(path[0], item, non_blocking, path)
-            return
-        self._check_field(path[0])
-        self._tensordict._write(path, item, non_blocking)
-
-    def _graft(self, name: str, rest: Path, item: Any, path: Path, non_blocking: bool) -> None:
-        self._check_field(name)
-        self._tensordict._graft(name, rest, item, path, non_blocking)
-
-    def _plan_update(self, source: Any, prefix: Path, plan: Any) -> None:
-        container = self._tensordict
-        if isinstance(source, Contract):
-            self._check_fields(source)
-            container._plan_update(bare(source), prefix, plan)
-            return
-        items: dict[Any, Any] = {}
-        for key, value in source.items():
-            name = key if isinstance(key, str) else key[0]
-            self._check_field(name)
-            items[key] = self._as_entry(name, value) if key == name else value
-            if items[key] is None:
-                # An update writes values: one that stands for nothing reads as the field's `None`.
-                if name in container._entries:
-                    items[key] = wrap(None, container._batch_size, container._device, container._names)
-                else:
-                    del items[key]
-        container._plan_update(items, prefix, plan)
-
-    def _plan_assign(self, value: Any, prefix: Path, plan: Any) -> None:
-        self._check_fields(value)
-        self._tensordict._plan_assign(bare(value), prefix, plan)
-
     def _check_fields(self, source: Any) -> None:
         for key in source._outline() if isinstance(source, Contract) else source:
             self._check_field(key if isinstance(key, str) else key[0])
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Write a field by its name, or assign to a part of the batch; see any container's."""
-        if type(index) is str:
-            self._write_name(index, value)
-        else:
-            super().__setitem__(index, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setter = self._setters.get(name)
@@ -333,29 +203,6 @@ class TensorClass(_Declared):
         if self._frozen and not name.startswith("_"):
             raise dataclasses.FrozenInstanceError(f"cannot assign to {name!r} of the frozen {type(self).__name__}")
         object.__setattr__(self, name, value)
-
-    if not TYPE_CHECKING:
-        # Type checkers would take any attribute for known.
-        def __getattr__(self, name: str) -> Any:
-            if name == "_tensordict":
-                # Of an instance whose constructor assigns the fields itself.
-                return self._begin()
-            # What only the wrapped container has, such as the `stack_dim` of a lazy stack.
-            if name.startswith("_") or not hasattr(type(self._tensordict), name):
-                raise AttributeError(
-                    f"{type(self).__name__} has no attribute {name!r}; its fields are {sorted(self._layout.names)}"
-                )
-            value = getattr(self._tensordict, name)
-            return partial(self._hand_over, value) if callable(value) else value
-
-    def _hand_over(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method that only the wrapped container has; it takes what has no other fields than this."""
-        for arg in args:
-            for item in arg if isinstance(arg, (list, tuple)) else [arg]:
-                if isinstance(item, Contract):
-                    self._check_fields(item)
-        plain = [list(map(bare, arg)) if isinstance(arg, (list, tuple)) else bare(arg) for arg in args]
-        return self._faced(method(*plain, **kwargs))
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
@@ -542,34 +389,6 @@ def _field(cls: type[TensorClass], name: str) -> property:
         write(self, None)
 
     return property(read, write, delete)
-
-
-def _blamed(error: Exception, cls: type[Any]) -> Exception:
-    """An error about an entry, with the class in front of it."""
-    message = str(error)
-    return type(error)(f"{cls.__name__}: {message}") if message.startswith("entry ") else error
-
-
-def _register(cls: type[TensorClass]) -> None:
-    """Make the class known to loaders, and to torch, which takes an instance apart as the container behind it."""
-
-    def flatten(instance: Any) -> tuple[list[Any], Any]:
-        container = instance._tensordict
-        node = _pytree.SUPPORTED_NODES[type(container)]
-        values, context = node.flatten_fn(container)
-        return values, (type(container), context)
-
-    def flatten_with_keys(instance: Any) -> tuple[list[Any], Any]:
-        container = instance._tensordict
-        values, context = _pytree.SUPPORTED_NODES[type(container)].flatten_with_keys_fn(container)  # type: ignore[misc]
-        return values, (type(container), context)
-
-    def unflatten(values: Any, context: Any) -> Any:
-        kind, inner = context
-        return cls._over(_pytree.SUPPORTED_NODES[kind].unflatten_fn(values, inner))
-
-    registry.declare(cls)
-    _pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 
 
 @overload

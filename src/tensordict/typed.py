@@ -1,40 +1,51 @@
-"""TypedTensorDict: a TensorDict whose keys are declared and checked."""
+"""TypedTensorDict: a face over any container whose keys are declared and checked."""
 
 from __future__ import annotations
 
 import inspect
 import typing
 from collections.abc import Mapping
+from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 from typing_extensions import NotRequired, Required
 
-from tensordict import pytree
-from tensordict.annotations import UNION, resolve, scope_of
-from tensordict.contract import Contract
+from tensordict.annotations import UNION, is_any_of, kinds_of, resolve, scope_of
+from tensordict.base import TensorDictBase
+from tensordict.contract import Contract, is_node
 from tensordict.errors import FieldError
+from tensordict.face import Declared, bare, register_face
 from tensordict.fields import listed
-from tensordict.keys import Path
-from tensordict.nontensor import unwrap
-from tensordict.tensordict import TensorDict
+from tensordict.nontensor import unwrap, wrap
+from tensordict.printing import Printing
 from tensordict.views import is_non_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NUMBERS = (bool, int, float, complex)
+# The classes of numbers that stand for others, as for type checkers.
+_TOWER: dict[Any, Any] = {float: (float, int), complex: (complex, float, int)}
+# The arguments of the constructor, which a class with `shadow` may have as keys.
+_OWN_ARGUMENTS = ("source", "batch_size", "device", "names", "non_blocking", "lock")
 
 
-class TypedTensorDict(TensorDict):
-    """A `TensorDict` with declared keys, which can be read and written as attributes too.
+class TypedTensorDict(Declared, TensorDictBase):
+    """A container with declared keys, which can be read and written as attributes too.
 
-    A key is declared by an annotation; those in `NotRequired[...]`, or of a class made with `total=False`, may be
-    missing. What is written under a declared key must be of its type: a tensor, a container of a class, any other value
-    as :class:`~tensordict.NonTensorData` holds it; a container with the right keys is taken for a nested
+    A key is declared by an annotation; those in `NotRequired[...]`, with a default, or of a class made with
+    `total=False`, may be missing. A default is what the attribute of a missing key reads as; it is no entry. What is
+    written under a declared key must be of its type: a tensor, a container of a class, any other value as
+    :class:`~tensordict.NonTensorData` holds it; a container with the right keys is taken for a nested
     `TypedTensorDict`. Subclasses inherit the declarations. Results of operations are of the same class.
+
+    It is a face over the container that holds the entries: a `TensorDict`, or any other with :meth:`from_tensordict`.
+
+    Options are given as `TypedTensorDict["shadow", "frozen"]` or as `class Step(TypedTensorDict, shadow=True)`, with
+    the meaning that they have for a :class:`~tensordict.TensorClass`: `autocast`, `nocast`, `tensor_only`, `frozen`
+    (new containers are locked), `shadow` (keys may be called like methods, and hide them).
 
     Args:
         source: a mapping or a container with all the required keys, and none that are not declared.
@@ -65,11 +76,12 @@ class TypedTensorDict(TensorDict):
     # The declared keys with their types, and those of them that are no tensors.
     _types: ClassVar[dict[str, Any]] = {}
     _other_types: ClassVar[frozenset[str]] = frozenset()
+    # The arguments of the constructor that are keys.
+    _masked: ClassVar[tuple[str, ...]] = ()
     __required_keys__: ClassVar[frozenset[str]] = frozenset()
     __optional_keys__: ClassVar[frozenset[str]] = frozenset()
-    __expected_keys__: ClassVar[frozenset[str]] = frozenset()
 
-    def __init_subclass__(cls, total: bool = True, shadow: bool = False, **options: Any) -> None:
+    def __init_subclass__(cls, total: bool = True, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = inspect.get_annotations(cls)
         scope = scope_of(cls, [hint for hint in own.values() if isinstance(hint, str)])
@@ -78,26 +90,32 @@ class TypedTensorDict(TensorDict):
             kind = resolve(hint, scope, f"{cls.__name__}.{name}")
             if typing.get_origin(kind) is ClassVar or kind is ClassVar:
                 continue
-            if hasattr(TypedTensorDict, name) and not shadow:
+            if hasattr(TypedTensorDict, name) and not cls._shadow:
                 raise FieldError(
                     f"the key {name!r} of {cls.__name__} would hide the attribute of that name that every TensorDict "
-                    "has: rename it, or allow it with `shadow=True` in the head of the class"
+                    'has: rename it, or allow it with TypedTensorDict["shadow"]'
                 )
-            needed = total
+            default = vars(cls).get(name, MISSING)
+            needed = total and default is MISSING
             while typing.get_origin(kind) in (NotRequired, Required):
                 needed = typing.get_origin(kind) is Required
                 (kind,) = typing.get_args(kind)
             types_[name] = kind
             required = required | {name} if needed else required - {name}
-            setattr(cls, name, _entry(name))
+            setattr(cls, name, _entry(name, kind, default))
         cls._types = types_
         cls._other_types = frozenset(name for name, kind in types_.items() if not _is_a(_SAMPLE, kind))
+        cls._masked = tuple(name for name in _OWN_ARGUMENTS if name in types_)
+        cls._stores_tensors = not (cls._other_types or cls._autocast)
+        cls._nodes = frozenset(
+            name for name, kind in types_.items() if any(is_any_of(part, (Contract,)) for part in kinds_of(kind))
+        )
+        if cls._tensor_only and (others := cls._other_types - cls._nodes):
+            raise FieldError(f"{cls.__name__} is tensor_only, but {listed(others)} are neither tensors nor containers")
         cls.__required_keys__ = frozenset(required)
         cls.__optional_keys__ = frozenset(types_) - required
         cls.__expected_keys__ = frozenset(types_)
-        _pytree.register_pytree_node(
-            cls, pytree.flatten_container, pytree.unflatten_container, flatten_with_keys_fn=pytree._flatten_with_keys
-        )
+        register_face(cls)
 
     def __init__(
         self,
@@ -109,18 +127,34 @@ class TypedTensorDict(TensorDict):
         lock: bool = False,
         **kwargs: Any,
     ) -> None:
+        cls = type(self)
+        if cls._masked:
+            given = (source, batch_size, device, names, non_blocking, lock)
+            own = dict(zip(_OWN_ARGUMENTS, given, strict=True))
+            for name in cls._masked:
+                value, own[name] = own[name], None
+                if value is not None and value is not False:
+                    kwargs[name] = value
+            source, batch_size, device, names, non_blocking, lock = own.values()
         if source is None:
             source = kwargs
         elif kwargs:
             raise ValueError("entries come from a mapping or from keyword arguments, not from both")
-        given = {key if isinstance(key, str) else key[0] for key in source.keys()}
-        cls = type(self)
-        cls._check_required(given, f"{cls.__name__}()")
-        if unknown := given - cls._types.keys():
+        elif not isinstance(source, (Contract, Mapping)):
+            raise TypeError(f"{cls.__name__} is made of a mapping or a container, got {type(source).__name__}")
+        declared = {key if isinstance(key, str) else key[0] for key in source.keys()}
+        cls._check_required(declared, f"{cls.__name__}()")
+        if unknown := declared - cls._types.keys():
             raise FieldError(
                 f"{cls.__name__}() got {listed(unknown)}, which it does not declare; it has {listed(cls._types)}"
             )
-        super().__init__(source, batch_size, device, names, non_blocking, lock)
+        container = self._begin(batch_size, device, names)
+        entries = {key: self._as_entry(key, item) if type(key) is str else item for key, item in source.items()}
+        container._fill(entries, (), container._queues(non_blocking))
+        if device is not None:
+            container._settle(non_blocking)
+        if lock or cls._frozen:
+            container._lock_tree()
 
     @classmethod
     def _check_required(cls, given: Any, what: str) -> None:
@@ -129,10 +163,10 @@ class TypedTensorDict(TensorDict):
 
     @classmethod
     def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:
-        """A typed container over the entries of another one, which are shared; keys that are not declared are kept.
+        """A typed view of a container, of any kind: both read and write the same entries.
 
         Args:
-            td: the container.
+            td: the container, which is not copied; keys that are not declared are kept. Its lock stays as it is.
             check: that the required keys are there and the declared ones of their types.
 
         Raises:
@@ -144,19 +178,33 @@ class TypedTensorDict(TensorDict):
             >>> class Step(TypedTensorDict):
             ...     obs: torch.Tensor
             >>> td = TensorDict(obs=torch.zeros(3))
-            >>> Step.from_tensordict(td).obs is td["obs"]
-            True
+            >>> step = Step.from_tensordict(td)
+            >>> step.obs = torch.ones(3)
+            >>> td["obs"]
+            tensor([1., 1., 1.])
         """
-        if not isinstance(td, Contract):
+        if not is_node(td) or td._is_non_tensor:
             raise FieldError(f"{cls.__name__}.from_tensordict needs a container, got {type(td).__name__}")
-        entries = dict(td._entries)
+        self = cls._over(bare(td))
         if check:
+            entries = self._outline()
             cls._check_required(entries, f"{cls.__name__}.from_tensordict()")
             for name, value in entries.items():
-                entries[name] = cls._typed(name, value)
-        return cls._make(entries, td._batch_size, td._device, td._names)
+                cls._typed(name, value)
+        return self
+
+    def _given_out(self, stack: Any) -> Any:
+        # Members may be of any class, with other keys.
+        return stack
+
+    # As a `TensorDict`, whatever it is over.
+    __repr__ = Printing.__repr__
 
     # --- the doors --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _hint_of(cls, name: str) -> Any:
+        return cls._types.get(name, Any)
 
     @classmethod
     def _typed(cls, name: str, value: Any) -> Any:
@@ -173,34 +221,26 @@ class TypedTensorDict(TensorDict):
             )
         return value
 
-    # Plain tensors go in by shorter ways than `_admit`: they matter to the keys that are declared as something else.
-
-    def _admit(self, item: Any, path: Path, non_blocking: bool = False) -> Any:
-        return self._typed(path[-1], super()._admit(item, path, non_blocking))
-
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
-        if name in self._other_types and isinstance(item, Tensor):
-            self._typed(name, item)
-        super()._write_name(name, item, non_blocking, path)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Write an entry at a key, or assign to a part of the batch; see any container's."""
-        if type(index) is str and index in self._other_types:
-            self._write_name(index, value)
+    def _as_entry(self, name: str, value: Any, keep: bool = False) -> Any:
+        if name not in self._types:
+            return value
+        if type(value) is Tensor and not self._autocast and name not in self._other_types:
+            return value
+        container = self._tensordict
+        if value is None:
+            value = wrap(None, container._batch_size, container._device, container._names)
         else:
-            super().__setitem__(index, value)
+            value = super()._as_entry(name, value, keep)
+            if not isinstance(value, (Tensor, Contract)):
+                value = container._admit(value, (name,))
+        return self._typed(name, value)
 
-    def _fill(self, source: Mapping[Any, Any], prefix: Path = (), non_blocking: bool = False) -> None:
-        self._refuse_tensors(source)
-        super()._fill(source, prefix, non_blocking)
-
-    def _plan_update(self, source: Any, prefix: Path, plan: Any) -> None:
-        self._refuse_tensors(source)
-        super()._plan_update(source, prefix, plan)
-
-    def _refuse_tensors(self, source: Any) -> None:
-        for name in self._other_types:
-            if isinstance(value := source.get(name), Tensor):
+    def _check_fields(self, source: Any) -> None:
+        entries = source._outline() if isinstance(source, Contract) else source
+        for name in entries.keys() & self._types.keys():
+            value = entries[name]
+            # What is merged into a nested container is checked by that one.
+            if isinstance(value, (Tensor, Contract)) and not (is_node(value) and is_node(self._node(name))):
                 self._typed(name, value)
 
 
@@ -219,24 +259,36 @@ def _is_a(value: Any, kind: Any) -> bool:
     if origin is typing.Literal:
         kinds: Any = tuple({type(choice) for choice in typing.get_args(kind)})
     else:
-        kinds = kind if origin is None else origin
+        kinds = _TOWER.get(kind, kind) if origin is None and isinstance(kind, type) else origin or kind
     if is_non_tensor(value):
         return isinstance(value, kinds) or all(isinstance(item, kinds) for item in value._flat_values())
-    if isinstance(value, Tensor) and kinds in _NUMBERS:
+    if isinstance(value, Tensor) and kind in _NUMBERS:
         return True
     return isinstance(value, kinds)
 
 
-def _entry(name: str) -> property:
+def _entry(name: str, kind: Any, default: Any) -> property:
     """The attribute of a key."""
+    nested = kind if isinstance(kind, type) and issubclass(kind, TypedTensorDict) else None
+    # A bool and a value, since `torch.compile` knows no `MISSING`.
+    has_default = default is not MISSING
+    value_of_missing = default if has_default else None
 
     def read(self: Any) -> Any:
-        if name in self._entries:
-            return self[name]
-        raise AttributeError(f"{type(self).__name__}.{name} is declared but not set")
+        try:
+            value = self._tensordict._entries[name]
+        except KeyError:
+            if not has_default:
+                raise AttributeError(name) from None  # `__getattr__` says what is missing
+            return value_of_missing
+        if type(value) is Tensor:
+            return value
+        if nested is not None and is_node(value) and not isinstance(value, nested):
+            return nested._over(bare(value))
+        return unwrap(value)
 
     def write(self: Any, value: Any) -> None:
-        self[name] = value
+        self._write_name(name, value)
 
     def delete(self: Any) -> None:
         self.del_(name)
