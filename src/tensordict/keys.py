@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
-Key = str | tuple[Any, ...]
+Key: TypeAlias = "str | tuple[Key, ...]"  # a name, or a tuple of keys
 Path = tuple[str, ...]
 
 

@@ -212,7 +212,7 @@ class _Items(_View, ItemsView[Any, Any]):
         return set(it)
 
 
-def _dotted(key: Key) -> str:
+def _dotted(key: str | tuple[str, ...]) -> str:
     return key if type(key) is str else ".".join(key)
 
 

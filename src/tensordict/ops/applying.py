@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -47,6 +47,14 @@ class _Call:
 class Applying(Writing):
     """`apply` and its kin."""
 
+    @overload
+    def apply(
+        self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
+    ) -> Self | None: ...
+    @overload
+    def apply(
+        self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[False] | None = ..., **options: Any
+    ) -> Self: ...
     def apply(
         self,
         fn: Callable[..., Any],
@@ -107,6 +115,14 @@ class Applying(Writing):
         )  # fmt: skip
         return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
 
+    @overload
+    def named_apply(
+        self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
+    ) -> Self | None: ...
+    @overload
+    def named_apply(
+        self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[False] | None = ..., **options: Any
+    ) -> Self: ...
     def named_apply(
         self,
         fn: Callable[..., Any],

@@ -28,7 +28,7 @@ class Checkpointing(Contract):
         flatten: bool = True,
         *,
         values: bool = False,
-    ) -> Any:
+    ) -> MutableMapping[str, Any]:
         """The tensors by name, as :meth:`torch.nn.Module.state_dict` gives those of a module.
 
         The attribute `_metadata` of the result has the batch size and the device of every container, the values that
@@ -152,7 +152,7 @@ class Checkpointing(Contract):
     @classmethod
     def from_safetensors(
         cls, filename: PathLike, *, separator: str | None = ".", device: Any = None, progress: bool = False
-    ) -> Any:
+    ) -> Self:
         """Load a safetensors file, of :meth:`to_safetensors` or of any other program.
 
         The file is mapped, and read where its tensors are used. The map is private: what is written into the tensors
@@ -184,4 +184,4 @@ class Checkpointing(Contract):
             device(type='meta')
         """
         device = None if device is None else as_device(device)
-        return safetensors.load(filename, safetensors.LoadOptions(separator, device, progress))
+        return safetensors.load(filename, safetensors.LoadOptions(separator, device, progress))  # type: ignore[no-any-return]

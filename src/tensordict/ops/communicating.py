@@ -185,7 +185,7 @@ class Communicating(Leaves):
 
     async def arecv(
         self, src: int, *, device: Any = None, group: Any = None, init_tag: int = 0, allow_pickle: bool = False
-    ) -> Any:
+    ) -> Self:
         """As :meth:`recv`, for programs with an event loop, which goes on meanwhile.
 
         Torch cannot take back what it was told to receive: after a cancelled call, what comes next under its tag is
@@ -207,7 +207,7 @@ class Communicating(Leaves):
         link = Link.of(group, src, None, init_tag, False, "src")
         target = self if self._outline() else None
         place = None if device is None else as_device(device)
-        return await transfers.received(Receiving(link, target, place, allow_pickle))
+        return await transfers.received(Receiving(link, target, place, allow_pickle))  # type: ignore[no-any-return]
 
     def init_remote(
         self,
@@ -247,7 +247,7 @@ class Communicating(Leaves):
         use_broadcast: bool = False,
         *,
         allow_pickle: bool = False,
-    ) -> Any:
+    ) -> Self:
         """The container that rank `src` sends with :meth:`init_remote` or :meth:`send`.
 
         Args:
@@ -273,8 +273,8 @@ class Communicating(Leaves):
         """
         place = None if device is None else as_device(device)
         if use_broadcast:
-            return collectives.broadcast(None, src, as_group(group), place, allow_pickle)
-        return Receiving(Link.of(group, src, None, 0, False, "src"), None, place, allow_pickle).run()
+            return collectives.broadcast(None, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
+        return Receiving(Link.of(group, src, None, 0, False, "src"), None, place, allow_pickle).run()  # type: ignore[no-any-return]
 
     # --- over all ranks ---------------------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Communicating(Leaves):
         device: Any = None,
         _tensorclass_type: str | None = None,
         allow_pickle: bool = False,
-    ) -> Any:
+    ) -> Self:
         """Bring the container of rank `src` to all ranks of a group; on the others, this one only lends its method.
 
         Args:
@@ -307,7 +307,7 @@ class Communicating(Leaves):
             ValueError: `src` is none of the ranks of the group, or this rank is not in it.
         """
         place = None if device is None else as_device(device)
-        return collectives.broadcast(self, src, as_group(group), place, allow_pickle)
+        return collectives.broadcast(self, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
 
     def all_gather(self, *, group: Any = None, allow_pickle: bool = False) -> list[Any]:
         """The containers of all ranks of a group; they may differ in keys, shapes and kinds.
@@ -333,7 +333,7 @@ class Communicating(Leaves):
         group: Any = None,
         device: Any = None,
         allow_pickle: bool = False,
-    ) -> Any:
+    ) -> Self:
         """Hand one container to every rank of a process group, from the list that rank `src` has.
 
         Args:
@@ -362,7 +362,7 @@ class Communicating(Leaves):
             ...     return TensorDict().scatter(0, parts if rank == 0 else None)
         """
         place = None if device is None else as_device(device)
-        return collectives.scatter(tensordicts, src, as_group(group), place, allow_pickle)
+        return collectives.scatter(tensordicts, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
 
     def gather_and_stack(self, dst: int, group: Any = None, *, allow_pickle: bool = False) -> Self | None:
         """Write the containers of all other ranks into the rows of that of rank `dst`, in the order of their ranks.
@@ -442,7 +442,7 @@ class Communicating(Leaves):
             reduction.wait()
         return None
 
-    def full_tensor(self) -> Any:
+    def full_tensor(self) -> Self:
         """This container with the whole tensors in the place of `DTensor` leaves, as those of sharded modules are.
 
         All ranks of the meshes that the tensors are on have to call it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from tensordict.io import checksums, consolidated
 from tensordict.io.consolidated import Plan, SaveOptions
 from tensordict.memmap import PathLike
 from tensordict.ops.leaves import Leaves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _CPU = torch.device("cpu")
 
@@ -159,7 +162,7 @@ class Consolidating(Leaves):
         return self._over_block(moved, block.storage, device, lock=self._locked)
 
     @classmethod
-    def from_consolidated(cls, filename: PathLike) -> Any:
+    def from_consolidated(cls, filename: PathLike) -> Self:
         """The container in a file that :meth:`consolidate` wrote.
 
         The file is mapped: nothing is read until it is used. What is written to the leaves does not reach the file.
@@ -187,7 +190,7 @@ class Consolidating(Leaves):
             >>> again["a"], again.is_consolidated()
             (tensor([0, 1, 2]), True)
         """
-        return consolidated.load(filename)
+        return consolidated.load(filename)  # type: ignore[no-any-return]
 
     def is_consolidated(self) -> bool:
         """Whether all leaves lie in the one storage that :meth:`consolidate` made for them.

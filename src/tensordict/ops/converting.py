@@ -17,6 +17,8 @@ from tensordict.keys import path_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tensordict.tensordict import TensorDict
+
 ConvertTensors = bool | Literal["numpy"]
 
 
@@ -58,7 +60,7 @@ class Converting(Contract):
             return {name: value for name, value in plain.items() if value is not None}
         return plain
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """A deep copy in which every container, of whatever kind, is a `TensorDict`; not locked.
 
         Args:
@@ -71,7 +73,7 @@ class Converting(Contract):
             for name, value in self._entries.items()
             if value is not None or retain_none is not False
         }
-        return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
+        return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)  # type: ignore[no-any-return]
 
     def numpy(self) -> dict[str, Any]:
         """A nested dict of numpy arrays; those of CPU tensors share their memory.
@@ -221,7 +223,7 @@ class Converting(Contract):
         as_tensorclass: bool = False,
         device: Any = None,
         batch_size: Any = None,
-    ) -> Any:
+    ) -> Self:
         """A container of the fields of an instance of a dataclass; nested dataclasses become nested containers.
 
         Args:
@@ -247,7 +249,7 @@ class Converting(Contract):
             torch.Size([3])
         """
         if as_tensorclass or (isinstance(dataclass, type) and dataclasses.is_dataclass(dataclass)):
-            return from_dataclass(
+            return from_dataclass(  # type: ignore[no-any-return]
                 dataclass,
                 dest_cls=dest_cls,
                 auto_batch_size=auto_batch_size,

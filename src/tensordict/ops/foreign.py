@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    _Tuple = TypeVar("_Tuple", bound=tuple[Any, ...])
 
 
 class Foreign(Converting):
@@ -169,7 +171,7 @@ class Foreign(Converting):
         batch_dims: int | None = None,
         names: Any = None,
         lazy: bool | None = None,
-    ) -> Any:
+    ) -> Self:
         """The stack of the containers that are made of the items of a list, as :meth:`tolist` gives it.
 
         Args:
@@ -205,7 +207,7 @@ class Foreign(Converting):
             result.auto_batch_size_(batch_dims)
         if names is not None:
             result.names = names
-        return result
+        return result  # type: ignore[no-any-return]
 
     @classmethod
     def from_pytree(
@@ -292,6 +294,10 @@ class Foreign(Converting):
 
     # --- and back -------------------------------------------------------------------------------------------------
 
+    @overload
+    def to_namedtuple(self, dest_cls: type[_Tuple]) -> _Tuple: ...
+    @overload
+    def to_namedtuple(self, dest_cls: None = ...) -> Any: ...
     def to_namedtuple(self, dest_cls: Any = None) -> Any:
         """The entries as a named tuple, nested containers as nested ones.
 
@@ -324,7 +330,7 @@ class Foreign(Converting):
         """
         return pytrees.pytree_of(self)
 
-    def to_struct_array(self) -> Any:
+    def to_struct_array(self) -> np.ndarray[Any, np.dtype[np.void]]:
         """The entries as a structured NumPy array of the shape of the batch, into which they are copied.
 
         Nested containers become nested structures; the dims of an entry after the batch dims are those of its field;
@@ -339,7 +345,7 @@ class Foreign(Converting):
             >>> TensorDict({"a": torch.arange(2), "name": ["x", "y"]}, [2]).to_struct_array()
             array([(0, 'x'), (1, 'y')], dtype=[('a', '<i8'), ('name', '<U10')])
         """
-        return arrays.array_of(self)
+        return arrays.array_of(self)  # type: ignore[no-any-return]
 
     def stack_from_tensordict(
         self, dim: int = 0, *, sorted: bool | Sequence[Any] | None = None, out: Tensor | None = None

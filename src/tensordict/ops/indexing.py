@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from tensordict import foreach, indexing, ragged, registry, rows
 from tensordict.contract import Contract, Names, is_node, named_error
 from tensordict.errors import ShapeError
 from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
-from tensordict.keys import Path, is_nested_key, joined, key_path, path_of
+from tensordict.keys import Key, Path, is_nested_key, joined, key_path, path_of
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.refusals import REFUSALS, has_ragged, retried
@@ -78,6 +78,12 @@ class _Assignment:
 class Indexing(Writing):
     """`td[...]`: a key reads an entry, anything else indexes the batch dimensions as torch does."""
 
+    @overload
+    def __getitem__(self, index: tuple[()]) -> Self: ...
+    @overload
+    def __getitem__(self, index: Key) -> Any: ...
+    @overload
+    def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         """The entry at a key (a value that is no tensor as it is), or the container indexed along its batch dims.
 
@@ -415,7 +421,7 @@ class Indexing(Writing):
         size = self._batch_size
         return size[0] if len(size) else 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Self]:
         """Iterate over the first batch dimension.
 
         Raises:
@@ -427,12 +433,12 @@ class Indexing(Writing):
             )
         return iter(self.unbind(0))  # type: ignore[attr-defined]
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
+    def __getitems__(self, indices: Sequence[int]) -> Self:
         """Several items of the first batch dimension in one indexing call, as a `DataLoader` asks for a batch.
 
         The batch comes as one container, which torch's default `collate_fn` leaves as it is.
         """
-        return self._index(torch.as_tensor(indices))
+        return self._index(torch.as_tensor(indices))  # type: ignore[no-any-return]
 
 
 def given(value: Any) -> Any:

@@ -16,6 +16,8 @@ from tensordict.ops.locking import Locking
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tensordict.tensordict import TensorDict
+
 
 class Leaves(Locking):
     """The state of the leaves' memory."""
@@ -89,7 +91,7 @@ class Leaves(Locking):
             return self._replace_leaves(self._map(fn))
         return self._map(fn)
 
-    def data_ptr(self, *, storage: bool = False) -> Any:
+    def data_ptr(self, *, storage: bool = False) -> TensorDict:
         """The address of every leaf, as a container of int64 scalars without batch dims.
 
         Args:
@@ -109,7 +111,7 @@ class Leaves(Locking):
             for name, value in self._entries.items()
             if type(value) is Tensor or not (isinstance(value, Contract) and value._is_non_tensor)
         }
-        return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)
+        return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)  # type: ignore[no-any-return]
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
         """How many bytes the elements of the leaves, and of their gradients, take.

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from tensordict.ops.leaves import Leaves
 from tensordict.parallel.mapping import Mapped, Options, check_shuffle
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    _Result = TypeVar("_Result")
 
 
 class Mapping(Leaves):
@@ -16,7 +21,7 @@ class Mapping(Leaves):
 
     def map(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[[Self], _Result],
         dim: int = 0,
         num_workers: int | None = None,
         *,
@@ -30,7 +35,7 @@ class Mapping(Leaves):
         index_with_generator: bool = False,
         pbar: bool = False,
         mp_start_method: str | None = None,
-    ) -> Any:
+    ) -> _Result:
         """Call a function with chunks of this container in worker processes, and join the results.
 
         The leaves are moved to shared memory, unless they are there or in a file already: processes see this memory,
@@ -89,11 +94,11 @@ class Mapping(Leaves):
             mp_start_method=mp_start_method,
             out=out,
         )
-        return Mapped(fn, self, options).joined()
+        return Mapped(fn, self, options).joined()  # type: ignore[no-any-return]
 
     def map_iter(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[[Self], _Result],
         dim: int = 0,
         num_workers: int | None = None,
         *,
@@ -108,7 +113,7 @@ class Mapping(Leaves):
         pbar: bool = False,
         mp_start_method: str | None = None,
         ordered: bool = True,
-    ) -> Iterator[Any]:
+    ) -> Iterator[_Result]:
         """The results of a function for chunks of this container, one by one; as :meth:`map` but for what is said here.
 
         Workers are ahead of the caller by two chunks each at most. They end with the iterator: when it is exhausted,

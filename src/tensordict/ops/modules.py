@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,12 @@ from tensordict import registry
 from tensordict.contract import Contract
 from tensordict.errors import KeyMismatchError, ModuleError, OptionError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tensordict.nn.params import TensorDictParams
+
+
 _NO_BATCH = torch.Size(())
 _NO_SIZE = "it is a parameter of a lazy module, which has no size yet: run it once, on an input of the right size"
 
@@ -21,6 +27,26 @@ _NO_SIZE = "it is a parameter of a lazy module, which has no size yet: run it on
 class Modules(Contract):
     """`from_module`, `from_modules` and `to_module`."""
 
+    @overload
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        as_module: Literal[False] = ...,
+        lock: bool = ...,
+        use_state_dict: bool = ...,
+        filter_empty: bool = ...,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        as_module: Literal[True],
+        lock: bool = ...,
+        use_state_dict: bool = ...,
+        filter_empty: bool = ...,
+    ) -> TensorDictParams: ...
     @classmethod
     def from_module(
         cls,
@@ -65,6 +91,28 @@ class Modules(Contract):
             return registry.lookup("TensorDictParams")(result, no_convert="buffer", lock=lock)
         return result.lock_() if lock else result
 
+    @overload
+    @classmethod
+    def from_modules(
+        cls,
+        *modules: nn.Module,
+        as_module: Literal[True],
+        lock: bool = ...,
+        use_state_dict: bool = ...,
+        lazy_stack: bool = ...,
+        expand_identical: bool = ...,
+    ) -> TensorDictParams: ...
+    @overload
+    @classmethod
+    def from_modules(
+        cls,
+        *modules: nn.Module,
+        as_module: Literal[False] = ...,
+        lock: bool = ...,
+        use_state_dict: bool = ...,
+        lazy_stack: bool = ...,
+        expand_identical: bool = ...,
+    ) -> Self: ...
     @classmethod
     def from_modules(
         cls,
@@ -119,7 +167,7 @@ class Modules(Contract):
             return stack.lock_() if lock else stack
         fn = partial(_stacked, expand_identical=expand_identical)
         try:
-            result = members[0]._merge(members, fn, torch.Size((len(members),)), 0, None)
+            result: Any = members[0]._merge(members, fn, torch.Size((len(members),)), 0, None)
         except KeyMismatchError as error:
             raise KeyMismatchError(
                 f"the modules have different parameters: {error}; lazy_stack=True takes such modules"
@@ -128,6 +176,32 @@ class Modules(Contract):
             return registry.lookup("TensorDictParams")(result, no_convert="buffer", lock=lock)
         return result.lock_() if lock else result
 
+    @overload
+    def to_module(
+        self,
+        module: nn.Module,
+        *,
+        inplace: bool | None = ...,
+        return_swap: Literal[True] = ...,
+        swap_dest: Any = ...,
+        use_state_dict: bool = ...,
+        non_blocking: bool = ...,
+        preserve_module_state: bool | None = ...,
+        memo: dict[int, Any] | None = ...,
+    ) -> Self: ...
+    @overload
+    def to_module(
+        self,
+        module: nn.Module,
+        *,
+        inplace: bool | None = ...,
+        return_swap: Literal[False],
+        swap_dest: Any = ...,
+        use_state_dict: bool = ...,
+        non_blocking: bool = ...,
+        preserve_module_state: bool | None = ...,
+        memo: dict[int, Any] | None = ...,
+    ) -> None: ...
     def to_module(
         self,
         module: nn.Module,
@@ -139,7 +213,7 @@ class Modules(Contract):
         non_blocking: bool = False,
         preserve_module_state: bool | None = True,
         memo: dict[int, Any] | None = None,
-    ) -> Any:
+    ) -> Self | None:
         """Put the entries in the place of the parameters and buffers of a module; as a context manager, for a block.
 
         `with params.to_module(net):` puts back what was there at the end of the block, also when it raised. What the
@@ -192,7 +266,7 @@ class Modules(Contract):
             swap_dest.update(swap)
             swap = swap_dest
         swap._undo = (None, undo)
-        return swap
+        return swap  # type: ignore[no-any-return]
 
 
 def is_parameter(value: Any) -> bool:

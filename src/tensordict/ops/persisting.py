@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import registry
 from tensordict.contract import Contract
 from tensordict.io import files, hdf5
 from tensordict.io.target import Target
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Persisting(Contract):
@@ -23,7 +26,7 @@ class Persisting(Contract):
         batch_dims: int | None = None,
         batch_size: Any = None,
         device: Any = None,
-    ) -> Any:
+    ) -> Self:
         """Open an HDF5 file as a container; its tensors are read when they are used.
 
         Args:
@@ -54,7 +57,7 @@ class Persisting(Contract):
             ...     data.batch_size, data[1]["a"]
             (torch.Size([3]), tensor([2, 3]))
         """
-        return registry.lookup("PersistentTensorDict")._opened(
+        return registry.lookup("PersistentTensorDict")._opened(  # type: ignore[no-any-return]
             filename,
             mode=mode,
             auto_batch_size=auto_batch_size,
@@ -63,7 +66,7 @@ class Persisting(Contract):
             device=device,
         )
 
-    def to_h5(self, filename: Any, *, durable: bool = False, progress: bool = False, **kwargs: Any) -> Any:
+    def to_h5(self, filename: Any, *, durable: bool = False, progress: bool = False, **kwargs: Any) -> Self:
         """Write this container as an HDF5 file.
 
         Tensors are written in pieces, so that no second copy of them is made. A file that is there is replaced once
@@ -107,4 +110,4 @@ class Persisting(Contract):
                 raise files.named_os_error(error, "write the file", target.path) from error
             target.commit()
             # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
-            return cls._opened(target.path, mode="r+", options=kwargs)
+            return cls._opened(target.path, mode="r+", options=kwargs)  # type: ignore[no-any-return]

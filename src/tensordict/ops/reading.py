@@ -119,10 +119,10 @@ class Reading(Contract):
         node, name = self._holder(path_of(key))
         return type(node._outline()[name])
 
-    def get_item_shape(self, key: Any) -> Any:
+    def get_item_shape(self, key: Any) -> torch.Size:
         """The shape of the entry at a nested key; raises `KeyError` when there is none."""
         node, name = self._holder(path_of(key))
-        return node._shape_of(name)
+        return node._shape_of(name)  # type: ignore[no-any-return]
 
     def get(
         self,
@@ -214,12 +214,12 @@ class Reading(Contract):
         value = self.get(key, _ABSENT)
         if value is _ABSENT:
             return self.get(key, default)
-        if not isinstance(value, Contract):
-            at = leaf_index(index, ragged.shape_of(value))
-            return ragged.Index(at)(value) if value.is_nested else value[at]
         if isinstance(value, Tensor):
-            return value._over(value[leaf_index(index, value.shape)], self._batch_size)  # type: ignore[attr-defined]
-        return value[index]  # type: ignore[index]
+            at = leaf_index(index, ragged.shape_of(value))
+            if value.is_nested:
+                return ragged.Index(at)(value)
+            return value._over(value[at], self._batch_size) if isinstance(value, Contract) else value[at]  # type: ignore[attr-defined]
+        return value[index] if isinstance(value, Contract) else value  # type: ignore[index]
 
     def _find(self, key: Any) -> Any:
         """The entry at a nested key; raises `KeyError` when a name on the way is missing or is a tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -54,6 +54,36 @@ class Reducing(Collapsing):
 
     # --- sums and means ---------------------------------------------------------------------------------------------
 
+    @overload
+    def sum(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: Literal[False] | None = ...,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self: ...
+    @overload
+    def sum(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: Literal[True],
+        key_transform: KeyTransform | None = ...,
+    ) -> Tensor: ...
+    @overload
+    def sum(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: bool | None,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self | Tensor: ...
     def sum(
         self,
         dim: Any = NO_DEFAULT,
@@ -62,7 +92,7 @@ class Reducing(Collapsing):
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Any:
+    ) -> Self | Tensor:
         """The sum of the elements.
 
         Args:
@@ -91,8 +121,25 @@ class Reducing(Collapsing):
             tensor(30.)
         """
         how = _SUM if dtype is None else Reduction(partial(Tensor.sum, dtype=dtype), combine=Tensor.sum)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
 
+    @overload
+    def nansum(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: Literal[False] | None = ...,
+    ) -> Self: ...
+    @overload
+    def nansum(
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: Literal[True]
+    ) -> Tensor: ...
+    @overload
+    def nansum(
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: bool | None
+    ) -> Self | Tensor: ...
     def nansum(
         self,
         dim: Any = NO_DEFAULT,
@@ -100,11 +147,41 @@ class Reducing(Collapsing):
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
-    ) -> Any:
+    ) -> Self | Tensor:
         """The sum of the elements that are not NaN; arguments as :meth:`sum`."""
         op = Tensor.nansum if dtype is None else partial(Tensor.nansum, dtype=dtype)
-        return self._reduced(Reduction(op, combine=Tensor.sum), dim, keepdim, reduce)
+        return self._reduced(Reduction(op, combine=Tensor.sum), dim, keepdim, reduce)  # type: ignore[no-any-return]
 
+    @overload
+    def mean(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: Literal[False] | None = ...,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self: ...
+    @overload
+    def mean(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: Literal[True],
+        key_transform: KeyTransform | None = ...,
+    ) -> Tensor: ...
+    @overload
+    def mean(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: bool | None,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self | Tensor: ...
     def mean(
         self,
         dim: Any = NO_DEFAULT,
@@ -113,7 +190,7 @@ class Reducing(Collapsing):
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Any:
+    ) -> Self | Tensor:
         """The mean of the elements; with `reduce=True`, every element counts the same, whichever leaf it is in.
 
         Arguments as :meth:`sum`. Integers have no mean unless `dtype` is given.
@@ -128,8 +205,25 @@ class Reducing(Collapsing):
             ['mean_a', ('mean_n', 'mean_b')]
         """
         how = _MEAN if dtype is None else Reduction(partial(Tensor.mean, dtype=dtype), stacked=True)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
 
+    @overload
+    def nanmean(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: Literal[False] | None = ...,
+    ) -> Self: ...
+    @overload
+    def nanmean(
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: Literal[True]
+    ) -> Tensor: ...
+    @overload
+    def nanmean(
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: bool | None
+    ) -> Self | Tensor: ...
     def nanmean(
         self,
         dim: Any = NO_DEFAULT,
@@ -137,11 +231,41 @@ class Reducing(Collapsing):
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
-    ) -> Any:
+    ) -> Self | Tensor:
         """The mean of the elements that are not NaN; arguments as :meth:`mean`."""
         op = Tensor.nanmean if dtype is None else partial(Tensor.nanmean, dtype=dtype)
-        return self._reduced(Reduction(op, stacked=True), dim, keepdim, reduce)
+        return self._reduced(Reduction(op, stacked=True), dim, keepdim, reduce)  # type: ignore[no-any-return]
 
+    @overload
+    def std(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        correction: int = ...,
+        reduce: Literal[False] | None = ...,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self: ...
+    @overload
+    def std(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        correction: int = ...,
+        reduce: Literal[True],
+        key_transform: KeyTransform | None = ...,
+    ) -> Tensor: ...
+    @overload
+    def std(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        correction: int = ...,
+        reduce: bool | None,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self | Tensor: ...
     def std(
         self,
         dim: Any = NO_DEFAULT,
@@ -150,7 +274,7 @@ class Reducing(Collapsing):
         correction: int = 1,
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Any:
+    ) -> Self | Tensor:
         """The standard deviation of the elements; arguments as :meth:`mean`.
 
         Args:
@@ -158,8 +282,38 @@ class Reducing(Collapsing):
             correction: what is taken off the number of elements before dividing by it.
         """
         how = _STD if correction == 1 else Reduction(partial(_spread, torch.std, correction))
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
 
+    @overload
+    def var(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        correction: int = ...,
+        reduce: Literal[False] | None = ...,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self: ...
+    @overload
+    def var(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        correction: int = ...,
+        reduce: Literal[True],
+        key_transform: KeyTransform | None = ...,
+    ) -> Tensor: ...
+    @overload
+    def var(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        correction: int = ...,
+        reduce: bool | None,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self | Tensor: ...
     def var(
         self,
         dim: Any = NO_DEFAULT,
@@ -168,11 +322,28 @@ class Reducing(Collapsing):
         correction: int = 1,
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Any:
+    ) -> Self | Tensor:
         """The variance of the elements; arguments as :meth:`std`."""
         how = _VAR if correction == 1 else Reduction(partial(_spread, torch.var, correction))
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
 
+    @overload
+    def prod(
+        self,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        dtype: torch.dtype | None = ...,
+        reduce: Literal[False] | None = ...,
+    ) -> Self: ...
+    @overload
+    def prod(
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: Literal[True]
+    ) -> Tensor: ...
+    @overload
+    def prod(
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: bool | None
+    ) -> Self | Tensor: ...
     def prod(
         self,
         dim: Any = NO_DEFAULT,
@@ -180,12 +351,12 @@ class Reducing(Collapsing):
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
-    ) -> Any:
+    ) -> Self | Tensor:
         """The product of the elements; arguments as :meth:`sum`."""
         op = _prod if dtype is None else partial(_prod, dtype=dtype)
-        return self._reduced(Reduction(op, combine=Tensor.prod), dim, keepdim, reduce)
+        return self._reduced(Reduction(op, combine=Tensor.prod), dim, keepdim, reduce)  # type: ignore[no-any-return]
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
         """The logarithm of the sum of the exponentials along batch dims, computed without overflow.
 
         Args:
@@ -205,11 +376,11 @@ class Reducing(Collapsing):
         dims = tuple(range(len(self._batch_size))) if dim is None else self._dims(dim)
         if not dims:
             raise ShapeError(f"logsumexp reduces batch dims, and there is none (batch_size={list(self._batch_size)})")
-        return _given(self._reduced(_LOGSUMEXP, dims, keepdim, False), out)
+        return _given(self._reduced(_LOGSUMEXP, dims, keepdim, False), out)  # type: ignore[no-any-return]
 
     def norm(
         self, *, out: Any = None, dtype: torch.dtype | None = None, key_transform: KeyTransform | None = None
-    ) -> Any:
+    ) -> Self:
         """The Euclidean norm of each leaf.
 
         Args:
@@ -235,18 +406,50 @@ class Reducing(Collapsing):
             partial(torch.linalg.vector_norm, dtype=dtype), many=partial(torch._foreach_norm, ord=2, dtype=dtype)
         )
         result = self._reduced(how, None, False, False, key_transform)
-        return self._same_lock(result) if out is None else _given(result, out)
+        return self._same_lock(result) if out is None else _given(result, out)  # type: ignore[no-any-return]
 
     # --- extremes and quantiles -------------------------------------------------------------------------------------
 
-    def amin(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
+    @overload
+    def amin(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ...) -> Self: ...
+    @overload
+    def amin(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[True]) -> Tensor: ...
+    @overload
+    def amin(self, dim: Any = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
+    def amin(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
         """The smallest of the elements; arguments as :meth:`sum`."""
-        return self._reduced(_AMIN, dim, keepdim, reduce)
+        return self._reduced(_AMIN, dim, keepdim, reduce)  # type: ignore[no-any-return]
 
-    def amax(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
+    @overload
+    def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ...) -> Self: ...
+    @overload
+    def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[True]) -> Tensor: ...
+    @overload
+    def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
+    def amax(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
         """The largest of the elements; arguments as :meth:`sum`."""
-        return self._reduced(_AMAX, dim, keepdim, reduce)
+        return self._reduced(_AMAX, dim, keepdim, reduce)  # type: ignore[no-any-return]
 
+    @overload
+    def min(
+        self, dim: None = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., return_indices: bool = ...
+    ) -> Self: ...
+    @overload
+    def min(
+        self, dim: None = ..., keepdim: bool = ..., *, reduce: Literal[True], return_indices: bool = ...
+    ) -> Tensor: ...
+    @overload
+    def min(
+        self, dim: int | str, keepdim: bool = ..., *, reduce: bool | None = ..., return_indices: Literal[True] = ...
+    ) -> torch.return_types.min: ...
+    @overload
+    def min(
+        self, dim: Any, keepdim: bool = ..., *, reduce: Literal[False] | None = ..., return_indices: Literal[False]
+    ) -> Self: ...
+    @overload
+    def min(
+        self, dim: Any, keepdim: bool = ..., *, reduce: Literal[True], return_indices: Literal[False]
+    ) -> Tensor: ...
     def min(
         self,
         dim: Any = NO_DEFAULT,
@@ -279,6 +482,26 @@ class Reducing(Collapsing):
             return self.amin(dim, keepdim, reduce=reduce)
         return self._extremes(Tensor.min, torch.return_types.min, dim, keepdim, reduce)
 
+    @overload
+    def max(
+        self, dim: None = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., return_indices: bool = ...
+    ) -> Self: ...
+    @overload
+    def max(
+        self, dim: None = ..., keepdim: bool = ..., *, reduce: Literal[True], return_indices: bool = ...
+    ) -> Tensor: ...
+    @overload
+    def max(
+        self, dim: int | str, keepdim: bool = ..., *, reduce: bool | None = ..., return_indices: Literal[True] = ...
+    ) -> torch.return_types.max: ...
+    @overload
+    def max(
+        self, dim: Any, keepdim: bool = ..., *, reduce: Literal[False] | None = ..., return_indices: Literal[False]
+    ) -> Self: ...
+    @overload
+    def max(
+        self, dim: Any, keepdim: bool = ..., *, reduce: Literal[True], return_indices: Literal[False]
+    ) -> Tensor: ...
     def max(
         self,
         dim: Any = NO_DEFAULT,
@@ -292,6 +515,14 @@ class Reducing(Collapsing):
             return self.amax(dim, keepdim, reduce=reduce)
         return self._extremes(Tensor.max, torch.return_types.max, dim, keepdim, reduce)
 
+    @overload
+    def cummin(
+        self, dim: Any, *, reduce: bool | None = ..., return_indices: Literal[True] = ...
+    ) -> torch.return_types.cummin: ...
+    @overload
+    def cummin(self, dim: Any, *, reduce: Literal[False] | None = ..., return_indices: Literal[False]) -> Self: ...
+    @overload
+    def cummin(self, dim: Any, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
     def cummin(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """The smallest of the elements so far, along a batch dim, and where it is.
 
@@ -311,10 +542,51 @@ class Reducing(Collapsing):
         """
         return self._cumulated(Tensor.cummin, torch.return_types.cummin, dim, reduce, return_indices)
 
+    @overload
+    def cummax(
+        self, dim: Any, *, reduce: bool | None = ..., return_indices: Literal[True] = ...
+    ) -> torch.return_types.cummax: ...
+    @overload
+    def cummax(self, dim: Any, *, reduce: Literal[False] | None = ..., return_indices: Literal[False]) -> Self: ...
+    @overload
+    def cummax(self, dim: Any, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
     def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """The largest of the elements so far, along a batch dim, and where it is; arguments as :meth:`cummin`."""
         return self._cumulated(Tensor.cummax, torch.return_types.cummax, dim, reduce, return_indices)
 
+    @overload
+    def quantile(
+        self,
+        q: float | Tensor,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        interpolation: str = ...,
+        reduce: Literal[False] | None = ...,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self: ...
+    @overload
+    def quantile(
+        self,
+        q: float | Tensor,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        interpolation: str = ...,
+        reduce: Literal[True],
+        key_transform: KeyTransform | None = ...,
+    ) -> Tensor: ...
+    @overload
+    def quantile(
+        self,
+        q: float | Tensor,
+        dim: Any = ...,
+        keepdim: Any = ...,
+        *,
+        interpolation: str = ...,
+        reduce: bool | None,
+        key_transform: KeyTransform | None = ...,
+    ) -> Self | Tensor: ...
     def quantile(
         self,
         q: float | Tensor,
@@ -324,7 +596,7 @@ class Reducing(Collapsing):
         interpolation: str = "linear",
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Any:
+    ) -> Self | Tensor:
         """The value below which the fraction `q` of the elements lies.
 
         Args:
@@ -341,7 +613,7 @@ class Reducing(Collapsing):
         """
         added = len(q) if isinstance(q, Tensor) and q.dim() else None
         how = Reduction(partial(_quantile, q, interpolation), stacked=True, added=added)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
 
     # --- all dims stay ----------------------------------------------------------------------------------------------
 
@@ -364,7 +636,11 @@ class Reducing(Collapsing):
         how = Reduction(partial(_softmax, dtype))
         return self._by_level(staying(lambda dims: partial(apply_along, how, dims, False), (self._dim(dim),)))
 
-    def all(self, dim: Any = None, keepdim: bool = False) -> Any:
+    @overload
+    def all(self, dim: None = ..., keepdim: bool = ...) -> bool: ...
+    @overload
+    def all(self, dim: int | str | tuple[int | str, ...], keepdim: bool = ...) -> Self: ...
+    def all(self, dim: Any = None, keepdim: bool = False) -> Self | bool:
         """Whether all elements are true (non-zero).
 
         Args:
@@ -385,14 +661,18 @@ class Reducing(Collapsing):
             (False, tensor([False,  True]))
         """
         if dim is not None:
-            return self._reduced(_ALL, dim, keepdim, False)
+            return self._reduced(_ALL, dim, keepdim, False)  # type: ignore[no-any-return]
         refuse_keepdim(keepdim, "everything is reduced to one bool")
         return not settled(self._leaves(), Tensor.all, False)
 
-    def any(self, dim: Any = None, keepdim: bool = False) -> Any:
+    @overload
+    def any(self, dim: None = ..., keepdim: bool = ...) -> bool: ...
+    @overload
+    def any(self, dim: int | str | tuple[int | str, ...], keepdim: bool = ...) -> Self: ...
+    def any(self, dim: Any = None, keepdim: bool = False) -> Self | bool:
         """Whether any element is true (non-zero); arguments and result as for :meth:`all`."""
         if dim is not None:
-            return self._reduced(_ANY, dim, keepdim, False)
+            return self._reduced(_ANY, dim, keepdim, False)  # type: ignore[no-any-return]
         refuse_keepdim(keepdim, "everything is reduced to one bool")
         return settled(self._leaves(), Tensor.any, True)
 

@@ -323,7 +323,7 @@ class Saving(Contract):
         allow_pickle: bool | None = None,
         keys: Any = None,
         progress: bool = False,
-    ) -> Any:
+    ) -> Self:
         """Load a container that was saved to a folder or an archive.
 
         The tensors map their files: nothing is read until it is used, and writing to them writes the files. A file
@@ -389,13 +389,13 @@ class Saving(Contract):
             else:
                 loaded = load_directory(prefix, options, subpath, keys)
         if out is None:
-            return loaded
+            return loaded  # type: ignore[no-any-return]
         _check_fit(out, loaded, ())
         _take_over(out, loaded)
-        return out
+        return out  # type: ignore[no-any-return]
 
     @classmethod
-    def load(cls, prefix: PathLike, *args: Any, **kwargs: Any) -> Any:
+    def load(cls, prefix: PathLike, *args: Any, **kwargs: Any) -> Self:
         """Load a container that was saved, in any format.
 
         A folder and an archive are loaded as :meth:`load_memmap` does. Of a file that :meth:`consolidate`,
@@ -429,7 +429,7 @@ class Saving(Contract):
         format = detect_format(prefix) if os.path.isfile(prefix) else formats.DIRECTORY
         if format in (formats.DIRECTORY, formats.ARCHIVE):
             return cls.load_memmap(prefix, *args, **kwargs)
-        return formats.open_file(prefix, format, *args, **kwargs)
+        return formats.open_file(prefix, format, *args, **kwargs)  # type: ignore[no-any-return]
 
     def load_memmap_(
         self, prefix: PathLike, robust_key: bool | None = True, *, allow_pickle: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from tensordict.contract import Contract
 from tensordict.io import reopening
 from tensordict.keys import Path, joined, path_of
 from tensordict.shapes import as_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _STORAGES = (None, "memmap", "h5", "shared")
 
@@ -29,7 +32,7 @@ class Schemas(Contract):
         storage: str | None = None,
         device: Any = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Self:
         """A container of zeros, of which every entry is described by a shape and a dtype; or the one that is on disk.
 
         Args:
@@ -81,11 +84,11 @@ class Schemas(Contract):
                 zeros = torch.zeros(whole, dtype=dtype, device=device)
             result.set(path, zeros)
         if storage == "memmap":
-            return result.memmap_like(kwargs.pop("prefix", None), **kwargs)
+            return result.memmap_like(kwargs.pop("prefix", None), **kwargs)  # type: ignore[no-any-return]
         if storage == "h5":
             stored = _in_h5(result, kwargs.pop("filename"), **kwargs)
-            return stored if device is None else stored.to(device)
-        return result.share_memory_() if storage == "shared" else result
+            return stored if device is None else stored.to(device)  # type: ignore[no-any-return]
+        return result.share_memory_() if storage == "shared" else result  # type: ignore[no-any-return]
 
 
 def _in_h5(zeros: Any, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ from tensordict.shapes import as_dim, as_new_dim, even_lengths, split_lengths, w
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from tensordict.base import TensorDictBase
+    from tensordict.lazy import LazyStackedTensorDict
+
+    _Container = TypeVar("_Container", bound=Contract)
 
 
 class Stacking(Writing):
@@ -175,10 +180,10 @@ class Stacking(Writing):
             >>> TensorDict.stack(tds, 1)["a"].shape
             torch.Size([3, 2, 5])
         """
-        return stack_containers(input, dim, out)
+        return stack_containers(input, dim, out)  # type: ignore[no-any-return]
 
     @classmethod
-    def cat(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    def cat(cls, input: Iterable[_Container], dim: int = 0, *, out: Any = None) -> _Container:
         """Concatenate containers of the same keys along an existing batch dim; arguments and errors as `stack`.
 
         Example:
@@ -188,10 +193,20 @@ class Stacking(Writing):
             >>> TensorDict.cat(tds)["a"].shape
             torch.Size([3, 5])
         """
-        return cat_containers(input, dim, out)
+        return cat_containers(input, dim, out)  # type: ignore[no-any-return]
 
+    @overload
     @classmethod
-    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def lazy_stack(
+        cls, input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+    ) -> LazyStackedTensorDict: ...
+    @overload
+    @classmethod
+    def lazy_stack(
+        cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
+    ) -> _Container: ...
+    @classmethod
+    def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
         """Stack containers along a new batch dim without touching their entries: see :func:`tensordict.lazy_stack`.
 
         Example:
@@ -203,8 +218,18 @@ class Stacking(Writing):
         """
         return lazy_stack_containers(input, dim, out, **kwargs)
 
+    @overload
     @classmethod
-    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def maybe_dense_stack(
+        cls, input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+    ) -> TensorDictBase: ...
+    @overload
+    @classmethod
+    def maybe_dense_stack(
+        cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
+    ) -> _Container: ...
+    @classmethod
+    def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
         """:meth:`stack` where keys and shapes allow it, else :meth:`lazy_stack`.
 
         Example:
@@ -216,7 +241,7 @@ class Stacking(Writing):
         """
         return maybe_dense_stack_containers(input, dim, out, **kwargs)
 
-    def to_lazystack(self, dim: int = 0) -> Any:
+    def to_lazystack(self, dim: int = 0) -> Self:
         """A lazy stack along a batch dim of the elements of this container along it, which are views.
 
         Args:
@@ -240,9 +265,9 @@ class Stacking(Writing):
             stack_dim_name=None if names is None else names[dim],
             batch_size=None if self._batch_size[dim] else self._batch_size[:dim] + self._batch_size[dim + 1 :],
         )
-        return self._given_out(stack)
+        return self._given_out(stack)  # type: ignore[no-any-return]
 
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
+    def densify(self, layout: torch.layout = torch.strided) -> Self:
         """The same entries with every lazy stack in the tree made dense.
 
         Args:
@@ -325,7 +350,7 @@ class Stacking(Writing):
         return self
 
 
-def stack_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
+def stack_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any:
     """Stack containers along a new batch dim; see :meth:`Stacking.stack`."""
     items = _checked(input, "stack")
     if settings.lazy_legacy_possible and settings.lazy_legacy() and out is None:
@@ -424,7 +449,7 @@ def _congruent(items: Sequence[Any]) -> bool:
     return True
 
 
-def cat_containers(input: Sequence[Any], dim: int = 0, out: Any = None) -> Any:
+def cat_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any:
     """Concatenate containers along a batch dim; see :meth:`Stacking.cat`."""
     items = _checked(input, "cat")
     first = items[0]
