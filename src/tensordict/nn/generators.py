@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from tensordict.keys import Key, is_nested_key, unravel_key
 from tensordict.ops.indexing import given
 
-Source = torch.Generator | int | Key | None
+Source: TypeAlias = "torch.Generator | int | Key | None"
 
 # Seeds that a container hands on are below this.
 _SEEDS = 2**62

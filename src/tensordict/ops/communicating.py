@@ -120,22 +120,28 @@ class Communicating(Leaves):
         return_early: bool = False,
         allow_pickle: bool = False,
     ) -> int | list[Sending]:
-        """As :meth:`send`, without waiting for the receiver. The large tensors must not change until it has them.
+        """As :meth:`send`, which waits until the receiver has it; with `return_early`, without waiting.
 
         Args:
             dst: as for :meth:`send`, like what is not listed here.
-            return_early: return what can be waited for.
+            return_early: return what can be waited for. The tensors must not change until it has been.
 
         Returns:
             with `return_early`, a list of objects whose `wait()` ends the transfer, and raises what :meth:`send` does.
-            Otherwise the tag that the last tensor would have. What goes wrong with a transfer that nobody waits for is
-            raised by the next call that sends to that rank, or receives from it.
+            Otherwise the tag that the last tensor would have.
+
+            A transfer that nobody waits for goes on, and the program ends only when it is done. What goes wrong with
+            it is raised by the next call that sends to that rank, or receives from it; when the program ends, it is
+            written to standard error.
+
+        Raises:
+            TransferError: as :meth:`send`.
         """
         link = Link.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
         sending = Sending(link, self, allow_pickle=allow_pickle)
         if return_early:
-            return [sending]
-        transfers.sent_apart(sending)
+            return [transfers.held(sending)]
+        sending.wait()
         return link.last_tag(sending.count)
 
     def irecv(

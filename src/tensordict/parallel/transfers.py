@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import sys
 import threading
 import weakref
@@ -108,7 +109,11 @@ class Sending:
 
     def __del__(self) -> None:
         # Torch breaks the connection when works are dropped, and the other side may be reading the messages.
-        if not self._done and not sys.is_finalizing():
+        if self._done:
+            return
+        if sys.is_finalizing():
+            _abandoned(self._link, "the program has ended")
+        else:
             _finish_apart(self)
 
     def wait(self, timeout: Any = None) -> bool:
@@ -157,18 +162,27 @@ _late: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionar
 
 
 def _finish_apart(sending: Sending, quiet: bool = False) -> None:
-    """Wait in a thread of its own, for a caller who does not."""
+    """Wait in a thread of its own, for a caller who does not. The program goes on until it is done."""
     link = sending._link
 
     def run() -> None:
         try:
             sending.wait()
         except TransferError as error:
-            if not quiet:
-                with _registering:
-                    _late.setdefault(link.group, {})[link.peer] = f"{error}"
+            if quiet:
+                return
+            if not threading.main_thread().is_alive():
+                _abandoned(link, f"{error}")
+                return
+            with _registering:
+                _late.setdefault(link.group, {})[link.peer] = f"{error}"
 
-    threading.Thread(target=run, name="tensordict-isend", daemon=True).start()
+    threading.Thread(target=run, name="tensordict-isend", daemon=False).start()
+
+
+def _abandoned(link: Link, why: str) -> None:
+    """Say that nobody will know what became of a container."""
+    print(f"tensordict: what isend was to send to {link.name} was abandoned: {why}", file=sys.stderr, flush=True)
 
 
 def _raise_late(link: Link) -> None:
@@ -178,9 +192,40 @@ def _raise_late(link: Link) -> None:
         raise TransferError(f"an isend before this call failed: {problem}")
 
 
-def sent_apart(sending: Sending) -> None:
-    """Let a transfer end by itself; if it fails, the next call with the same rank raises."""
-    _finish_apart(sending)
+# The transfers of which the program has a handle, and the thread that waits for them when the program ends.
+_held: weakref.WeakSet[Sending] = weakref.WeakSet()
+_keeper: list[threading.Thread] = []
+
+
+def held(sending: Sending) -> Sending:
+    """A transfer for a caller who may wait for it; if it never does, the program goes on until it is done."""
+    with _registering:
+        _held.add(sending)
+        if not _keeper:
+            thread = threading.Thread(target=_keep, name="tensordict-isend", daemon=False)
+            thread.start()
+            _keeper.append(thread)
+    return sending
+
+
+def _keep() -> None:
+    # Ends where Python waits for its threads, in the main process and in those of `multiprocessing`.
+    threading.main_thread().join()
+    for sending in list(_held):
+        try:
+            sending.wait()
+        except TransferError as error:
+            _abandoned(sending._link, f"{error}")
+
+
+def _forked() -> None:
+    # Threads, and what they wait for, stay with the parent.
+    _keeper.clear()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 # --- receiving --------------------------------------------------------------------------------------------------------
