@@ -29,7 +29,7 @@ class Ranks:
         timeout: that of the process group, in seconds.
     """
 
-    def __init__(self, count: int, folder: Any, timeout: float = 8) -> None:
+    def __init__(self, count: int, folder: Any, timeout: float = 60) -> None:
         self.count = count
         self._folder = folder
         self._timeout = timeout
@@ -49,7 +49,7 @@ class Ranks:
             self._pipes.append(near)
             self._processes.append(process)
 
-    def run(self, scenario: Callable[..., Any], *args: Any, patience: float = 15, dies: int | None = None) -> list[Any]:
+    def run(self, scenario: Callable[..., Any], *args: Any, patience: float = 90, dies: int | None = None) -> list[Any]:
         """Run a function of the module of a test, as `scenario(rank, *args)`, on all ranks.
 
         Args:
