@@ -189,7 +189,7 @@ class LazyView(TensorDictBase):
         name, *arguments = self._entries.forward
         return f"{name}({', '.join(map(repr, arguments))})"
 
-    def memmap_(self, *args: Any, **kwargs: Any) -> Self:
+    def memmap_(self, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Save the source and make it the memory-mapped container; arguments as for it. Returns this view."""
         self._source.memmap_(*args, **kwargs)
         return self

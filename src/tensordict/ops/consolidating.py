@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -28,6 +28,42 @@ _CPU = torch.device("cpu")
 class Consolidating(Leaves):
     """`consolidate`, and its way back from a file."""
 
+    @overload
+    def consolidate(
+        self,
+        filename: PathLike | None = ...,
+        *,
+        num_threads: int = ...,
+        device: Any = ...,
+        non_blocking: bool = ...,
+        inplace: bool = ...,
+        return_early: Literal[False] = ...,
+        use_buffer: bool = ...,
+        share_memory: bool = ...,
+        pin_memory: bool = ...,
+        metadata: bool = ...,
+        durable: bool = ...,
+        checksum: bool | str = ...,
+        progress: bool = ...,
+    ) -> Self: ...
+    @overload
+    def consolidate(
+        self,
+        filename: PathLike | None = ...,
+        *,
+        num_threads: int = ...,
+        device: Any = ...,
+        non_blocking: bool = ...,
+        inplace: bool = ...,
+        return_early: Literal[True],
+        use_buffer: bool = ...,
+        share_memory: bool = ...,
+        pin_memory: bool = ...,
+        metadata: bool = ...,
+        durable: bool = ...,
+        checksum: bool | str = ...,
+        progress: bool = ...,
+    ) -> Future[Self]: ...
     def consolidate(
         self,
         filename: PathLike | None = None,
@@ -44,7 +80,7 @@ class Consolidating(Leaves):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
-    ) -> Any:
+    ) -> Self | Future[Self]:
         """The same container with all leaves side by side in one storage, which is pickled and moved as a whole.
 
         Every leaf is copied once and is contiguous then. Gradients do not flow back through the copy. A tensor that
@@ -117,7 +153,7 @@ class Consolidating(Leaves):
             return self._over_block(*run(), moved, inplace)
 
         if not return_early or num_threads < 2:
-            return finished()
+            return finished()  # type: ignore[no-any-return]
         pool = ThreadPoolExecutor(1, thread_name_prefix="tensordict-consolidate")
         future: Future[Any] = pool.submit(finished)
         pool.shutdown(wait=False)

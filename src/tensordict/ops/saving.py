@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
+from tensordict import ragged
 from tensordict.contract import Contract, is_node
 from tensordict.devices import as_device
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import checksums, commit, formats, meta
+from tensordict.errors import SaveError
+from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
 from tensordict.io.detect import detect_format
 from tensordict.io.directory import SaveOptions, plan_save
-from tensordict.io.forms import DICT, LAZY, Form, taken_apart
+from tensordict.io.forms import DICT, LAZY, taken_apart
 from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.names import LEAF_SUFFIX, file_name, folder_name
 from tensordict.io.progress import Progress, bytes_on_disk
-from tensordict.keys import Key, Path, joined, path_of
+from tensordict.keys import Key, Path, joined
 from tensordict.memmap import FileSource, MemoryMappedTensor, PathLike
+from tensordict.ops.adding import add, adopt, refuse_nested_shape
 
 if TYPE_CHECKING:
     import pathlib
 
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
 
+    class _Options(TypedDict, total=False):
+        num_threads: int
+        share_non_tensor: bool
+        robust_key: bool | None
+        allow_pickle: bool | None
+        durable: bool
+        checksum: bool | str
+        progress: bool
 
-# How long an entry that is being added waits for another process that adds one, in seconds.
-_PATIENCE = 10.0
+    class _FileOptions(_Options, total=False):
+        archive: bool | None
+        compression: Any
 
 
 class Saving(Contract):
@@ -42,6 +50,26 @@ class Saving(Contract):
 
     # --- saving ---------------------------------------------------------------------------------------------------
 
+    @overload
+    def memmap(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[False] = ...,
+        existsok: bool = ...,
+        **options: Unpack[_FileOptions],
+    ) -> Self: ...
+    @overload
+    def memmap(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        existsok: bool = ...,
+        **options: Unpack[_FileOptions],
+    ) -> Future[Self]: ...
     def memmap(
         self,
         prefix: PathLike | None = None,
@@ -58,7 +86,7 @@ class Saving(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
-    ) -> Any:
+    ) -> Self | Future[Self]:
         """Save to a folder, or an archive, and return a memory-mapped copy.
 
         Every tensor becomes the file `NAME.memmap`, every nested container a sub-folder, and `meta.json` is written
@@ -124,8 +152,28 @@ class Saving(Contract):
             share_values=share_non_tensor,
         )
         _extend(options, durable, checksum, progress)
-        return _save(self, prefix, options, return_early, archive, compression)
+        return _save(self, prefix, options, return_early, archive, compression)  # type: ignore[no-any-return]
 
+    @overload
+    def memmap_(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[False] = ...,
+        existsok: bool = ...,
+        **options: Unpack[_Options],
+    ) -> Self: ...
+    @overload
+    def memmap_(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        existsok: bool = ...,
+        **options: Unpack[_Options],
+    ) -> Future[Self]: ...
     def memmap_(
         self,
         prefix: PathLike | None = None,
@@ -140,7 +188,7 @@ class Saving(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
-    ) -> Any:
+    ) -> Self | Future[Self]:
         """Save to a folder and make this container the memory-mapped one; arguments as in :meth:`memmap`.
 
         Returns:
@@ -164,8 +212,40 @@ class Saving(Contract):
             share_values=share_non_tensor,
         )
         _extend(options, durable, checksum, progress)
-        return _save(self, prefix, options, return_early, archive=False)
+        return _save(self, prefix, options, return_early, archive=False)  # type: ignore[no-any-return]
 
+    @overload
+    def memmap_like(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        existsok: bool = ...,
+        num_threads: int = ...,
+        return_early: Literal[False] = ...,
+        share_non_tensor: bool = ...,
+        robust_key: bool | None = ...,
+        archive: bool | None = ...,
+        allow_pickle: bool | None = ...,
+        durable: bool = ...,
+        overwrite: bool = ...,
+    ) -> Self: ...
+    @overload
+    def memmap_like(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        existsok: bool = ...,
+        num_threads: int = ...,
+        return_early: Literal[True],
+        share_non_tensor: bool = ...,
+        robust_key: bool | None = ...,
+        archive: bool | None = ...,
+        allow_pickle: bool | None = ...,
+        durable: bool = ...,
+        overwrite: bool = ...,
+    ) -> Future[Self]: ...
     def memmap_like(
         self,
         prefix: PathLike | None = None,
@@ -180,7 +260,7 @@ class Saving(Contract):
         allow_pickle: bool | None = None,
         durable: bool = False,
         overwrite: bool = False,
-    ) -> Any:
+    ) -> Self | Future[Self]:
         """Open the save at `prefix`, or make one of the same structure as this container whose tensors are zero.
 
         A save that is there, of the same keys, batch sizes, shapes and dtypes, is opened as it is, its values that are
@@ -225,8 +305,26 @@ class Saving(Contract):
             share_values=share_non_tensor,
             durable=durable,
         )
-        return _save(self, prefix, options, return_early, archive)
+        return _save(self, prefix, options, return_early, archive)  # type: ignore[no-any-return]
 
+    @overload
+    def save(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[False] = ...,
+        **options: Unpack[_FileOptions],
+    ) -> Self: ...
+    @overload
+    def save(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        **options: Unpack[_FileOptions],
+    ) -> Future[Self]: ...
     def save(
         self,
         prefix: PathLike | None = None,
@@ -242,9 +340,9 @@ class Saving(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
-    ) -> Any:
+    ) -> Self | Future[Self]:
         """Save to a folder; the same as :meth:`memmap`."""
-        return self.memmap(
+        return self.memmap(  # type: ignore[call-overload, misc, no-any-return]
             prefix,
             copy_existing,
             num_threads=num_threads,
@@ -259,6 +357,24 @@ class Saving(Contract):
             allow_pickle=allow_pickle,
         )
 
+    @overload
+    def dumps(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[False] = ...,
+        **options: Unpack[_FileOptions],
+    ) -> Self: ...
+    @overload
+    def dumps(
+        self,
+        prefix: PathLike | None = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        **options: Unpack[_FileOptions],
+    ) -> Future[Self]: ...
     def dumps(
         self,
         prefix: PathLike | None = None,
@@ -274,9 +390,9 @@ class Saving(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
-    ) -> Any:
+    ) -> Self | Future[Self]:
         """Save to a folder; the same as :meth:`memmap`."""
-        return self.memmap(
+        return self.memmap(  # type: ignore[call-overload, misc, no-any-return]
             prefix,
             copy_existing,
             num_threads=num_threads,
@@ -516,9 +632,9 @@ class Saving(Contract):
             MemoryMappedTensor([[1, 1, 1],
                                 [0, 0, 0]])
         """
-        _refuse_nested_shape(shape, key)
+        refuse_nested_shape(shape, key)
         content = torch.empty((), dtype=dtype, device="cpu").expand(torch.Size(shape))
-        return _add(self, key, content, False, robust_key is not False)
+        return add(self, key, content, False, robust_key is not False)
 
     def make_memmap_from_tensor(
         self, key: Key, tensor: Tensor, *, copy_data: bool = True, robust_key: bool | None = True
@@ -538,7 +654,7 @@ class Saving(Contract):
         Raises:
             RuntimeError: as :meth:`make_memmap`.
         """
-        return _add(self, key, tensor, copy_data, robust_key is not False)
+        return add(self, key, tensor, copy_data, robust_key is not False)
 
     def make_memmap_from_storage(
         self,
@@ -565,9 +681,9 @@ class Saving(Contract):
         Raises:
             RuntimeError: as :meth:`make_memmap`, and when the storage maps another file.
         """
-        _refuse_nested_shape(shape, key)
+        refuse_nested_shape(shape, key)
         content = MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype, filename=storage.filename)
-        return _add(self, key, content, True, robust_key is not False)
+        return add(self, key, content, True, robust_key is not False)
 
 
 def _extend(options: SaveOptions, durable: bool, checksum: bool | str, progress: bool) -> None:
@@ -592,13 +708,6 @@ def _save(
     future: Future[Any] = pool.submit(run)
     pool.shutdown(wait=False)
     return future
-
-
-def _refuse_nested_shape(shape: Any, key: Key) -> None:
-    if isinstance(shape, Tensor):
-        raise UnsupportedEntryError(
-            f"entry {key!r}: a ragged entry cannot be made in a saved container; set it before saving with memmap()"
-        )
 
 
 # --- taking over loaded entries ---------------------------------------------------------------------------------------
@@ -659,7 +768,7 @@ def _take_over(target: Any, loaded: Any) -> None:
             if is_node(value) and is_node(old) and _merge(old, value):
                 _take_over(old, value)
             else:
-                _adopt(target, name, value)
+                adopt(target, name, value)
         elif not _same_memory(old, value):
             target._entries[name] = value
 
@@ -680,107 +789,3 @@ def _same_memory(old: Any, new: Any) -> bool:
         and old.stride() == new.stride()
         and old.storage_offset() == 0
     )
-
-
-def _adopt(parent: Any, name: str, child: Any) -> None:
-    """Put a new nested container in a parent that may be locked and memory-mapped, which it then is too."""
-    parent._entries[name] = child
-    if parent._is_memmap:
-        child._mark_memmap()
-    if parent._locked and is_node(child):
-        child._lock_owners = [weakref.ref(parent)]
-        child._lock_tree()
-
-
-# --- adding an entry --------------------------------------------------------------------------------------------------
-
-
-def _add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: bool) -> MemoryMappedTensor:
-    """Add a tensor to a memory-mapped container and to its folder."""
-    path = path_of(key)
-    if content.is_nested:
-        _refuse_nested_shape(content, key)
-    if not container._is_memmap:
-        raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
-    parent, missing = _parent_of(container, path)
-    parent = parent._bare()
-    if (kind := taken_apart(parent, path[:-1]).kind) != DICT:
-        raise UnsupportedEntryError(
-            f"entry {joined(path)!r} would be in a {kind}, which has no files of its own: make it in each member"
-        )
-    if tuple(content.shape[: len(parent._batch_size)]) != tuple(parent._batch_size):
-        raise SaveError(
-            f"entry {joined(path)!r}: its shape {list(content.shape)} does not begin with the batch size "
-            f"{list(parent._batch_size)}"
-        )
-    try:
-        spec = meta.leaf_spec(content.dtype, tuple(content.shape))
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"entry {joined(path)!r}: {error}") from None
-    file = file_name(path[-1], robust) + LEAF_SUFFIX
-    for index, name in enumerate(missing, len(path) - 1 - len(missing)):
-        parent = _new_node(parent, name, path[: index + 1], robust)
-    if parent._memmap_prefix is None:
-        leaf = MemoryMappedTensor.from_tensor(content, copy_data=copy_data)
-    else:
-        folder = os.path.abspath(parent._memmap_prefix)
-        with commit.locked(folder, patience=_PATIENCE):
-            meta.refuse_entry(folder, path[-1], path)
-            leaf = _leaf_in(f"{folder}/{file}", content, copy_data, path)
-            meta.add_entry(folder, path[-1], spec, path)
-    parent._entries[path[-1]] = leaf
-    return leaf
-
-
-def _leaf_in(target: str, content: Tensor, copy_data: bool, path: Path) -> MemoryMappedTensor:
-    """A new tensor in the file `target`, or the one that is over it already."""
-    if isinstance(content, MemoryMappedTensor) and isinstance(content._source, FileSource) and copy_data:
-        if content._source.path != target:
-            raise SaveError(
-                f"entry {joined(path)!r}: its storage maps {content._source.path!r} and not the file of the entry, "
-                f"{target!r}; pass a tensor (make_memmap_from_tensor(..., tensor.clone())) to copy it"
-            )
-        return content
-    try:
-        return MemoryMappedTensor.from_tensor(content.detach(), filename=target, existsok=True, copy_data=copy_data)
-    except SaveError as error:
-        raise SaveError(
-            f"entry {joined(path)!r}: {error}; make_memmap_from_tensor(key, torch.zeros(...)) replaces it"
-        ) from error
-
-
-def _parent_of(container: Any, path: Path) -> tuple[Any, Path]:
-    """The deepest container on the way to `path`, and the names of those that are missing."""
-    node = container
-    for index, name in enumerate(path[:-1]):
-        inner = node._entries.get(name)
-        if inner is None:
-            return node, path[index:-1]
-        if not isinstance(inner, Contract):
-            raise SaveError(f"entry {joined(path[: index + 1])!r} is a tensor and holds no entries")
-        node = inner
-    if path[-1] in node._entries:
-        raise SaveError(f"entry {joined(path)!r} already exists; delete it first or write into it")
-    return node, ()
-
-
-def _new_node(parent: Any, name: str, path: Path, robust: bool) -> Any:
-    """A new, empty, memory-mapped container in `parent` and in its folder."""
-    child = registry.lookup(DICT)._make({}, parent._batch_size, parent._device, parent._names)
-    if parent._memmap_prefix is not None:
-        leaf_files = {
-            file_name(leaf, robust) + LEAF_SUFFIX
-            for leaf, value in parent._entries.items()
-            if not isinstance(value, Contract)
-        }
-        inner = folder_name(name, robust, leaf_files)
-        child._memmap_prefix = parent._memmap_prefix / inner
-        folder = os.path.abspath(child._memmap_prefix)
-        above = os.path.dirname(folder)
-        with commit.locked(above, patience=_PATIENCE):
-            meta.refuse_entry(above, name, path)
-            os.makedirs(folder, exist_ok=True)
-            meta.write_meta(folder, meta.node_meta(Form(DICT, child._batch_size, names=child._names), {}))
-            meta.add_entry(above, name, meta.node_spec(DICT), path)
-    _adopt(parent, name, child)
-    return child
