@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -22,8 +22,23 @@ from tensordict.ops.stacking import (
 )
 from tensordict.shapes import as_new_dim
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    from tensordict.base import TensorDictBase
+    from tensordict.collection import TensorCollection
+    from tensordict.lazy import LazyStackedTensorDict
+    from tensordict.nn.params import TensorDictParams
+    from tensordict.tensordict import TensorDict
+
+    _Container = TypeVar("_Container", bound=TensorCollection)
+
+
+@overload
+def stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
+@overload
+def stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ...) -> _Container: ...
+def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Stack containers along a new batch dim; plain tensors go to :func:`torch.stack`.
 
     Args:
@@ -49,7 +64,11 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     return stack_containers(input, dim, out)
 
 
-def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+@overload
+def cat(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
+@overload
+def cat(input: Iterable[_Container], dim: int = ..., *, out: Any = ...) -> _Container: ...
+def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Concatenate containers along an existing batch dim; plain tensors go to :func:`torch.cat`.
 
     Arguments and errors as :func:`stack`.
@@ -65,7 +84,15 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     return cat_containers(input, dim, out)
 
 
-def lazy_stack(input: Any, dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+@overload
+def lazy_stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
+@overload
+def lazy_stack(
+    input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+) -> LazyStackedTensorDict: ...
+@overload
+def lazy_stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any) -> _Container: ...
+def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
     """Stack containers along a new batch dim, keeping them as they are; plain tensors go to :func:`torch.stack`.
 
     Args:
@@ -90,11 +117,19 @@ def lazy_stack(input: Any, dim: int = 0, *, out: Any = None, **kwargs: Any) -> A
         (True, torch.Size([2]))
     """
     if _are_tensors(input):
-        return torch.stack(input, dim, out=out)
+        return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
     return lazy_stack_containers(input, dim, out, **kwargs)
 
 
-def maybe_dense_stack(input: Any, dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+@overload
+def maybe_dense_stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
+@overload
+def maybe_dense_stack(
+    input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+) -> TensorDictBase: ...
+@overload
+def maybe_dense_stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any) -> _Container: ...
+def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
     """:func:`stack` for containers of the same keys, shapes and devices, :func:`lazy_stack` for others.
 
     Arguments and errors as :func:`lazy_stack`.
@@ -106,11 +141,11 @@ def maybe_dense_stack(input: Any, dim: int = 0, *, out: Any = None, **kwargs: An
         'LazyStackedTensorDict'
     """
     if _are_tensors(input):
-        return torch.stack(input, dim, out=out)
+        return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
     return maybe_dense_stack_containers(input, dim, out, **kwargs)
 
 
-def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
+def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None) -> TensorCollection:
     """Stack containers of the same structure along a new batch dim; lazy stacks nested in them stay lazy.
 
     Args:
@@ -143,12 +178,12 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     if not items or not all(isinstance(item, Contract) for item in items):
         raise TypeError(f"dense_stack_tds stacks containers, got {[type(item).__name__ for item in items]}")
     if any(item._batch_size != items[0]._batch_size for item in items):
-        return lazy_stack_containers(items, dim)
+        return lazy_stack_containers(items, dim)  # type: ignore[no-any-return]
     dim = as_new_dim(dim, len(items[0]._batch_size))
     try:
-        return _densely_stacked(items, dim)
+        return _densely_stacked(items, dim)  # type: ignore[no-any-return]
     except (KeyMismatchError, ShapeError, NotImplementedError):
-        return lazy_stack_containers(items, dim)
+        return lazy_stack_containers(items, dim)  # type: ignore[no-any-return]
 
 
 def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
@@ -185,8 +220,8 @@ def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
 
 
 def pad(
-    tensordict: Any, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True
-) -> Any:
+    tensordict: _Container, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True
+) -> _Container:
     """Make batch dims of a container longer, with `value` in the new places; see :meth:`TensorDictBase.pad`.
 
     Example:
@@ -199,12 +234,12 @@ def pad(
 
 
 def pad_sequence(
-    list_of_tensordicts: Iterable[Any],
+    list_of_tensordicts: Iterable[_Container],
     pad_dim: int = 0,
     padding_value: float = 0.0,
     out: Any = None,
     return_mask: Any = False,
-) -> Any:
+) -> _Container:
     """Stack containers whose entries differ in length along one dim, the shorter ones padded at their end.
 
     Args:
@@ -236,10 +271,10 @@ def pad_sequence(
         tensor([[ True, False],
                 [ True,  True]])
     """
-    return pad_and_stack(list_of_tensordicts, pad_dim, padding_value, out, return_mask)
+    return pad_and_stack(list_of_tensordicts, pad_dim, padding_value, out, return_mask)  # type: ignore[no-any-return]
 
 
-def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
+def merge_tensordicts(*tensordicts: _Container, callback_exist: Any = None) -> _Container:
     """A container with the entries of several; of entries that more than one has, the first counts.
 
     Args:
@@ -271,7 +306,7 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
     callbacks = callback_exist
     if isinstance(callback_exist, Mapping):
         callbacks = {path_of(key): function for key, function in callback_exist.items()}
-    return _merged(tensordicts, len(tensordicts), callbacks, ())
+    return _merged(tensordicts, len(tensordicts), callbacks, ())  # type: ignore[no-any-return]
 
 
 def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any:
@@ -310,6 +345,14 @@ def _are_tensors(input: Any) -> bool:
     return isinstance(input, (list, tuple)) and bool(input) and isinstance(input[0], Tensor)
 
 
+@overload
+def from_module(
+    module: nn.Module, as_module: Literal[False] = ..., lock: bool = ..., use_state_dict: bool = ...
+) -> TensorDict: ...
+@overload
+def from_module(
+    module: nn.Module, as_module: Literal[True], lock: bool = ..., use_state_dict: bool = ...
+) -> TensorDictParams: ...
 def from_module(module: Any, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
     """The parameters and buffers of a module in a container, locked by default; see :meth:`TensorDict.from_module`.
 
@@ -322,6 +365,33 @@ def from_module(module: Any, as_module: bool = False, lock: bool = True, use_sta
     return registry.lookup("TensorDict").from_module(module, as_module, lock, use_state_dict)
 
 
+@overload
+def from_modules(
+    *modules: nn.Module,
+    as_module: Literal[True],
+    lock: bool = ...,
+    use_state_dict: bool = ...,
+    lazy_stack: bool = ...,
+    expand_identical: bool = ...,
+) -> TensorDictParams: ...
+@overload
+def from_modules(
+    *modules: nn.Module,
+    as_module: Literal[False] = ...,
+    lock: bool = ...,
+    use_state_dict: bool = ...,
+    lazy_stack: Literal[True],
+    expand_identical: bool = ...,
+) -> LazyStackedTensorDict: ...
+@overload
+def from_modules(
+    *modules: nn.Module,
+    as_module: Literal[False] = ...,
+    lock: bool = ...,
+    use_state_dict: bool = ...,
+    lazy_stack: Literal[False] = ...,
+    expand_identical: bool = ...,
+) -> TensorDict: ...
 def from_modules(
     *modules: Any,
     as_module: bool = False,

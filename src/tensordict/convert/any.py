@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from tensordict.contract import Contract
 from tensordict.convert.numpy import container_of
 from tensordict.errors import DuplicateKeyError
 from tensordict.keys import Path, joined, path_of
+
+if TYPE_CHECKING:
+    from tensordict.tensordict import TensorDict
 
 # What is given back at once: 0.1 us an entry, where the questions for everything else take 1 us.
 _PLAIN = frozenset({Tensor, int, float, bool, str, bytes, list, type(None)})
@@ -150,7 +153,7 @@ def from_tuple(
     batch_dims: int | None = None,
     device: Any = None,
     batch_size: Any = None,
-) -> Any:
+) -> TensorDict:
     """A `TensorDict` of the elements of a tuple; see :meth:`TensorDict.from_tuple`.
 
     Example:
@@ -158,7 +161,7 @@ def from_tuple(
         >>> list(from_tuple((1, 2, 3)).keys())
         ['0', '1', '2']
     """
-    return registry.lookup("TensorDict").from_tuple(
+    return registry.lookup("TensorDict").from_tuple(  # type: ignore[no-any-return]
         obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )
 
@@ -170,7 +173,7 @@ def from_namedtuple(
     batch_dims: int | None = None,
     device: Any = None,
     batch_size: Any = None,
-) -> Any:
+) -> TensorDict:
     """A `TensorDict` of the fields of a named tuple; see :meth:`TensorDict.from_namedtuple`.
 
     Example:
@@ -181,6 +184,6 @@ def from_namedtuple(
         >>> from_namedtuple(Point(torch.zeros(3), torch.ones(3)), auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    return registry.lookup("TensorDict").from_namedtuple(
+    return registry.lookup("TensorDict").from_namedtuple(  # type: ignore[no-any-return]
         named_tuple, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import registry
+
+if TYPE_CHECKING:
+    from tensordict.tensordict import TensorDict
 
 
 def from_dict(
@@ -15,7 +18,7 @@ def from_dict(
     batch_dims: int | None = None,
     device: Any = None,
     batch_size: Any = None,
-) -> Any:
+) -> TensorDict:
     """A `TensorDict` made from a (nested) dict; see :meth:`TensorDict.from_dict`.
 
     Example:
@@ -24,7 +27,7 @@ def from_dict(
         >>> from_dict({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    return registry.lookup("TensorDict").from_dict(
+    return registry.lookup("TensorDict").from_dict(  # type: ignore[no-any-return]
         d, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )
 
@@ -35,7 +38,7 @@ def make_tensordict(
     device: Any = None,
     auto_batch_size: bool | None = None,
     **kwargs: Any,
-) -> Any:
+) -> TensorDict:
     """A `TensorDict` made from a (nested) dict, from keyword arguments, or from both.
 
     Args:
@@ -52,12 +55,12 @@ def make_tensordict(
         ['a', 'b']
     """
     entries = kwargs if input_dict is None else ({**dict(input_dict.items()), **kwargs} if kwargs else input_dict)
-    return registry.lookup("TensorDict").from_dict(
+    return registry.lookup("TensorDict").from_dict(  # type: ignore[no-any-return]
         entries, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device
     )
 
 
-def fromkeys(keys: Iterable[Any], value: Any = 0) -> Any:
+def fromkeys(keys: Iterable[Any], value: Any = 0) -> TensorDict:
     """A `TensorDict` without batch dims that has the same value under every (nested) key.
 
     Example:
@@ -65,4 +68,4 @@ def fromkeys(keys: Iterable[Any], value: Any = 0) -> Any:
         >>> fromkeys(["a", "b"], 2).to_dict(convert_tensors=True)
         {'a': 2, 'b': 2}
     """
-    return registry.lookup("TensorDict").fromkeys(keys, value)
+    return registry.lookup("TensorDict").fromkeys(keys, value)  # type: ignore[no-any-return]

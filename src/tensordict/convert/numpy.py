@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from tensordict.contract import is_node
 from tensordict.errors import ContainerExpected
 from tensordict.holders import nested_lists
 from tensordict.keys import Path, joined
+
+if TYPE_CHECKING:
+    from tensordict.tensordict import TensorDict
 
 # The least room for text in an array that is made, so that longer ones can be assigned to short ones.
 _TEXT = 10
@@ -24,7 +27,7 @@ def from_struct_array(
     batch_dims: int | None = None,
     device: Any = None,
     batch_size: Any = None,
-) -> Any:
+) -> TensorDict:
     """A `TensorDict` over the memory of a structured array; see :meth:`TensorDict.from_struct_array`.
 
     Example:
@@ -34,7 +37,7 @@ def from_struct_array(
         >>> from_struct_array(dogs)["age"]
         tensor([9, 3], dtype=torch.int32)
     """
-    return registry.lookup("TensorDict").from_struct_array(
+    return registry.lookup("TensorDict").from_struct_array(  # type: ignore[no-any-return]
         struct_array, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )
 

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tensordict import registry
 from tensordict.memmap import PathLike
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
+    from typing_extensions import Unpack
+
+    from tensordict.collection import TensorCollection
+    from tensordict.ops.saving import _FileOptions
+
+    _Container = TypeVar("_Container", bound=TensorCollection)
+
+
+@overload
+def memmap(
+    data: _Container,
+    prefix: PathLike | None = ...,
+    copy_existing: bool = ...,
+    *,
+    return_early: Literal[False] = ...,
+    existsok: bool = ...,
+    **options: Unpack[_FileOptions],
+) -> _Container: ...
+@overload
+def memmap(
+    data: _Container,
+    prefix: PathLike | None = ...,
+    copy_existing: bool = ...,
+    *,
+    return_early: Literal[True],
+    existsok: bool = ...,
+    **options: Unpack[_FileOptions],
+) -> Future[_Container]: ...
 def memmap(
     data: Any,
     prefix: PathLike | None = None,
@@ -58,6 +88,24 @@ def memmap(
     )
 
 
+@overload
+def save(
+    data: _Container,
+    prefix: PathLike | None = ...,
+    copy_existing: bool = ...,
+    *,
+    return_early: Literal[False] = ...,
+    **options: Unpack[_FileOptions],
+) -> _Container: ...
+@overload
+def save(
+    data: _Container,
+    prefix: PathLike | None = ...,
+    copy_existing: bool = ...,
+    *,
+    return_early: Literal[True],
+    **options: Unpack[_FileOptions],
+) -> Future[_Container]: ...
 def save(
     data: Any,
     prefix: PathLike | None = None,
@@ -86,7 +134,7 @@ def save(
         >>> again["a"]
         MemoryMappedTensor([1., 1.])
     """
-    return memmap(
+    return memmap(  # type: ignore[call-overload, misc, no-any-return]
         data,
         prefix,
         copy_existing,
@@ -116,7 +164,7 @@ def load_memmap(
     allow_pickle: bool | None = None,
     keys: Any = None,
     progress: bool = False,
-) -> Any:
+) -> TensorCollection:
     """Load the container that was saved in a folder or an archive; see :meth:`TensorDict.load_memmap`.
 
     Args:
@@ -134,7 +182,7 @@ def load_memmap(
         >>> meta["a"].device
         device(type='meta')
     """
-    return registry.lookup("TensorDict").load_memmap(
+    return registry.lookup("TensorDict").load_memmap(  # type: ignore[no-any-return]
         prefix,
         device,
         non_blocking,
@@ -162,7 +210,7 @@ def load(
     allow_pickle: bool | None = None,
     keys: Any = None,
     progress: bool = False,
-) -> Any:
+) -> TensorCollection:
     """Load a container that was saved, in any format; see :meth:`TensorDict.load`.
 
     Args:
@@ -180,7 +228,7 @@ def load(
         >>> again["a"]
         tensor([1., 1.])
     """
-    return registry.lookup("TensorDict").load(
+    return registry.lookup("TensorDict").load(  # type: ignore[no-any-return]
         prefix,
         device,
         non_blocking,
@@ -228,13 +276,13 @@ def to_safetensors(
 
 def from_safetensors(
     filename: PathLike, *, separator: str | None = ".", device: Any = None, progress: bool = False
-) -> Any:
+) -> TensorCollection:
     """Load a safetensors file, of any program; see :meth:`TensorDict.from_safetensors`.
 
     Args:
         filename, separator, device, progress: as in the method.
     """
-    return registry.lookup("TensorDict").from_safetensors(
+    return registry.lookup("TensorDict").from_safetensors(  # type: ignore[no-any-return]
         filename, separator=separator, device=device, progress=progress
     )
 
@@ -247,7 +295,7 @@ def from_h5(
     device: Any = None,
     batch_size: Any = None,
     mode: str = "r",
-) -> Any:
+) -> TensorCollection:
     """Open an HDF5 file as a container; see :meth:`TensorDict.from_h5`.
 
     Args:
@@ -264,7 +312,7 @@ def from_h5(
         ...     data[0]["a"]
         tensor(1.)
     """
-    return registry.lookup("TensorDict").from_h5(
+    return registry.lookup("TensorDict").from_h5(  # type: ignore[no-any-return]
         h5_file,
         mode=mode,
         auto_batch_size=auto_batch_size,
@@ -274,7 +322,7 @@ def from_h5(
     )
 
 
-def from_consolidated(filename: PathLike) -> Any:
+def from_consolidated(filename: PathLike) -> TensorCollection:
     """The container in a file that :meth:`TensorDict.consolidate` wrote; see :meth:`TensorDict.from_consolidated`.
 
     Args:
@@ -290,4 +338,4 @@ def from_consolidated(filename: PathLike) -> Any:
         >>> again["a"]
         tensor([0, 1, 2])
     """
-    return registry.lookup("TensorDict").from_consolidated(filename)
+    return registry.lookup("TensorDict").from_consolidated(filename)  # type: ignore[no-any-return]

@@ -296,7 +296,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         """Call a function on the tensors and write the results into them, past autograd; see any container's."""
         return super().apply_(fn, *others, **kwargs)
 
-    def memmap_(self, *args: Any, **kwargs: Any) -> Self:
+    def memmap_(self, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Refused: parameters stay in memory.
 
         Raises:
