@@ -746,7 +746,7 @@ def hold(item: Any, size: torch.Size, device: torch.device | None = None) -> Any
     """What a container stores for a value that is no tensor: a holder, or the stack of the values of a list."""
     if is_non_tensor(item):
         return item
-    if type(item) is list and item and settings.list_to_stack():
+    if isinstance(item, list) and item and settings.list_to_stack():
         return NonTensorStack.from_list(item)
     return NonTensorData._of(item, size, device)
 

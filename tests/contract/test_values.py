@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from contract.kinds import Kind
 from contract.model import Plain, index_map
-from tensordict import LazyStackedTensorDict, NonTensorStack, UnbatchedTensor, is_non_tensor, lazy_stack
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, UnbatchedTensor, is_non_tensor, lazy_stack
 
 TEXT = "a value"
 
@@ -47,6 +47,16 @@ def check(result: Any, numbers: torch.Tensor, kind: Kind) -> None:
 
 def flat(values: Any) -> list[Any]:
     return [item for part in values for item in flat(part)] if isinstance(values, list) else [values]
+
+
+def test_values_that_were_read_are_those_of_the_rows_again(holding: Any, kind: Kind) -> None:
+    if not kind.batch_size:
+        return
+    holding["one"] = holding["one"]
+    assert holder_of(holding, "one").tolist() == strings(kind)
+    other = TensorDict({"n": {"one": holding["one"]}}, kind.batch_size).update({"two": holding["one"]})
+    assert other.get("two").tolist() == other.get(("n", "one")).tolist() == strings(kind)
+    assert other[0]["two"] == other[0]["n", "one"] == strings(kind)[0]
 
 
 def test_values_are_read(holding: Any, kind: Kind) -> None:

@@ -84,6 +84,6 @@ def stored(item: Any, path: Path, size: torch.Size, device: torch.device | None)
         return tensor
     if isinstance(item, np.ndarray) and item.dtype.names is not None:
         return container_of(item, path)
-    if type(item) is list and all(isinstance(x, Contract) and not x._is_non_tensor for x in item):
+    if isinstance(item, list) and all(isinstance(x, Contract) and not x._is_non_tensor for x in item):
         return type(item[0]).maybe_dense_stack(item)
     return registry.lookup("NonTensorData")._holding(item, size, device)
