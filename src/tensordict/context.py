@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensordict.contract import Contract
+from tensordict.contract import Contract, is_node
 from tensordict.keys import Path, joined, path_of
 
 if TYPE_CHECKING:
@@ -101,18 +101,22 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
             continue
         if restored.get(key, None) is not None:
             source.set(key, {})
-        elif not _is_below(key, after):
+        elif not _is_below(key, after) and source._has(path_of(key)):
             source.del_(key)
     for key in sorted(gone_nodes, key=len):
         if key not in after and not _is_below(key, after) and isinstance(source.get(key, None), Contract):
             source.del_(key)
+    items = restored.items(True) if not paths else _items_but(restored, paths)
+    added = {path_of(key) for key, value in items if is_node(value) and not source._has(path_of(key))}
     changed = {}
-    for key, value in restored.items(True) if not paths else _items_but(restored, paths):
+    for key, value in items:
+        path = path_of(key)
+        if any(path[:depth] in added for depth in range(1, len(path))):
+            continue  # it comes with its container
         current = source.get(key, None)
-        if isinstance(value, Contract):
-            if current is None and not len(value.keys()):  # type: ignore[attr-defined]
-                changed[key] = value
-        elif current is not value and (current is None or not same_memory(current, value)):
+        if path in added or (
+            not is_node(value) and current is not value and (current is None or not same_memory(current, value))
+        ):
             changed[key] = value
     if changed:
         source.update(changed)

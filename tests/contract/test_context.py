@@ -9,7 +9,7 @@ import torch
 
 from contract.kinds import Kind
 from contract.model import Plain, addresses, assert_leaf, assert_matches, changed, index_map, leaves, mapped
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorClass, TensorDict, UnbatchedTensor
 
 SHAPES = [
     "view(-1)", "view(4, 3)", "view(2, -1)", "permute(1, 0)", "permute(-1, 0, 1)", "transpose(0, 1)",
@@ -17,6 +17,10 @@ SHAPES = [
     "squeeze(0)", "squeeze(1)", "squeeze(-1)", "unsqueeze(0)", "unsqueeze(-1)", "unsqueeze(1)", "flatten()",
     "flatten(0, 1)", "unflatten(0, (2, -1))", "unflatten(-1, (2, 2))", "unflatten(0, (1, 3))", "movedim(0, -1)",
 ]  # fmt: skip
+
+
+class Point(TensorClass):
+    x: torch.Tensor
 
 
 def opened(td: Any, call: str) -> Any:
@@ -185,6 +189,25 @@ def test_unflatten_keys(kind: Kind, fails: bool) -> None:
     else:
         block()
     assert_matches(td, {"a.b": y, "c": x, "a.new": y}, kind.batch_size)
+
+
+def test_unflatten_keys_leaves_what_was_nested(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.nested or kind.locked or not kind.any_names:
+        pytest.skip("needs a node and free names")
+    td["b.z"] = td["p.q"] = x = torch.rand(kind.batch_size)
+    with td.unflatten_keys(".") as tree:
+        assert tree["b", "z"].shape == tree["p", "q"].shape == x.shape
+        tree["new"] = tree["b", "new"] = tree["p", "new"] = x
+    plain["b"]["new"] = x
+    assert_matches(td, {**plain, "b.z": x, "p.q": x, "p.new": x, "new": x}, kind.batch_size)
+
+
+def test_containers_written_in_a_block_keep_their_class() -> None:
+    td, value = TensorDict(), NonTensorData("x")
+    with td.flatten_keys(".") as flat:
+        flat["n"], flat["u"] = TensorDict({"value": value}), UnbatchedTensor(torch.ones(2))
+        flat["k"] = Point(torch.ones(1))
+    assert type(td["k"]) is Point and type(td["u"]) is UnbatchedTensor and td["n", "value"] == "x"
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["completes", "raises"])

@@ -232,7 +232,7 @@ class Structure(Writing):
             [('a', 'b')]
         """
         tree = self._tree(separator)
-        undo = _Flatten(separator)
+        undo = _Flatten(separator, self)
         if inplace:
             self._refuse_if_locked("unflatten the keys in place")
             self._exchange(tree)
@@ -368,16 +368,39 @@ class Structure(Writing):
 
 
 class _Flatten:
-    """The undoing of `unflatten_keys`."""
+    """The undoing of `unflatten_keys`: containers that were there before stay, the others become names again."""
 
-    def __init__(self, separator: str) -> None:
+    def __init__(self, separator: str, source: Any) -> None:
         self.separator = separator
+        outlines = [member._outline() for member in source._members() or (source,)]
+        self.nodes = {name for outline in outlines for name, value in outline.items() if is_node(value)}
+        self.names = {tuple(name.split(separator)): name for outline in outlines for name in outline}
 
-    def __call__(self, container: Any) -> Any:
-        return container.flatten_keys(self.separator)
+    def __call__(self, tree: Any) -> Any:
+        if tree._members():
+            return tree._each(self)  # members may have different entries
+        entries: dict[str, Any] = {}
+        for name, value in tree._entries.items():
+            for new, item in self._flat(name, value):
+                if new in entries:
+                    raise KeyError(f"flatten_keys: two entries would be called {new!r}")
+                entries[new] = item
+        return tree._build(entries, tree._batch_size, tree._device, tree._names)
+
+    def _flat(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        """The entries that an entry of the tree becomes."""
+        if not is_node(value) or value._is_non_tensor:
+            return [(name, value)]
+        if name not in self.nodes:
+            return [(self.separator.join((name, *path_of(key))), item) for key, item in _all_leaves(value)]
+        # What was merged into it by its name.
+        merged = [path for path in self.names if len(path) > 1 and path[0] == name and value._has(path[1:])]
+        kept = value.exclude(*[path[1:] for path in merged]) if merged else value
+        return [(name, kept), *[(self.names[path], value._find(path[1:])) for path in merged]]
 
     def in_place(self, container: Any) -> None:
-        container.flatten_keys(self.separator, inplace=True)
+        container._refuse_if_locked("flatten the keys in place")
+        container._exchange(self(container))
 
 
 class _Unflatten:
