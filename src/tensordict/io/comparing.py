@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import ragged
 from tensordict.holders import same_value
+from tensordict.io.columns import taken
 from tensordict.io.datasets import in_memory
 from tensordict.io.describe import Compressed, LeafSpec, entries_of
 from tensordict.io.forms import Form
@@ -122,15 +122,15 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | Non
     if not alike:
         return
     if one.ragged:
-        rows, others = ragged.row_sizes(one.source), ragged.row_sizes(other.source)
+        rows, others = taken(one.source)[1], taken(other.source)[1]
         if not torch.equal(rows, others):
             yield Difference(key, "shape", rows.tolist(), others.tolist())
             return
     if tolerance is None:
         return
     if one.ragged:
-        a, b = ragged.elements(one.source), ragged.elements(other.source)
-        shape = tuple(a.shape)
+        a, b = taken(one.source)[0], taken(other.source)[0]
+        shape: tuple[int, ...] = tuple(a.shape)
     else:
         a, b, shape = _unpacked(one.source), _unpacked(other.source), one.shape
     found = _Elements()
@@ -156,8 +156,8 @@ def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice,
         yield (slice(start, start + step),)
 
 
-def _unpacked(source: Tensor | Compressed) -> Tensor:
-    return source.read() if isinstance(source, Compressed) else source
+def _unpacked(source: Any) -> Tensor:
+    return source.read() if isinstance(source, Compressed) else source  # type: ignore[no-any-return]
 
 
 def _read(source: Tensor, index: tuple[int | slice, ...]) -> Tensor:

@@ -20,6 +20,7 @@ from tensordict.contract import Contract
 from tensordict.errors import SaveError
 from tensordict.io import hdf5
 from tensordict.io.archive_reader import Archive
+from tensordict.io.columns import Column
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUES, Form, face_problem, taken_apart
 from tensordict.io.names import LEAF_SUFFIX, TABLE_SUFFIX
 from tensordict.io.source import Source
@@ -40,7 +41,7 @@ class LeafSpec:
     shape: tuple[int, ...]
     nbytes: int
     ragged: bool
-    source: Tensor | Compressed
+    source: Tensor | Column | Compressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,10 @@ def outline_of_h5(data: Any) -> Form:
     return form if name is None else Form(name, form.batch_size, names=form.names, entries={BEHIND_FACE: form})
 
 
-def leaf_spec(leaf: Tensor | Compressed) -> LeafSpec:
+def leaf_spec(leaf: Tensor | Column | Compressed) -> LeafSpec:
     """The spec of a tensor."""
+    if isinstance(leaf, Column):
+        return LeafSpec(leaf.dtype, tuple(leaf.shape), leaf.flat.numel() * leaf.dtype.itemsize, True, leaf)
     if isinstance(leaf, Compressed):
         return LeafSpec(leaf.dtype, leaf.shape, math.prod(leaf.shape) * leaf.dtype.itemsize, False, leaf)
     if not leaf.is_nested:
@@ -173,7 +176,7 @@ def _problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
     if form.is_face:
         return _face_problem(form, entries.get(BEHIND_FACE))
     if form.kind == LAZY:
-        return _stack_problem(form, entries)
+        return _columns_problem(form, entries) if form.columns else _stack_problem(form, entries)
     if form.kind == DICT:
         for name, entry in entries.items():
             if isinstance(entry, Form) and isinstance(entry.value, Pickled):
@@ -191,6 +194,20 @@ def _face_problem(form: Form, inner: Form | LeafSpec | None) -> str | None:
     holds = not (inner.is_face or inner.is_value or inner.kind == UNBATCHED)
     # The entries of a lazy stack are its members.
     return face_problem(registry.declared(form.kind), inner.kind, holds, inner.entries if inner.kind == DICT else ())
+
+
+def _columns_problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
+    dim = form.stack_dim or 0
+    for name, entry in entries.items():
+        if isinstance(entry, LeafSpec):
+            shape = [*entry.shape[1 : dim + 1], entry.shape[0], *entry.shape[dim + 1 :]]
+        elif entry.is_value:
+            shape = [*form.batch_size[:dim], *entry.batch_size, *form.batch_size[dim + 1 :]]
+        else:
+            shape = list(entry.batch_size)
+        if shape[: len(form.batch_size)] != list(form.batch_size):
+            return f"the shape {shape} of {name!r} does not begin with {list(form.batch_size)}"
+    return None
 
 
 def _stack_problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:

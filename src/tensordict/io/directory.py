@@ -18,6 +18,7 @@ from tensordict import ragged
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files, reopening
+from tensordict.io.columns import Column, file_of, is_ragged, taken
 from tensordict.io.commit import Site
 from tensordict.io.forms import BEHIND_FACE, DICT, UNBATCHED, Form, put_together, taken_apart
 from tensordict.io.held import Held, Place, held, unpickle
@@ -112,11 +113,15 @@ class _Ragged(_Leaf):
 
     table: _Leaf
     row: tuple[int, ...] | None
+    # Whether it is the column of a lazy stack.
+    column: bool
     share: ragged.SharedOffsets
 
     def entry(self) -> Any:
-        """The ragged tensor over the saved elements."""
+        """The ragged tensor, or the column, over the saved elements."""
         assert self.result is not None
+        if self.column:
+            return Column(self.result, self.table.tensor)
         if self.row is None:
             return nested(self.result, self.table.tensor)
         flat = self.result.detach().as_subclass(Tensor)
@@ -187,7 +192,7 @@ def _plan_node(
     outer: torch.Size = _SCALAR,
 ) -> _Node:
     """Plan a container; `outer` is the batch size of the one that it is an entry of."""
-    form = taken_apart(container, key, unread=True)
+    form = taken_apart(container, key, unread=True, ragged_columns=not options.share_values)
     node = _Node(container, key, folder, form)
     nodes.append(node)
     present = _present(folder, key) if not options.archive else ()
@@ -197,9 +202,9 @@ def _plan_node(
         node.held = held(form, outer, key, options.allow_pickle, options.share_values)
         return node
     leaf_files: dict[str, str] = {}
-    children: list[tuple[str, Contract]] = []
+    children: list[tuple[str, Contract | Form]] = []
     for name, value in form.entries.items():
-        if isinstance(value, Contract):
+        if isinstance(value, (Contract, Form)):
             children.append((name, value))
             node.entries[name] = node  # Keeps the place in the order; replaced below.
             continue
@@ -237,12 +242,12 @@ def _present(folder: str, key: Path) -> Container[str]:
 
 
 def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptions, present: Container[str]) -> _Leaf:
+    if is_ragged(value):
+        return _plan_ragged(name, value, key, folder, options, present)
     if not isinstance(value, Tensor):
         raise UnsupportedEntryError(
             f"entry {joined(key)!r}: a {type(value).__name__} cannot be saved in the directory format yet"
         )
-    if value.is_nested:
-        return _plan_ragged(name, value, key, folder, options, present)
     try:
         check_storable(value)
         spec = leaf_spec(value.dtype, tuple(value.shape))
@@ -266,6 +271,8 @@ def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptio
                 f"entry {joined(key)!r} is memory-mapped from {value._source.path!r} already; pass "
                 f"copy_existing=True to copy it to {path!r}"
             )
+    elif not (copies or options.copy_existing):
+        _refuse_mapped(value, path, key)
     _check_way(leaf, options, present)
     return leaf
 
@@ -278,30 +285,35 @@ def _check_way(leaf: _Leaf, options: SaveOptions, present: Container[str]) -> No
 def _plan_ragged(
     name: str, value: Any, key: Path, folder: str, options: SaveOptions, present: Container[str]
 ) -> _Ragged:
-    if value.is_meta:
+    if isinstance(value, Tensor) and value.is_meta:
         raise SaveError(f"entry {joined(key)!r} is ragged and on the meta device, without rows that could be saved")
-    sizes = ragged.row_sizes(value)
-    row = ragged.row_form(value)
+    content, sizes, row = taken(value)
     try:
         spec = ragged_spec(value.dtype, tuple(sizes.shape), row)
     except UnsupportedEntryError as error:
         raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
-    source = getattr(value, "_source", None)
     file = f"{folder}/{file_name(name, options.robust)}" if folder else ""
     path, path_of_table = (file + LEAF_SUFFIX, file + TABLE_SUFFIX) if folder else ("", "")
     copies = options.copy_existing or options.archive or options.like
-    if folder and isinstance(source, FileSource) and not copies and source.path != path:
-        raise SaveError(
-            f"entry {joined(key)!r} is memory-mapped from {source.path!r} already; pass copy_existing=True to copy it "
-            f"to {path!r}"
-        )
+    if folder and not copies:
+        _refuse_mapped(value, path, key)
     table = _Leaf(name, key, sizes, path_of_table, spec, always=True)
-    content = ragged.in_row_order(value.detach())
-    leaf = _Ragged(name, key, content, path, spec, table=table, row=row, share=options.share)
+    column = isinstance(value, Column)
+    leaf = _Ragged(name, key, content, path, spec, table=table, row=row, column=column, share=options.share)
     if folder:
         _check_way(leaf, options, present)
         _check_way(table, options, present)
     return leaf
+
+
+def _refuse_mapped(value: Any, path: str, key: Path) -> None:
+    """Refuse what is mapped from another file than the one it is to be saved to."""
+    source = file_of(value)
+    if source is not None and source != path:
+        raise SaveError(
+            f"entry {joined(key)!r} is memory-mapped from {source!r} already; pass copy_existing=True to copy it to "
+            f"{path!r}"
+        )
 
 
 def _mapped_there(
@@ -547,13 +559,17 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> 
         else:
             entries[name] = _rebuilt(entry, _inner(prefix, entry), options)
     old, form = node.container, node.form
-    if form.is_face:
+    if form.is_face and isinstance(old, Contract):
         return old._faced(entries[BEHIND_FACE])
     if form.kind == DICT:
         names = None if old._names is None else list(old._names)
         container = old._build(entries, old._batch_size, _CPU, names)
     else:
-        container = put_together(replace(form, device=_CPU), entries, node.key)
+        # That a value is saved does not bring it to a device.
+        device = form.device if form.is_value else _CPU
+        container = put_together(replace(form, device=device), entries, node.key)
+    if form.columns:
+        container._mark_memmap()
     return _memmapped(container, node, prefix, options)
 
 
@@ -562,6 +578,11 @@ def _in_place(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) ->
     if node.form.kind == UNBATCHED:
         # A tensor cannot change its memory: the entry is replaced.
         return _rebuilt(node, prefix, options)
+    if node.form.columns:
+        for member, saved in zip(container._members(), _rebuilt(node, prefix, options)._members(), strict=True):
+            _adopt(member._bare(), saved._bare())
+        container._mark_memmap()
+        return _memmapped(container, node, prefix, options)
     for name, entry in node.entries.items():
         if isinstance(entry, _Leaf):
             container._entries[name] = entry.entry()
@@ -571,8 +592,19 @@ def _in_place(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) ->
             container._entries[name] = inner
     if node.form.is_face:
         return container
-    container._device = _CPU
+    if not node.form.is_value:
+        container._device = _CPU
     return _memmapped(container, node, prefix, options)
+
+
+def _adopt(container: Any, saved: Any) -> None:
+    """Exchange the leaves of a container for those of a saved one of the same structure."""
+    for name, value in saved._entries.items():
+        if isinstance(value, Contract) and not value._is_non_tensor:
+            _adopt(container._entries[name]._bare(), value._bare())
+        else:
+            container._entries[name] = value
+    container._device = _CPU
 
 
 def _memmapped(container: Any, node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:

@@ -7,7 +7,7 @@ Every kind of container (a dict of tensors, a lazy stack, a tensorclass, a holde
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from tensordict import ragged, registry
 from tensordict.contract import Contract, Names
 from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.io import columns
 from tensordict.keys import Path, joined
 
 DICT, LAZY, UNBATCHED = "TensorDict", "LazyStackedTensorDict", "UnbatchedTensor"
@@ -38,6 +39,8 @@ class Form:
     stack_dim: of lazy stacks and stacks of values.
     value: what a holder holds; a stack of values has nested lists along its batch dims.
     missing: the fields of a tensorclass that are `None`.
+    columns: whether the entries of a lazy stack are not its members but their entries, see `io/columns.py`: tensors,
+        `Column`s, and forms of nested stacks and of holders of the list of values.
     """
 
     kind: str
@@ -48,6 +51,7 @@ class Form:
     stack_dim: int | None = None
     value: Any = None
     missing: Sequence[str] = ()
+    columns: bool = False
 
     @property
     def is_value(self) -> bool:
@@ -64,24 +68,26 @@ class Form:
 Build = Callable[[Form, Mapping[str, Any], Path], Any]
 
 
-def taken_apart(container: Any, key: Path = (), unread: bool = False) -> Form:
-    """The form of one container; those nested in it are left as they are.
+def taken_apart(container: Any, key: Path = (), unread: bool = False, ragged_columns: bool = False) -> Form:
+    """The form of one container; those nested in it are left as they are. That of a form is itself.
 
     Args:
         key: what errors name.
         unread: of a container over a file, give tensors that are read when they are used (`io/datasets.py`).
+        ragged_columns: give ragged lazy stacks by columns, where their members are alike.
 
     Raises:
         UnsupportedEntryError: there is no form for it, or it cannot be stored as it is (a lazy stack with hooks); the
             key is named.
     """
+    if isinstance(container, Form):
+        return container
     inner = container._bare()
     if is_typed(container):
-        cls = type(container)
-        name = f"{cls.__module__}.{cls.__qualname__}"
-        missing = [field for field in cls.__expected_keys__ if field not in inner._outline()]
+        missing = [field for field in type(container).__expected_keys__ if field not in inner._outline()]
         size, device, names = container._batch_size, container._device, container._names
-        return Form(name, size, device, names, {BEHIND_FACE: inner}, missing=missing)
+        return Form(face_name(container), size, device, names, {BEHIND_FACE: inner}, missing=missing)
+    container = inner  # of a face that is stored as what is behind it
     kind = getattr(container, "_stored_as", type(container).__name__)
     if kind not in KINDS:
         entry = f"entry {joined(key)!r}: " if key else ""
@@ -99,7 +105,41 @@ def taken_apart(container: Any, key: Path = (), unread: bool = False) -> Form:
             form.value = container.tolist()
         else:
             form.entries = _members(container, key)
+            found = columns.columns(list(form.entries.values()), key) if ragged_columns else None
+            if found is not None:
+                form = _by_columns(form, found)
     return form
+
+
+def _by_columns(stack: Form, found: Mapping[str, Any]) -> Form:
+    """The form of a lazy stack as columns; `found` is what `columns.columns` gives."""
+    entries: dict[str, Any] = {}
+    for name, value in found.items():
+        if isinstance(value, columns.Below):
+            entries[name] = _below(stack, value)
+        elif isinstance(value, list):
+            # One list of all values, whatever the batch size of each.
+            kind, values = type(value[0]).__name__, [item._value for item in value]
+            entries[name] = Form(kind, torch.Size((len(values),)), stack.device, value=values)
+        else:
+            entries[name] = value
+    return replace(stack, entries=entries, columns=True)
+
+
+def _below(stack: Form, below: columns.Below) -> Form:
+    """The form of what the members of a lazy stack have under one name, as a stack of its own."""
+    first, dim = below.containers[0], stack.stack_dim or 0
+    size = columns.stacked_size(below.containers, dim)
+    names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
+    form = _by_columns(Form(LAZY, size, stack.device, names, stack_dim=dim), below.entries)
+    if not is_typed(first):
+        return form
+    return Form(face_name(first), size, stack.device, names, {BEHIND_FACE: form}, missing=taken_apart(first).missing)
+
+
+def face_name(container: Any) -> str:
+    """How the class of a tensorclass is called in a form."""
+    return f"{type(container).__module__}.{type(container).__qualname__}"
 
 
 def is_typed(container: Any) -> bool:
@@ -147,7 +187,7 @@ def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
     if form.kind == UNBATCHED:
         return cls(entries[OWN], form.batch_size)
     if form.kind == LAZY:
-        members = [entries[str(position)] for position in range(len(entries))]
+        members = _members_of(form, entries)
         stack = cls(*members, stack_dim=form.stack_dim or 0, batch_size=None if members else _without(form))
         if stack._batch_size != form.batch_size:
             raise ValueError(f"the batch size {list(form.batch_size)} is not that of the members")
@@ -162,6 +202,16 @@ def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
     if form.names is not None and len(form.names) != lead:
         raise ValueError(f"{len(form.names)} names for {lead} batch dims")
     return cls._make(dict(entries), form.batch_size, form.device, form.names)
+
+
+def _members_of(form: Form, entries: Mapping[str, Any]) -> list[Any]:
+    if not form.columns:
+        return [entries[str(position)] for position in range(len(entries))]
+    dim = form.stack_dim or 0
+    names = None if form.names is None else [*form.names[:dim], *form.names[dim + 1 :]]
+    if names is not None and not any(names):
+        names = None
+    return columns.members_of(entries, form.batch_size, dim, form.device, names)
 
 
 def face_problem(cls: Any, kind: str, holds_entries: bool, names: Iterable[str]) -> str | None:

@@ -18,7 +18,7 @@ import torch
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
 from tensordict.io.forms import VALUE_STACK, Form
-from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, value_meta, write_meta
+from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, read_node, value_meta, write_meta
 from tensordict.io.names import META
 from tensordict.io.source import Source
 from tensordict.io.values import NotJson
@@ -135,6 +135,10 @@ class Place:
         meta = held(form, (), key, False, shared).meta
         return lambda: self._write(meta, key)
 
+    def at(self, position: int) -> PlaceInList:
+        """The place of one of the values, where the saved value is the list of those of a stack's members."""
+        return PlaceInList(self.folder, self.device, self.inode, position)
+
     def _write(self, meta: dict[str, Any], key: Path) -> None:
         if not (self.stands() and os.access(self.folder, os.W_OK)):
             return
@@ -146,6 +150,38 @@ class Place:
                     os.unlink(f"{self.folder}/{name}")
         except OSError as error:
             raise files.named_os_error(error, "write the value", f"{self.folder}/{META}", key) from error
+
+
+@dataclass(slots=True, frozen=True)
+class PlaceInList(Place):
+    """The place of a value in a saved list of values."""
+
+    position: int
+
+    def writing(self, form: Form, key: Path, shared: bool) -> Callable[[], None]:
+        """As that of any place.
+
+        Raises:
+            UnsupportedEntryError: JSON cannot hold it, or the list is pickled.
+        """
+        if form.kind == VALUE_STACK:
+            entry = f"entry {joined(key)!r}: " if key else ""
+            raise UnsupportedEntryError(
+                f"{entry}there is one value for each member of the saved lazy stack, not several"
+            )
+        held(form, (), key, False)
+        return lambda: self._put(form, key)
+
+    def _put(self, form: Form, key: Path) -> None:
+        if not self.stands():
+            return
+        saved = read_node(self.folder, key)
+        if saved.pickled:
+            raise UnsupportedEntryError(f"entry {joined(key)!r}: its values are pickled together; save the stack again")
+        values = list(saved.value)
+        values[self.position] = form.value
+        size = torch.Size(saved.batch_size or (len(values),))
+        self._write(held(Form(saved.kind, size, value=values), (), key, False).meta, key)
 
 
 def regular_size(values: Any, least: int) -> torch.Size:

@@ -16,6 +16,7 @@ from tensordict import ragged
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files
+from tensordict.io.columns import Column, stacked_size
 from tensordict.io.commit import steadily
 from tensordict.io.forms import BEHIND_FACE, LAZY, VALUE_STACK, Build, Form, put_together
 from tensordict.io.held import Place, Unpickle, refuse_pickle, regular_size
@@ -88,18 +89,37 @@ def _load(shown: pathlib.Path, options: LoadOptions, subpath: Any, keys: Any) ->
     path = _subpath(subpath)
     wanted = _wanted(keys)
     around = _Around()
+    below: Path = ()
     for count in range(len(path)):
         inner, around = _nested_folder(folder, path[:count], path[count], options, os.fspath(shown))
+        if not inner:
+            # What is below has no folder of its own.
+            path, below = path[:count], path[count:]
+            break
         folder = f"{folder}/{inner}"
         shown = shown / inner
     try:
-        container = _load_node(folder, shown, path, options, wanted, around)
+        container = _load_node(folder, shown, path, options, None if below else wanted, around)
+        if below:
+            container = _member(container, below, wanted, folder)
     except RecursionError as error:
         raise SaveError(f"the save in {folder!r} is nested too deeply") from error
     device = options.device
     if device is not None and device.type not in ("cpu", "meta") and not options.non_blocking:
         torch.accelerator.synchronize(device)
     return container
+
+
+def _member(stack: Any, path: Path, wanted: Wanted | None, folder: str) -> Any:
+    """The container at a path below a lazy stack, which begins with the number of a member."""
+    member = stack._bare()._members()[int(path[0])]
+    member = stack._faced(member)
+    for name in path[1:]:
+        inner = member._node(name)
+        if inner is None:
+            raise SaveError(f"no container at subpath {joined(path)!r} of the lazy stack in {folder!r}")
+        member = inner
+    return member if wanted is None else member.select(*_paths(wanted))
 
 
 def _subpath(subpath: Any) -> Path:
@@ -126,6 +146,14 @@ def _wanted(keys: Any) -> Wanted | None:
     return tree
 
 
+def _paths(wanted: Wanted) -> list[Path]:
+    """The nested keys that a tree was made of."""
+    found: list[Path] = []
+    for name, below in wanted.items():
+        found += [(name,)] if below is None else [(name, *path) for path in _paths(below)]
+    return found
+
+
 def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, prefix: str) -> tuple[str, _Around]:
     node = read_node(folder, key, options.source)
     if node.is_face:
@@ -133,6 +161,8 @@ def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, pref
         return f"{BEHIND_FACE}/{inner}", around
     if node.kind == LAZY:
         known = re.fullmatch("0|[1-9][0-9]*", name) and (node.count is None or int(name) < node.count)
+        if known and node.columns:
+            return "", _Around()
         if known and options.source.is_folder(f"{folder}/{name}"):
             return name, _Around()
         raise SaveError(
@@ -156,7 +186,10 @@ def _load_node(
     node = read_node(folder, key, options.source)
     device = options.device or node.device
     form = Form(node.kind, torch.Size(node.batch_size or ()), device, node.names, stack_dim=node.stack_dim)
-    if form.is_value:
+    if node.columns:
+        form.columns = True
+        entries = _load_entries(node, folder, shown, key, options, None)
+    elif form.is_value:
         entries = {}
         _fill_value(form, node, folder, key, options, around)
         _refuse_missing(wanted or (), node, key, folder)
@@ -175,6 +208,10 @@ def _load_node(
     else:
         entries = _load_entries(node, folder, shown, key, options, wanted)
     container = options.build(form, entries, key)
+    if node.columns and wanted is not None:
+        # What the other entries say of the members is needed to make them, and mapping reads nothing.
+        _refuse_missing(wanted, node, key, folder)
+        container = container.select(*_paths(wanted))
     if options.mapped and isinstance(options.source, Folders) and not node.is_face and isinstance(container, Contract):
         container._memmap_prefix = shown
         if form.is_value:
@@ -205,9 +242,12 @@ def _load_entries(
                 some = None if wanted is None else wanted[name]
                 entries[name] = _load_node(f"{folder}/{inner}", shown / inner, (*key, name), options, some, around)
             elif not unread:
-                entries[name] = _load_tensor(folder, name, entry, key, options)
+                entries[name] = _load_tensor(folder, name, entry, key, options, node.columns)
             elif not entry.ragged:
                 entries[name] = torch.empty(entry.shape, dtype=entry.dtype, device=device or "cpu")
+            elif node.columns:
+                sizes, count = _load_sizes(folder, name, entry, key, options)
+                entries[name] = Column(torch.empty(count, dtype=entry.dtype, device=device or "cpu"), sizes)
             else:
                 raise UnsupportedEntryError(
                     f"entry {joined((*key, name))!r} is ragged: it has no form without content, as on the meta device"
@@ -246,10 +286,8 @@ def _load_members(
 def _fill_stack(form: Form, node: Node, members: dict[str, Any]) -> None:
     """Give the form of a lazy stack the batch size and names that follow from its members."""
     dim = node.stack_dim or 0
-    sizes = [tuple(member.batch_size) for member in members.values()]
-    if sizes:
-        common = [column[0] if len(set(column)) == 1 else -1 for column in zip(*sizes, strict=False)]
-        form.batch_size = torch.Size([*common[:dim], len(sizes), *common[dim:]])
+    if members:
+        form.batch_size = stacked_size(list(members.values()), dim)
     if node.dim_name is not None and dim < len(form.batch_size):
         names: list[str | None] = [None] * len(form.batch_size)
         names[dim] = node.dim_name
@@ -268,19 +306,28 @@ def _fill_value(form: Form, node: Node, folder: str, key: Path, options: LoadOpt
         form.batch_size = regular_size(form.value, max(len(lead), (node.stack_dim or 0) + 1)) if stack else lead
 
 
-def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions) -> Tensor:
-    if entry.ragged:
-        leaf = _load_ragged(folder, name, entry, key, options)
+def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions, column: bool) -> Any:
+    """A tensor, or the rows of one that is a column of a lazy stack."""
+    if not entry.ragged:
+        leaf: Any = _on_device(_mapped(folder, name, LEAF_SUFFIX, entry.dtype, entry.shape, key, options), options)
+    elif column:
+        sizes, count = _load_sizes(folder, name, entry, key, options)
+        flat = _mapped(folder, name, LEAF_SUFFIX, entry.dtype, (count,), key, options)
+        leaf = Column(_on_device(flat, options), sizes)
     else:
-        leaf = _mapped(folder, name, LEAF_SUFFIX, entry.dtype, entry.shape, key, options)
-    if not options.mapped:
-        leaf = leaf.to(options.device, non_blocking=True)
+        leaf = _on_device(_load_ragged(folder, name, entry, key, options), options)
     if options.progress is not None:
-        options.progress.add(ragged.elements(leaf).nbytes if entry.ragged else leaf.nbytes)
+        elements = leaf.flat if column and entry.ragged else ragged.elements(leaf)
+        options.progress.add(elements.nbytes)
     return leaf
 
 
-def _load_ragged(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> Tensor:
+def _on_device(leaf: Tensor, options: LoadOptions) -> Tensor:
+    return leaf if options.mapped else leaf.to(options.device, non_blocking=True)
+
+
+def _load_sizes(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> tuple[Tensor, int]:
+    """The table of the sizes of the rows of a ragged tensor, and how many elements they have."""
     table = _mapped(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options)
     sizes = table.clone().as_subclass(Tensor)
     # As floating point numbers first: sizes that are made up may have products that no int64 holds.
@@ -290,7 +337,12 @@ def _load_ragged(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOpt
         fits = fits and all(bool((sizes[:, dim] == size).all()) for dim, size in enumerate(leaf.row) if size != -1)
     if not fits:
         raise SaveError(f"entry {joined((*key, name))!r}: the sizes of its rows, in {folder}, are broken")
-    flat = _mapped(folder, name, LEAF_SUFFIX, leaf.dtype, (int(count),), key, options)
+    return sizes, int(count)
+
+
+def _load_ragged(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> Tensor:
+    sizes, count = _load_sizes(folder, name, leaf, key, options)
+    flat = _mapped(folder, name, LEAF_SUFFIX, leaf.dtype, (count,), key, options)
     if leaf.row is None:
         # Those of an archive are plain tensors.
         return nested(flat, sizes) if isinstance(flat, MemoryMappedTensor) else ragged.from_buffer(flat, sizes)

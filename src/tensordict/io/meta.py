@@ -41,7 +41,10 @@ _ROW = "_row"
 # In the spec of a leaf: the checksum of its file, and, of a ragged one, that of the table of its sizes.
 CHECKSUM, TABLE_CHECKSUM = "_checksum", "_table_checksum"
 _SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES = "shape", "device", "_type", "_names", "_entries"
-_RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES, "_format_version", "_class"}
+# Of a lazy stack by columns, which the reference takes for a container of ragged tensors: its stack dim, its batch size
+# (-1 for the dims in which the members differ) and its names, in a list, which it passes over.
+_STACK = "_stack"
+_RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES, _STACK, "_format_version", "_class"}
 
 # What the reference calls the class of a node, by its kind; it has no folders of the last one, and passes over those.
 _TYPES = {
@@ -82,6 +85,7 @@ class Node:
     kind: as in `Form`.
     batch_size: `None` where it is that of the container around (values), or follows from the members (lazy stacks).
     entries: `None` for a nested folder. The members of a lazy stack, folders too, are not among them.
+    columns: whether a lazy stack has entries by column, see `io/columns.py`, rather than members.
     count: how many members a lazy stack has, where that is written down; `dim_name` is the name of its dim.
     value: of a holder or a stack of them, unless `pickled` names the file beside meta.json that it is in.
     shared: whether the value is followed by all who load it.
@@ -98,6 +102,7 @@ class Node:
     value: Any = None
     pickled: str = ""
     shared: bool = False
+    columns: bool = False
 
     @property
     def is_face(self) -> bool:
@@ -146,7 +151,7 @@ def node_meta(form: Form, entries: dict[str, Any]) -> dict[str, Any]:
     """The content of meta.json of a container that is no value, `entries` being the specs of the entries."""
     if form.is_face:
         return {_TYPE: f"<class '{form.kind}'>", **dict.fromkeys(form.missing)}
-    if form.kind == LAZY:
+    if form.kind == LAZY and not form.columns:
         meta: dict[str, Any] = {_TYPE: _TYPES[LAZY], _DIM: form.stack_dim, _COUNT: len(entries)}
         if not entries:
             meta[_OWN_SIZE] = list(form.batch_size)
@@ -155,12 +160,14 @@ def node_meta(form: Form, entries: dict[str, Any]) -> dict[str, Any]:
             meta[_DIM_NAME] = name
         return meta
     meta = {name: spec for name, spec in entries.items() if not _is_odd(name, spec)}
-    meta[_SHAPE] = list(form.batch_size)
+    meta[_SHAPE] = [form.batch_size[form.stack_dim or 0]] if form.columns else list(form.batch_size)
     meta[_DEVICE] = "cpu"
-    meta[_TYPE] = _TYPES[form.kind]
+    meta[_TYPE] = _TYPES[DICT if form.columns else form.kind]
     odd = [[name, spec] for name, spec in entries.items() if _is_odd(name, spec)]
     if odd:
         meta[_ENTRIES] = odd
+    if form.columns:
+        return {**meta, _STACK: [form.stack_dim, list(form.batch_size), form.names]}
     return _with_names(meta, form)
 
 
@@ -267,11 +274,14 @@ def read_node(folder: str, key: Path, source: Source = FOLDERS) -> Node:
         return Node(kind)
     batch_size = _shape(meta.get(_SHAPE), "the batch size", bad)
     node = Node(kind, batch_size, _device(meta.get(_DEVICE), bad))
-    _read_names(node, meta, bad)
+    if isinstance(meta.get(_STACK), list):
+        _read_columns(node, meta[_STACK], bad)
+    else:
+        _read_names(node, meta, bad)
     listed = meta.get(_ENTRIES)
     lead = () if kind == UNBATCHED else batch_size
     for name, spec in meta.items():
-        if name in _RESERVED and not (name in (_NAMES, _ENTRIES) and isinstance(spec, dict)):
+        if name in _RESERVED and not (name in (_NAMES, _ENTRIES, _STACK) and isinstance(spec, dict)):
             continue
         _read_entry(node, name, spec, lead, bad)
     if isinstance(listed, list):
@@ -280,6 +290,18 @@ def read_node(folder: str, key: Path, source: Source = FOLDERS) -> Node:
                 raise bad(f"{_ENTRIES!r} is not a list of names and descriptions")
             _read_entry(node, pair[0], pair[1], lead, bad)
     return node
+
+
+def _read_columns(node: Node, stack: list[Any], bad: _Complaint) -> None:
+    """Make the node that of a lazy stack by columns."""
+    if len(stack) != 3 or type(stack[1]) is not list:
+        raise bad(f"{_STACK!r} is {stack!r:.80} and not a stack dim, a batch size and names")
+    dim, size, names = stack
+    _shape([0 if n == -1 else n for n in size], "the batch size of the stack", bad)
+    if type(dim) is not int or not 0 <= dim < len(size) or (size[dim],) != node.batch_size:
+        raise bad(f"its stack dim is {dim!r:.80}, of the batch size {size}, for {node.batch_size} members")
+    node.kind, node.batch_size, node.stack_dim, node.columns, node.count = LAZY, tuple(size), dim, True, size[dim]
+    node.names = None if names is None else _dim_names(names, len(size), bad)
 
 
 def _lazy_node(meta: dict[str, Any], bad: _Complaint) -> Node:

@@ -11,6 +11,7 @@ from torch import Tensor
 from tensordict import ragged
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.io.columns import Column, is_ragged, taken
 from tensordict.io.forms import BEHIND_FACE, KINDS, LAZY, OWN, UNBATCHED, Build, Form, put_together, taken_apart
 from tensordict.io.values import NotJson, exact, restored
 from tensordict.keys import Path, joined
@@ -46,8 +47,8 @@ class Described:
         self.keys: dict[str, Path] = {}
         self.spec = self._node(container, ())
 
-    def _node(self, container: Contract, key: Path) -> dict[str, Any]:
-        form = taken_apart(container, key, unread=True)
+    def _node(self, container: Contract | Form, key: Path) -> dict[str, Any]:
+        form = taken_apart(container, key, unread=True, ragged_columns=True)
         if form.is_face:
             return {**self._node(form.entries[BEHIND_FACE], key), "class": form.kind}
         spec: dict[str, Any] = {"kind": form.kind, "batch_size": list(form.batch_size)}
@@ -57,6 +58,8 @@ class Described:
             spec["names"] = form.names
         if form.stack_dim is not None:
             spec["stack_dim"] = form.stack_dim
+        if form.columns:
+            spec["columns"] = True
         if form.is_value:
             spec["value"] = self._value(form, key)
         elif form.kind == UNBATCHED:
@@ -75,20 +78,20 @@ class Described:
             ) from None
 
     def _item(self, value: Any, key: Path) -> dict[str, Any]:
-        return self._node(value, key) if isinstance(value, Contract) else self._leaf(value, key)
+        return self._node(value, key) if isinstance(value, (Contract, Form)) else self._leaf(value, key)
 
     def _leaf(self, value: Any, key: Path) -> dict[str, Any]:
-        if not isinstance(value, Tensor):
-            raise UnsupportedEntryError(f"{_entry(key)}a {type(value).__name__} cannot be stored")
         name = self.separator.join(key)
-        if not value.is_nested:
+        if not is_ragged(value):
+            if not isinstance(value, Tensor):
+                raise UnsupportedEntryError(f"{_entry(key)}a {type(value).__name__} cannot be stored")
             self._add(name, value, key)
             return {}
-        row = ragged.row_form(value)
-        if value.is_meta:
+        if isinstance(value, Tensor) and value.is_meta:
             raise SaveError(f"{_entry(key)}a ragged tensor on the meta device has no rows that could be stored")
-        self._add(name, ragged.in_row_order(value.detach()), key)
-        self._add(name + SIZES, ragged.row_sizes(value), key)
+        flat, sizes, row = taken(value)
+        self._add(name, flat, key)
+        self._add(name + SIZES, sizes, key)
         return {"ragged": None if row is None else list(row)}
 
     def _add(self, name: str, tensor: Tensor, key: Path) -> None:
@@ -169,7 +172,7 @@ class _Reader:
             if type(given) is not dict or (form.kind == UNBATCHED and given.keys() != {OWN}):
                 raise _bad(key, f"its entries are {given!r:.80}")
             for name, item in given.items():
-                entries[name] = self.item(item, key if form.kind == UNBATCHED else (*key, name))
+                entries[name] = self.item(item, key if form.kind == UNBATCHED else (*key, name), form.columns)
         else:
             if "value" not in spec:
                 raise _bad(key, "it has no value")
@@ -180,15 +183,15 @@ class _Reader:
         form = Form(face, form.batch_size, form.device, form.names)
         return self.build(form, {BEHIND_FACE: made}, key)
 
-    def item(self, spec: Any, key: Path) -> Any:
+    def item(self, spec: Any, key: Path, column: bool) -> Any:
         if type(spec) is not dict:
             raise _bad(key, f"it is described by {spec!r:.80}")
         if "kind" in spec:
             return self.node(spec, key)
         leaf = self.tensors.take(self.separator.join(key), key)
-        return self.ragged(leaf, spec["ragged"], key) if "ragged" in spec else leaf
+        return self.ragged(leaf, spec["ragged"], key, column) if "ragged" in spec else leaf
 
-    def ragged(self, flat: Tensor, form: Any, key: Path) -> Tensor:
+    def ragged(self, flat: Tensor, form: Any, key: Path, column: bool) -> Tensor | Column:
         table = self.tensors.take(self.separator.join(key) + SIZES, key)
         if table.is_meta:
             raise UnsupportedEntryError(
@@ -198,6 +201,8 @@ class _Reader:
         sizes = table.clone()
         if not _rows_fit(sizes, flat, row):
             raise _bad(key, "the sizes of its rows do not fit its elements")
+        if column:
+            return Column(flat, sizes)
         if row is None:
             return ragged.from_buffer(flat, sizes)
         return ragged.from_row_order(flat, sizes, row.index(-1) + 1, row, self.share)
@@ -237,7 +242,10 @@ def _form(spec: Any, key: Path) -> tuple[Form, str | None]:
     face = spec.get("class")
     if face is not None and (type(face) is not str or face in KINDS):
         raise _bad(key, f"its class is {face!r:.80}")
-    return Form(kind, size, _device(spec.get("device"), key), names, stack_dim=dim), face
+    columns = kind == LAZY and spec.get("columns") is True
+    if columns and (dim is None or size[dim] < 0):
+        raise _bad(key, f"its batch size {list(size)} says no number of members")
+    return Form(kind, size, _device(spec.get("device"), key), names, stack_dim=dim, columns=columns), face
 
 
 def _device(name: Any, key: Path) -> torch.device | None:

@@ -1,0 +1,347 @@
+"""Lazy stacks as columns: the rows of all members of a ragged stack in one tensor for each key.
+
+A stack whose members have the same keys, but leaves of different shapes, would take files, or descriptions, for every
+member. So the rows of an entry are stored one behind the other, with a table of their shapes (those of an entry whose
+rows are all of one shape, as one tensor), and become the members again when they are read, as views.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict import ragged, registry
+from tensordict.contract import Contract
+from tensordict.errors import UnsupportedEntryError
+from tensordict.io.datasets import Stored, as_array, stored_dtype
+from tensordict.keys import Path
+from tensordict.memmap import FileSource, MemoryMappedTensor, _wrap
+
+# Stacks of fewer members are stored as the reference has them, member by member, so that it reads them as stacks too.
+FEW = 4
+_VALUES = ("NonTensorData", "MetaData")
+# The reference fails on a whole folder for one ragged tensor of these.
+_NO_ROWS = {getattr(torch, name) for name in dir(torch) if name.startswith(("float8_", "float4_"))}
+# More members than this, of which there is nothing, are taken for a number that is made up.
+_MOST_EMPTY = 1 << 20
+
+
+@dataclass(slots=True)
+class Column:
+    """The rows of one entry of a ragged stack: `flat` has their elements, one row behind the other in C order.
+
+    sizes: the shapes of the rows, an int64 table of shape (rows, dims), on the CPU.
+    """
+
+    flat: Tensor
+    sizes: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the rows."""
+        return self.flat.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the rows as one tensor, with -1 for the dims in which they differ."""
+        rows = self.sizes
+        same = (rows == rows[:1]).all(0).tolist()
+        return torch.Size([len(rows), *[n if one else -1 for n, one in zip(rows[0].tolist(), same, strict=True)]])
+
+    def jagged_form(self) -> tuple[int, ...] | None:
+        """The shape of all rows, with -1 for the first dim, where they differ in that one only; else `None`."""
+        form = self.shape[1:]
+        return (-1, *form[1:]) if len(form) and -1 not in form[1:] else None
+
+    def rows(self) -> list[Tensor]:
+        """The rows, as views."""
+        shapes = self.sizes.tolist()
+        # Memory-mapped views are made one by one, of a plain tensor: that is three times faster than by indexing.
+        source = getattr(self.flat, "_source", None)
+        pieces = torch.split(self.flat.detach().as_subclass(Tensor), self.sizes.prod(-1).tolist())
+        return [_mapped(piece.view(shape), source) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def taken(leaf: Any) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
+    """A ragged leaf or a column as it is stored: its elements, the table of the sizes, and the form of its rows."""
+    if isinstance(leaf, Column):
+        return leaf.flat, leaf.sizes, None
+    return ragged.in_row_order(leaf.detach()), ragged.row_sizes(leaf), ragged.row_form(leaf)
+
+
+def is_ragged(leaf: Any) -> bool:
+    """Whether a leaf has rows of different shapes."""
+    return isinstance(leaf, Column) or (isinstance(leaf, Tensor) and leaf.is_nested)
+
+
+def file_of(leaf: Any) -> str | None:
+    """The path of the file that a leaf, or a part of it, is mapped from; `None` when there is none."""
+    flat = leaf.flat if isinstance(leaf, Column) else leaf
+    parts = flat.source.parts if type(flat) is Stored and isinstance(flat.source, _Joined) else [flat]
+    sources = (part._source for part in parts if isinstance(part, MemoryMappedTensor))
+    return next((source.path for source in sources if isinstance(source, FileSource)), None)
+
+
+# --- taking apart -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Below:
+    """Nested containers of the same name, one for each member, and the columns of their entries."""
+
+    containers: list[Any]
+    entries: dict[str, Any]
+
+
+def columns(members: Sequence[Any], key: Path = ()) -> dict[str, Any] | None:
+    """The entries of containers by column; `None` unless they are ragged, alike in all but shapes, and not `FEW`.
+
+    Returns:
+        By name: a `Column`, a tensor whose first dim runs over the members, the list of the holders of values, or what
+        is `Below`.
+    """
+    if len(members) < FEW or not _is_uneven(members):
+        return None
+    try:
+        return _collected(members, key)
+    except _UnlikeError:
+        return None
+
+
+def stacked_size(members: Sequence[Any], dim: int) -> torch.Size:
+    """The batch size of a lazy stack of members, with -1 for the dims in which they differ."""
+    sizes = [tuple(member.batch_size) for member in members]
+    common = [column[0] if len(set(column)) == 1 else -1 for column in zip(*sizes, strict=False)]
+    return torch.Size([*common[:dim], len(sizes), *common[dim:]])
+
+
+class _UnlikeError(Exception):
+    """Members differ in more than the shapes of their leaves, or have entries that are no columns."""
+
+
+def _is_uneven(members: Sequence[Any]) -> bool:
+    """Whether a tensor has different shapes in containers that may differ in anything else."""
+    for name, value in members[0]._outline().items():
+        column = [member._outline().get(name) for member in members]
+        if isinstance(value, Tensor):
+            if any(isinstance(other, Tensor) and other.shape != value.shape for other in column):
+                return True
+            continue
+        nodes = all(isinstance(other, Contract) and not other._is_non_tensor for other in column)
+        if nodes and _is_uneven(column):
+            return True
+    return False
+
+
+def _collected(members: Sequence[Any], key: Path) -> dict[str, Any]:
+    _check_alike(members)
+    found: dict[str, Any] = {}
+    for name, value in members[0]._entries.items():
+        column = [member._entries[name] for member in members]
+        if isinstance(value, Tensor):
+            _check_tensors_alike(column)
+            found[name] = _column(column, (*key, name))
+        elif not isinstance(value, Contract) or any(type(item) is not type(value) for item in column):
+            raise _UnlikeError
+        elif not value._is_non_tensor:
+            found[name] = Below(column, _collected([item._bare() for item in column], (*key, name)))
+        elif type(value).__name__ in _VALUES and all(item._names == value._names for item in column):
+            found[name] = column
+        else:
+            raise _UnlikeError
+    return found
+
+
+def _check_alike(members: Sequence[Any]) -> None:
+    """Refuse containers that keep their entries elsewhere than in a dict, or differ in more than shapes."""
+    first = members[0]
+    if getattr(first, "_stored_as", type(first).__name__) != "TensorDict" or type(first._entries) is not dict:
+        raise _UnlikeError
+    keys, names, ndim = first._entries.keys(), first._names, len(first._batch_size)
+    for member in members:
+        if (
+            type(member) is not type(first)
+            or member._entries.keys() != keys
+            or member._names != names
+            or len(member._batch_size) != ndim
+        ):
+            raise _UnlikeError
+
+
+def _check_tensors_alike(column: Sequence[Any]) -> None:
+    first = column[0]
+    for leaf in column:
+        if (
+            not isinstance(leaf, Tensor)
+            or isinstance(leaf, Contract)
+            or leaf.dtype is not first.dtype
+            or leaf.ndim != first.ndim
+            or leaf.layout is not torch.strided
+            or leaf.is_nested
+            or leaf.is_meta
+            or leaf.is_quantized
+            or type(leaf).__torch_dispatch__ is not Tensor.__torch_dispatch__
+        ):
+            raise _UnlikeError
+
+
+def _column(leaves: list[Tensor], key: Path) -> Any:
+    shapes = [tuple(leaf.shape) for leaf in leaves]
+    dtype = leaves[0].dtype
+    try:
+        if len(set(shapes)) == 1:
+            shape = (len(leaves), *shapes[0])
+            return Stored.of(_Joined(leaves, shape), dtype, shape, None, key)
+        if dtype in _NO_ROWS:
+            raise _UnlikeError
+        source = _Joined(leaves, None)
+    except UnsupportedEntryError:
+        raise _UnlikeError from None
+    flat = Stored.of(source, dtype, source.shape, None, key)
+    return Column(flat, torch.tensor(shapes, dtype=torch.int64))
+
+
+class _Joined:
+    """Tensors as one, in the place of a dataset: what is read of it is put together of the parts that it touches.
+
+    Args:
+        parts: the tensors, on any device.
+        shape: of their stack; `None` for their elements, one behind the other.
+    """
+
+    def __init__(self, parts: list[Tensor], shape: tuple[int, ...] | None) -> None:
+        self.parts = parts
+        self.stacked = shape is not None
+        lengths = (1 if self.stacked else part.numel() for part in parts)
+        # Where each part ends along the first dim.
+        self.ends = list(itertools.accumulate(lengths))
+        self.shape = (self.ends[-1],) if shape is None else shape
+        self.dtype = stored_dtype(parts[0].dtype)[0]
+
+    def check(self) -> None:
+        """The parts are always there."""
+
+    def dataset(self) -> _Joined:
+        """What is indexed for the elements."""
+        return self
+
+    def named(self, key: Path) -> Any:
+        """The errors of tensors need no names."""
+        return contextlib.nullcontext()
+
+    def __getitem__(self, selection: tuple[Any, ...]) -> Any:
+        first, *rest = selection or (slice(None),)
+        rows = range(self.shape[0])[first] if isinstance(first, slice) else range(first, first + 1)
+        low, high = bisect.bisect_right(self.ends, rows[0]), bisect.bisect_right(self.ends, rows[-1])
+        start = self.ends[low - 1] if low else 0
+        touched = [part.detach().cpu() for part in self.parts[low : high + 1]]
+        found = torch.stack(touched) if self.stacked else torch.cat([part.reshape(-1) for part in touched])
+        array = as_array(found[rows.start - start : rows.stop - start : rows.step], found.dtype)
+        within: tuple[Any, ...] = (slice(None) if isinstance(first, slice) else 0, *rest)
+        return array[within]
+
+
+# --- putting together -------------------------------------------------------------------------------------------------
+
+
+def members_of(
+    entries: Mapping[str, Any], size: torch.Size, dim: int, device: torch.device | None, names: Any
+) -> list[Any]:
+    """The members of a stack, of what was stored of it.
+
+    Args:
+        entries: by name, a `Column`, a tensor whose first dim runs over the members, a lazy stack (or one with a face)
+            of nested containers, or a holder of the list of values.
+        size: the batch size of the stack, which says the number of members, with -1 for the dims in which they differ.
+        dim: the stack dim.
+        device, names: of the members.
+
+    Raises:
+        ValueError: entries do not fit the batch size.
+    """
+    count, own = size[dim], size[:dim] + size[dim + 1 :]
+    for name, value in entries.items():
+        if _count_of(value) != count:
+            raise ValueError(f"the entry {name!r} has {_count_of(value)} rows for {count} members")
+    if not entries and count > _MOST_EMPTY:
+        raise ValueError(f"{count} members without entries are too many")
+    sizes = _sizes(entries, count, own)
+    parts = {name: _parts(value, sizes) for name, value in entries.items()}
+    make = registry.lookup("TensorDict")._make
+    rows = zip(*parts.values(), strict=True) if parts else itertools.repeat(())
+    keys = list(parts)
+    return [make(dict(zip(keys, row, strict=True)), at, device, names) for at, row in zip(sizes, rows)]
+
+
+def _count_of(value: Any) -> int:
+    """How many rows an entry has."""
+    if isinstance(value, Column):
+        return len(value.sizes)
+    if isinstance(value, Tensor):
+        return value.shape[0]
+    rows = getattr(value, "_value", None) if value._is_non_tensor else value._bare()._members()
+    if not isinstance(rows, list):
+        raise ValueError(f"a {type(value).__name__} has no rows")
+    return len(rows)
+
+
+def _sizes(entries: Mapping[str, Any], count: int, own: torch.Size) -> list[torch.Size]:
+    """The batch size of every member, which all of their entries begin with."""
+    lead = len(own)
+    table: Tensor | None = None
+    if -1 not in own:
+        table = torch.tensor(own, dtype=torch.int64).expand(count, lead)
+    for name, value in entries.items():
+        found = _lead_of(value, lead)
+        if found is None:
+            continue
+        if table is None:
+            table = found
+        if found.shape != (count, lead) or not torch.equal(found, table):
+            raise ValueError(f"the entry {name!r} does not fit {count} members of batch size {list(own)}")
+    if table is None:
+        raise ValueError(f"nothing says what the batch sizes {list(own)} of its members are")
+    for at, expected in enumerate(own):
+        if expected != -1 and not bool((table[:, at] == expected).all()):
+            raise ValueError(f"the batch sizes of its members are not {list(own)}")
+    return [torch.Size(row) for row in table.tolist()]
+
+
+def _lead_of(value: Any, lead: int) -> Tensor | None:
+    """The first dims of the rows of an entry, as a table; `None` where it has none of its own."""
+    if isinstance(value, Column):
+        return value.sizes[:, :lead]
+    if isinstance(value, Tensor):
+        return torch.tensor(value.shape[1 : 1 + lead], dtype=torch.int64).expand(value.shape[0], -1)
+    if value._is_non_tensor:
+        return None
+    members = value._bare()._members()
+    sizes = [list(member._batch_size[:lead]) for member in members]
+    return torch.tensor(sizes, dtype=torch.int64).reshape(len(members), lead)
+
+
+def _parts(value: Any, sizes: list[torch.Size]) -> Sequence[Any]:
+    if isinstance(value, Column):
+        return value.rows()
+    if isinstance(value, Tensor):
+        source = getattr(value, "_source", None)
+        return [_mapped(row, source) for row in value.detach().as_subclass(Tensor).unbind(0)]
+    if not value._is_non_tensor:
+        return [value._faced(member) for member in value._bare()._members()]
+    made = [value._of(item, size, value._device, None) for item, size in zip(value._value, sizes, strict=True)]
+    if value._place is not None:
+        for position, holder in enumerate(made):
+            holder._put_at(value._place.at(position), False)
+            holder._memmap_prefix = value._memmap_prefix
+    return made
+
+
+def _mapped(row: Tensor, source: Any) -> Tensor:
+    return row if source is None else _wrap(row, source)
