@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from types import GenericAlias
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -22,6 +22,10 @@ from tensordict.views import (
     is_leaf_nontensor,
     is_tensor_collection,
 )
+
+if TYPE_CHECKING:
+    from tensordict.lazy import LazyStackedTensorDict
+    from tensordict.persistent import PersistentTensorDict
 
 __all__ = [
     "NO_DEFAULT",
@@ -52,6 +56,24 @@ class TensorDictBase(TensorCollection):
     `isinstance(td, collections.abc.MutableMapping)` holds; the registration avoids that module's metaclass, whose
     `isinstance` costs ten times a plain one.
     """
+
+    if TYPE_CHECKING:
+        # What is another class than that of the container, whose faces keep theirs.
+        def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...  # type: ignore[override]
+        def to_h5(  # type: ignore[override]
+            self, filename: Any, *, durable: bool = False, progress: bool = False, **kwargs: Any
+        ) -> PersistentTensorDict: ...
+        @classmethod
+        def from_h5(  # type: ignore[override]
+            cls,
+            filename: Any,
+            *,
+            mode: str = "r",
+            auto_batch_size: bool = False,
+            batch_dims: int | None = None,
+            batch_size: Any = None,
+            device: Any = None,
+        ) -> PersistentTensorDict: ...
 
     @classmethod
     def __class_getitem__(cls, item: Any) -> GenericAlias:

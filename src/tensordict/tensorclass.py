@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import CellType
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from tensordict.base import TensorDictBase
+
     C = TypeVar("C")
     V = TypeVar("V")
 
@@ -64,14 +66,20 @@ if TYPE_CHECKING:
         def __get__(self, instance: Any, owner: Any = None) -> Any: ...
         def __set__(self, instance: Any, value: Any) -> None: ...
 
+    @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
+    class _Dataclass(type):
+        """Tells type checkers that the annotated attributes of a class are parameters of its constructor.
 
-@dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
-class _Dataclass(Declared):
-    """Tells type checkers that the annotated attributes of the classes below are parameters of their constructors."""
+        A metaclass and not a base class: what has it directly counts as neither frozen nor not, so that a subclass may
+        be either.
+        """
+
+else:
+    _Dataclass = type
 
 
 @registry.register
-class TensorClass(_Dataclass):
+class TensorClass(Declared, metaclass=_Dataclass):
     """A container whose entries are the fields of a class, read and written as attributes.
 
     `class Data(TensorClass)` with annotated fields makes `Data` a dataclass whose instances do whatever a `TensorDict`
@@ -80,7 +88,8 @@ class TensorClass(_Dataclass):
     own assigns the fields there; it takes `batch_size`, `device`, `names` and `lock` all the same.
 
     Options are given as `TensorClass["autocast", "frozen"]`, as `class Data(TensorClass, autocast=True)`, or to the
-    decorator; mypy knows the last two, and frozen classes by the decorator only.
+    decorator. Type checkers know the last two; of `TensorClass["frozen"]` they understand no string as a type argument,
+    so that line needs an ignore.
 
     - `autocast`: values are cast to the type that the field is annotated with.
     - `nocast`: numbers are kept as they are, where other classes store them as tensors.
@@ -138,6 +147,7 @@ class TensorClass(_Dataclass):
         cls._setters = {name: made.fset for name, made in properties.items() if made.fset is not None}
         for name, made in properties.items():
             setattr(cls, name, made)
+        _prefer_own(cls)
         cls.__hash__ = object.__hash__ if cls._frozen else None  # type: ignore[assignment]
         registry.declare(cls)
         register_face(cls)
@@ -256,9 +266,9 @@ class TensorClass(_Dataclass):
         """Delete the entry at a nested key and return its value; arguments and errors as for any container."""
         return unwrap(self._tensordict.pop(key, default))
 
-    def data_ptr(self, *, storage: bool = False) -> Any:
+    def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
         """The address of every leaf, as a plain container; arguments as for any container."""
-        return self._tensordict.data_ptr(storage=storage)
+        return self._tensordict.data_ptr(storage=storage)  # type: ignore[no-any-return]
 
     def extend(self, *args: Any, **kwargs: Any) -> Any:
         """Add members to a lazy stack of instances, see :meth:`LazyStackedTensorDict.extend`.
@@ -330,7 +340,7 @@ class TensorClass(_Dataclass):
         given = {key: value for key, value in input_dict.items() if value is not None}
         return cls.from_tensordict(TensorDict.from_dict(given, **kwargs))
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """A deep copy in which every container, tensorclasses too, is a `TensorDict`; not locked.
 
         Args:
@@ -340,7 +350,7 @@ class TensorClass(_Dataclass):
         if retain_none:
             for name in sorted(self._layout.names.keys() - result.keys()):
                 result._entries[name] = wrap(None, result._batch_size, result._device, result._names)
-        return result
+        return result  # type: ignore[no-any-return]
 
     def to_dict(self, *, retain_none: bool = True, **kwargs: Any) -> dict[str, Any]:
         """A nested dict of the fields; arguments as for any container, fields that are `None` included."""
@@ -412,7 +422,8 @@ def tensorclass(
 ) -> Any:
     """Make a tensorclass of a plain class with annotated fields; bare or with options, see :class:`TensorClass`.
 
-    Type checkers know the fields of the result, but not that it is a container: `class Data(TensorClass)` tells them.
+    Type checkers take a decorated class for what it is written as, with its fields as parameters; that it is a container
+    `class Data(TensorClass)`, decorated or not, tells them.
 
     Returns:
         a subclass of :class:`TensorClass`, with the name, the bases and the body of `cls`.
@@ -456,16 +467,35 @@ def _remade(cls: Any, options: dict[str, bool]) -> Any:
     return made
 
 
+def _prefer_own(cls: type[TensorClass]) -> None:
+    """Give a class that derives from a dataclass the methods of tensorclasses, not those made for that one."""
+    for name in ("__repr__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+        owner = next(parent for parent in cls.__mro__ if name in vars(parent))
+        if dataclasses.is_dataclass(owner) and not issubclass(owner, TensorClass):
+            setattr(cls, name, getattr(TensorClass, name))
+
+
 def _rebind(value: Any, old: type[Any], new: type[Any]) -> None:
-    """Have `super()` and `__class__` in a method mean the new class."""
+    """Have `super()` and `__class__` in a method mean the new class, below decorators too."""
     if isinstance(value, property):
-        functions = [value.fget, value.fset, value.fdel]
+        parts = [value.fget, value.fset, value.fdel]
     else:
-        functions = [getattr(value, "__func__", value)]
-    for function in functions:
-        for cell in getattr(function, "__closure__", None) or ():
-            if isinstance(cell, CellType) and cell.cell_contents is old:
-                cell.cell_contents = new
+        # Of class and static methods; of what `functools` makes.
+        parts = [getattr(value, name, None) for name in ("__func__", "func", "__wrapped__")]
+    for cell in getattr(value, "__closure__", None) or ():
+        if not isinstance(cell, CellType):
+            continue
+        try:
+            content = cell.cell_contents
+        except ValueError:
+            continue  # a name that has no value yet
+        if content is old:
+            cell.cell_contents = new
+        elif isinstance(content, FunctionType):
+            parts.append(content)
+    for part in parts:
+        if part is not None and part is not value:
+            _rebind(part, old, new)
 
 
 def is_tensorclass(obj: Any) -> bool:

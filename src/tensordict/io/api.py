@@ -134,7 +134,7 @@ def save(
         >>> again["a"]
         MemoryMappedTensor([1., 1.])
     """
-    return memmap(  # type: ignore[call-overload, misc, no-any-return]
+    return memmap(  # type: ignore[call-overload, misc]
         data,
         prefix,
         copy_existing,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +21,15 @@ from tensordict.lazy.ragged import nested, padded
 from tensordict.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
 from tensordict.ops.reading import AS_SET, NO_DEFAULT
 from tensordict.shapes import as_dim, as_new_dim, as_size
+
+if TYPE_CHECKING:
+    from collections.abc import KeysView
+
+    from typing_extensions import Self
+
+    from tensordict.collection import TensorCollection
+    from tensordict.keys import Key
+    from tensordict.tensordict import TensorDict
 
 
 @registry.register
@@ -122,8 +131,21 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
     def batch_size(self, size: Any) -> None:
         self._rebatch(as_size(size))
 
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def __getitem__(self, index: int) -> TensorCollection: ...
+        @overload
+        def __getitem__(self, index: tuple[()]) -> Self: ...
+        @overload
+        def __getitem__(self, index: Key) -> Any: ...
+        @overload
+        def __getitem__(self, index: Any) -> Self: ...
+        def __getitem__(self, index: Any) -> Any: ...
+        def __iter__(self) -> Iterator[TensorCollection]: ...  # type: ignore[override]
+
     @property
-    def tensordicts(self) -> list[Any]:
+    def tensordicts(self) -> list[TensorCollection]:
         """The members: the list itself, which is to be changed with :meth:`append` and its kin only.
 
         The batch size of a member is to be changed through the stack: it is read from them once.
@@ -343,7 +365,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
 
     def valid_keys(
         self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False
-    ) -> Any:
+    ) -> KeysView[Any]:
         """A live view of the keys that all members have; the same as :meth:`keys`."""
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
 
@@ -359,7 +381,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
 
     # --- dense forms ------------------------------------------------------------------------------------------------
 
-    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> TensorDict:  # type: ignore[override]
         """The dense stack of the members, as a `TensorDict` of copies; see :meth:`to_tensordict`.
 
         Raises:
@@ -367,25 +389,27 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         """
         if inplace:
             raise ShapeError("a lazy stack cannot be made contiguous in place: use contiguous()")
-        return self._dense(hooked=True)
+        return self._dense(hooked=True)  # type: ignore[no-any-return]
 
     def is_contiguous(self) -> bool:
         """`False`: the members have memory of their own each."""
         return False
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """The dense stack of the members, as a `TensorDict` of copies; entries that not all members have are left out.
 
         Raises:
             RuntimeError: an entry cannot be stacked; see :meth:`densify`.
         """
-        return self._dense(hooked=True)
+        return self._dense(hooked=True)  # type: ignore[no-any-return]
 
-    def to_lazystack(self, dim: int = 0) -> Any:
+    def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
         """The lazy stack along another dim, of views of the members; itself, along its own. See any container's."""
         return self if as_dim(dim, len(self._batch_size)) == self.stack_dim else super().to_lazystack(dim)
 
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
+    def densify(  # type: ignore[override]
+        self, layout: torch.layout = torch.strided
+    ) -> TensorDict:
         """A `TensorDict` of all entries of all members; what cannot be stacked becomes a nested tensor.
 
         A member that lacks an entry has an empty leaf in its place.
@@ -404,9 +428,9 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             >>> [row.shape[0] for row in stack.densify()["b"].unbind()]
             [0, 2]
         """
-        return _densified(self, layout, ())
+        return _densified(self, layout, ())  # type: ignore[no-any-return]
 
-    def data_ptr(self, *, storage: bool = False) -> Any:
+    def data_ptr(self, *, storage: bool = False) -> LazyStackedTensorDict:
         """The addresses of the members' leaves, as a lazy stack; arguments as for any container."""
         return self._like([member.data_ptr(storage=storage) for member in self._entries.containers], 0)
 

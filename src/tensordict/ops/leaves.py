@@ -16,7 +16,7 @@ from tensordict.ops.locking import Locking
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.tensordict import TensorDict
+    from tensordict.base import TensorDictBase
 
 
 class Leaves(Locking):
@@ -91,7 +91,7 @@ class Leaves(Locking):
             return self._replace_leaves(self._map(fn))
         return self._map(fn)
 
-    def data_ptr(self, *, storage: bool = False) -> TensorDict:
+    def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
         """The address of every leaf, as a container of int64 scalars without batch dims.
 
         Args:
