@@ -12,6 +12,7 @@ import tensordict
 from tensordict import (
     LazyStackedTensorDict,
     TensorDict,
+    UnbatchedTensor,
     assert_close,
     dense_stack_tds,
     is_batchedtensor,
@@ -105,6 +106,15 @@ def test_leaf_predicates() -> None:
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
+
+
+def test_merge_of_uneven_stacks_keeps_what_only_some_members_have() -> None:
+    stack = lazy_stack([TensorDict(c=torch.zeros(2)), TensorDict(z=torch.ones(3), u=UnbatchedTensor(torch.ones(4)))])
+    merged = merge_tensordicts(stack, TensorDict(q=torch.arange(2), batch_size=[2]))
+    assert [sorted(member.keys()) for member in merged.tensordicts] == [["c", "q"], ["q", "u", "z"]]
+    assert merged[1]["q"] == 1 and type(merged[1]["u"]) is UnbatchedTensor
+    merged = merge_tensordicts(stack, stack, callback_exist=lambda a, b: a + b)
+    assert merged[1]["z"].tolist() == [2] * 3 and sorted(merged[0].keys()) == ["c"]
 
 
 def test_merge() -> None:

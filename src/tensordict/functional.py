@@ -310,15 +310,23 @@ def merge_tensordicts(*tensordicts: _Container, callback_exist: Any = None) -> _
 
 
 def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any:
-    result = nodes[0].empty()
+    first = nodes[0]
+    if first._members():
+        # Member by member, since each may have entries of its own.
+        fitting = [node if node._batch_size == first._batch_size else first.empty().update(node) for node in nodes]
+        rows = zip(*[first._pieces_of(node) for node in fitting], strict=True)
+        return first._rejoined([_merged(row, count, callbacks, path) for row in rows])
+    result = first.empty()
     names = dict.fromkeys(name for node in nodes for name in node._entries)
     for name in names:
         key = (*path, name)
         values = [node._entries[name] for node in nodes if name in node._entries]
-        kinds = {isinstance(value, Contract) for value in values}
+        kinds = {is_node(value) for value in values}
         if len(kinds) > 1:
             raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
-        value = _merged(values, count, callbacks, key) if True in kinds else values[0]
+        value = values[0]
+        if True in kinds and not value._is_non_tensor:
+            value = _merged(values, count, callbacks, key)
         if True not in kinds and len(values) == count:
             callback = callbacks.get(key) if isinstance(callbacks, dict) else callbacks
             if callback is not None:

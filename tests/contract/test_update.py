@@ -132,6 +132,28 @@ def test_update_underscore_leaves_out_what_is_not_there(td: Any, plain: Plain, k
     assert_matches(td, plain | {"a": changed(plain["a"])}, kind.batch_size, kind.extra)
 
 
+def test_update_batch_size_merges_where_the_batch_is_the_same(writable: Any, plain: Plain, kind: Kind) -> None:
+    new = changed(plain["a"])
+    assert writable.update(TensorDict({"a": new}, kind.batch_size), update_batch_size=True) is writable
+    assert writable.update({"a": new}, update_batch_size=True) is writable
+    if kind.nested:
+        plain["b"]["c"] = changed(plain["b"]["c"])
+        writable.update(TensorDict({"b": {"c": plain["b"]["c"]}}, kind.batch_size), update_batch_size=True)
+    assert_matches(writable, plain | {"a": new}, kind.batch_size, kind.extra)
+
+
+def test_update_with_another_batch_size_needs_all_entries() -> None:
+    td = TensorDict({"a": {"b": torch.zeros(3), "c": torch.zeros(3)}}, [3])
+    with pytest.raises(RuntimeError, match=r"not present in the source.*'c'"):
+        td.update(TensorDict({"a": {"b": torch.ones(2)}}, [2]), update_batch_size=True)
+    source = TensorDict({"a": {"b": torch.ones(2), "c": torch.ones(2)}, "d": torch.ones(2)}, [2])
+    for options in ({"inplace": True}, {"keys_to_update": ["a"]}):
+        with pytest.raises(RuntimeError, match="batch size"):
+            td.update(source, update_batch_size=True, **options)
+    assert td.batch_size == (3,) and td.update(source, update_batch_size=True).batch_size == (2,)
+    assert td["a", "c"].tolist() == [1, 1]
+
+
 def test_update_at(td: Any, plain: Plain, kind: Kind) -> None:
     if not kind.batch_size:
         pytest.skip("nothing to index")

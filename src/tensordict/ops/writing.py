@@ -273,7 +273,8 @@ class Writing(Reading, Locking):
             non_blocking: passed to device transfers.
             keys_to_update: restrict the update to these (nested) keys.
             is_leaf: takes a class and says whether its instances replace the entry as a whole.
-            update_batch_size: take over the batch size of the source first.
+            update_batch_size: take over the batch size of the source where it is another one; all entries must be in
+                the source then.
             ignore_lock: write even if this container is locked.
 
         Returns:
@@ -289,8 +290,15 @@ class Writing(Reading, Locking):
         source = one_source(input_dict_or_td, kwargs)
         if source is self:
             return self
-        if update_batch_size:
-            return self._update_with_batch_size(source, clone)
+        if update_batch_size and isinstance(source, Contract):
+            common = min(len(self._batch_size), len(source._batch_size))
+            if source._batch_size[:common] != self._batch_size[:common]:
+                if inplace or keys_to_update is not None:
+                    raise ShapeError(
+                        "update_batch_size=True replaces the entries of a container of another batch size, "
+                        f"{list(self._batch_size)} by {list(source._batch_size)}: leave out inplace and keys_to_update"
+                    )
+                return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
         plan = _Update(clone, inplace, self._queues(non_blocking), is_leaf, ignore_lock)
@@ -353,21 +361,23 @@ class Writing(Reading, Locking):
         if fresh:
             plan.writes.append((self, fresh))
 
-    def _update_with_batch_size(self, source: Any, clone: bool) -> Self:
-        if not isinstance(source, Contract):
-            raise TypeError(
-                f"update_batch_size=True needs a container to take the batch size from, got {type(source).__name__}"
-            )
+    def _update_with_batch_size(self, source: Contract, clone: bool) -> Self:
         if self._locked:
             raise_locked("update the batch size")
-        staged: Any = self.copy() if set(self._entries) - set(source._entries) else self.empty()  # type: ignore[attr-defined]
-        staged._rebatch(source._batch_size, ()) if not staged._entries else None
+        size = source._batch_size
+        kept = [key for key in self.keys(True, True) if not source._has(path_of(key))]  # type: ignore[attr-defined]
+        if kept:
+            raise ShapeError(
+                f"the batch size {list(self._batch_size)} cannot become {list(size)}: Some keys of the dest tensordict "
+                f"are not present in the source, {kept[:4]}"
+            )
+        staged: Any = self.empty()  # type: ignore[attr-defined]
+        staged._rebatch(size, ())
         for name, value in source._entries.items():
             staged._entries[name] = value.clone() if clone else value
-        staged._rebatch(source._batch_size, ())
         for name, value in staged._entries.items():
             self._entries[name] = value
-        self._batch_size = source._batch_size
+        self._batch_size = size
         return self
 
     # --- in-place writes: the memory of an entry changes, allowed on locked containers --------------------------------
