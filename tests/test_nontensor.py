@@ -4,6 +4,7 @@ import copy
 import operator
 import pickle
 import warnings
+from typing import Literal, Optional
 
 import numpy as np
 import pytest
@@ -670,6 +671,27 @@ def test_logic_of_values_in_containers(name):
 def test_the_order_of_dicts_is_kept():
     one, other = {"a": 1}, {"a": 2}
     assert (NonTensorData(one) | other).data == other and (one | NonTensorData(other)).data == other
+
+
+def test_typed_metadata():
+    text = MetaData[str]
+    assert text is MetaData[str] and issubclass(text, MetaData) and text.__name__ == "MetaData[str]"
+    held = text("a", batch_size=[2])
+    assert isinstance(held, text) and isinstance(held, MetaData)
+    assert not isinstance(MetaData("a"), text) and not isinstance(MetaData[int](3), text)
+    for kind, value in ((str, 3), (Optional[str], 3), (int | str, 3.5), (Literal["a"], "b"), (list[int], 3)):  # noqa: UP045
+        with pytest.raises(TypeError, match="Expected data of type"):
+            MetaData[kind](value)
+    for kind, value in ((Optional[str], None), (int | str, 3), (Literal["a"], "a"), (list[int], [3])):  # noqa: UP045
+        assert MetaData[kind](value).data == value
+    td = TensorDict({"m": held, "x": torch.zeros(2)}, [2])
+    for result in (td[0], td.clone(), torch.stack([td, td]), torch.cat([td, td]), lazy_stack([td, td])):
+        assert type(result.get("m")) is text and result["m"] == "a"
+    other = td.clone().set("m", text("b", batch_size=[2]))
+    assert torch.stack([td, other])["m"] == [["a"] * 2, ["b"] * 2]
+    assert type(pickle.loads(pickle.dumps(td)).get("m")) is text
+    assert type(pickle.loads(pickle.dumps(MetaData("a")))) is MetaData
+    assert type(copy.deepcopy(td).get("m")) is type(tree_map(torch.neg, td).get("m")) is text
 
 
 def test_truth_value_is_refused():

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 import pathlib
 import pickle
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar, Generic, Optional, Protocol, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Optional, Protocol, TypedDict, TypeVar
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from typing_extensions import NotRequired
 from tensordict import (
     LazyStackedTensorDict,
     MemoryMappedTensor,
+    MetaData,
+    NonTensorData,
     PersistentTensorDict,
     TensorClass,
     TensorCollection,
@@ -493,6 +496,127 @@ def test_instances_of_different_classes_are_not_joined(join: Callable[..., Any])
     assert type(one + other) is type(one == other) is One
 
 
+def test_typed_metadata_as_annotation() -> None:
+    class Cast(TensorClass["autocast"]):  # type: ignore[misc]
+        x: torch.Tensor
+        version: MetaData[int]
+
+    made = Cast(torch.zeros(3), 3, batch_size=[3])
+    assert type(made.to_tensordict().get("version")) is MetaData[int] and torch.stack([made, made]).version == 3
+    with pytest.raises(TypeError, match=r"Cast\.version cannot be cast: .*Expected data of type int"):
+        Cast(torch.zeros(3), "3")
+
+    class Typed(TypedTensorDict):
+        version: MetaData[int]
+
+    assert type(Typed(version=3).get("version")) is MetaData[int]
+    with pytest.raises(TypeError, match="Expected data of type int"):
+        Typed(version="3")
+
+
+def test_containers_in_fields_of_tensors_stay_what_they_are() -> None:
+    class Cast(TensorClass["autocast"]):  # type: ignore[misc]
+        x: torch.Tensor
+
+    class Only(TensorClass["tensor_only"]):  # type: ignore[misc]
+        x: torch.Tensor
+
+    for cls in (Cast, Only):
+        made = cls(TensorDict(a=torch.ones(2), batch_size=[2]), batch_size=[2])
+        assert type(made.x) is TensorDict and made.x["a"].sum() == 2
+        made.x = NonTensorData("text", batch_size=[2])
+        assert made.x == "text"
+        assert cls([1.0, 2.0]).x.tolist() == [1, 2]
+        made.set_non_tensor("x", "other")
+        assert made.x == "other"
+
+
+def test_tensor_only_with_nested_containers() -> None:
+    class Part(TensorClass["tensor_only"]):  # type: ignore[misc]
+        y: torch.Tensor
+
+    class Whole(TensorClass["tensor_only"]):  # type: ignore[misc]
+        x: torch.Tensor
+        part: Part
+        other: Optional["Part"] = None  # noqa: UP037, UP045
+        later: Optional["Later"] = None  # type: ignore[name-defined]  # noqa: F821, UP037, UP045
+
+    made = Whole(torch.zeros(3), Part(torch.ones(3), batch_size=[3]), batch_size=[3])
+    assert made.other is None and type(made[0].part) is Part and torch.stack([made, made]).part.y.sum() == 6
+    made.other, made.part = made.part, None
+    assert made.part is None and made.other.y.sum() == 3
+
+
+def test_texts_in_annotations_are_no_names() -> None:
+    kinds = {"a": Literal["no name!"], "b": Annotated[torch.Tensor, "a text, too"]}
+    made = type("Texts", (TensorClass["autocast"],), {"__annotations__": kinds})("no name!", torch.ones(1))  # type: ignore[misc]
+    assert made.a == "no name!" and made.b.sum() == 1
+
+
+def test_nocast_keeps_arrays_and_numbers() -> None:
+    class Kept(TensorClass["nocast"]):  # type: ignore[misc]
+        x: Any
+
+    for value in (np.ones(3), 3, 3.5, np.float64(2)):
+        assert type(Kept(value).x) is type(value)
+    assert Kept([1, 2]).x.tolist() == [1, 2]
+
+
+def test_super_in_classes_derived_from_dataclasses() -> None:
+    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return call
+
+    @dataclass
+    class Base:
+        x: torch.Tensor
+
+        def hello(self) -> str:
+            return "base"
+
+        def __post_init__(self) -> None:
+            self.x = self.x + 1
+
+    @tensorclass
+    class Derived(Base):
+        y: torch.Tensor
+
+        @logged
+        def hello(self) -> str:
+            return "derived " + super().hello()
+
+        @functools.cached_property
+        def kept(self) -> str:
+            return super().hello()
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.y = self.y * 2
+
+    made = Derived(torch.zeros(2), torch.ones(2), batch_size=[2])
+    assert made.x.sum() == 2 and made.y.sum() == 4 and isinstance(made, Base)
+    assert made[0].hello() == "derived base"
+    assert repr(made).startswith("Derived(\n    x=Tensor(") and "y=Tensor(" in repr(made)
+    assert type(made == made) is Derived and (made == made).all()
+
+
+def test_shadowed_arguments_of_the_constructor() -> None:
+    class Shadow(TensorClass["shadow"]):  # type: ignore[misc]
+        x: torch.Tensor
+        batch_size: torch.Tensor
+        device: torch.Tensor
+        names: Any = None
+
+    made = Shadow(x=torch.zeros(3), batch_size=torch.ones(3), device=torch.ones(2))
+    assert made.batch_size.sum() == 3 and made.device.sum() == 2 and made.names is None
+    assert type(made + 1) is Shadow and torch.stack([made, made]).shape == (2,)
+    with pytest.raises(TypeError, match="missing 'batch_size'"):
+        Shadow(x=torch.zeros(3), device=torch.ones(2))
+
+
 def test_repr_is_that_of_the_documents() -> None:
     expected = """\
 Data(
@@ -789,6 +913,11 @@ def test_typed_dict_options() -> None:
 class Counted(TensorClass):
     x: torch.Tensor
     y: Any
+
+
+def test_doubles_of_numpy_are_numbers() -> None:
+    # They are instances of `float`.
+    assert Counted(torch.zeros(2), np.float64(3)).y.dtype == torch.float64
 
 
 def test_scalars_of_numpy_and_complex_numbers_stay_values():

@@ -301,7 +301,8 @@ class Declared(Face):
         if isinstance(value, (Tensor, Contract)):
             return value
         if (
-            isinstance(value, _VALUES)
+            # A double of NumPy is a `float` of Python, too.
+            (isinstance(value, _VALUES) and not isinstance(value, float))
             or (keep and isinstance(value, Mapping))
             or (self._nocast and isinstance(value, (*_NUMBERS, np.ndarray)))
             or (self._autocast and not hasattr(value, "__array__"))

@@ -157,7 +157,7 @@ def layout_of(cls: type[Any], base: type[Any]) -> Layout:
         frozenset(name for name, f in specs.items() if not f.init),
         tuple(name for name in names if name in _OWN_ARGUMENTS),
         {f.name: f.type for f in fields},
-        scope_of(cls, [f.type for f in fields if isinstance(f.type, str)]),
+        scope_of(cls, [f.type for f in fields]),
     )
     if has_init:
         _complete_constructor(cls, layout)
@@ -172,7 +172,12 @@ def _container_fields(layout: Layout) -> frozenset[str]:
     """The fields that may hold a container; all others are known to be tensors, or `None`."""
     found = set()
     for name in layout.names:
-        kinds = kinds_of(layout.hint_of(name))
+        try:
+            kinds = kinds_of(layout.hint_of(name))
+        except TypeError:
+            # It names a class that is not there yet.
+            found.add(name)
+            continue
         if not all(is_any_of(kind, (Tensor, Contract, type(None))) for kind in kinds):
             raise TypeError(
                 f"{layout.owner} is tensor_only, but its field {name!r} is annotated {layout.hints[name]!r}: "

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copyreg
 import math
 import numbers
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from tensordict import registry
+from tensordict import pytree, registry
+from tensordict.annotations import is_a
 from tensordict.contract import Contract
 from tensordict.errors import ShapeError
 from tensordict.io.forms import taken_apart
@@ -71,6 +74,64 @@ def check_held(items: Sequence[Any], path: Path) -> None:
         if not item._is_non_tensor:
             where = f"entry {joined(path)!r} is" if path else "joining takes"
             raise TypeError(f"{where} a value that is no tensor in one input and a {type(item).__name__} in another")
+
+
+V = TypeVar("V", default=Any)
+_typed: dict[tuple[Any, Any], Any] = {}
+
+
+class OfTypeMeta(type):
+    """The class of the classes that `MetaData[str]` and its kin are, which no module has under their name."""
+
+
+if TYPE_CHECKING:
+
+    class _Of(Generic[V]):
+        """What type checkers know of the parameter."""
+
+else:
+    _Of = {V: object}
+
+
+class OfType(_Of[V], metaclass=OfTypeMeta):
+    """A class of holders that has a subclass for each type of values, `MetaData[str]`, which checks its value."""
+
+    _holds: Any = Any
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            """The subclass whose value is of this type: a class, a union, a `Literal`; the same one each time."""
+            if isinstance(kind, TypeVar):
+                return cls
+            key = (cls, kind)
+            if key not in _typed:
+                name = f"{cls.__name__}[{getattr(kind, '__name__', kind)}]"
+                _typed[key] = made = type(cls)(name, (cls,), {"__module__": cls.__module__, "_holds": kind})
+                made._stored_as = cls.__name__
+                pytree.register(made, flatten_holder, unflatten_holder, flatten_holder_with_keys)
+            return _typed[key]
+
+    def __init__(self, data: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(data, *args, **kwargs)  # type: ignore[call-arg]
+        self._check_value(self._value)  # type: ignore[attr-defined]
+
+    @classmethod
+    def _check_value(cls, value: Any) -> None:
+        """Raise `TypeError` unless a value is of the type of this class."""
+        if not is_a(value, cls._holds):
+            shown = getattr(cls._holds, "__name__", cls._holds)
+            raise TypeError(f"Expected data of type {shown}, got {type(value).__name__}: {cls.__name__} holds no other")
+
+
+def _reduced(cls: Any) -> Any:
+    for (parent, kind), made in _typed.items():
+        if made is cls:
+            return operator.getitem, (parent, kind)
+    return cls.__qualname__
+
+
+copyreg.pickle(OfTypeMeta, _reduced)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -19,8 +19,10 @@ from tensordict.devices import as_device
 from tensordict.errors import ShapeError
 from tensordict.holders import (
     HolderFields,
+    OfType,
     Operators,
     Saved,
+    V,
     check_held,
     flatten_holder,
     flatten_holder_with_keys,
@@ -430,11 +432,11 @@ class NonTensorData(NonTensorDataBase):
 
 
 @registry.register
-class MetaData(NonTensorDataBase):
+class MetaData(OfType[V], NonTensorDataBase):
     """A value that belongs to a container as a whole, whatever its batch: a version, a path, a configuration.
 
     As :class:`NonTensorData`, but the stack of equal ones is always one, and the concatenation has the value of the
-    first.
+    first. `MetaData[str]` is a subclass whose values are strings, which is checked when one is made.
 
     Example:
         >>> import torch

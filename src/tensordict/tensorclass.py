@@ -422,7 +422,7 @@ def tensorclass(
 ) -> Any:
     """Make a tensorclass of a plain class with annotated fields; bare or with options, see :class:`TensorClass`.
 
-    Type checkers take a decorated class for what it is written as, with its fields as parameters; that it is a container
+    Type checkers take a decorated class for what is written, with its fields as parameters; that it is a container
     `class Data(TensorClass)`, decorated or not, tells them.
 
     Returns:

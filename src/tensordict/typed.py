@@ -18,7 +18,7 @@ from tensordict.contract import Contract, is_node
 from tensordict.errors import FieldError
 from tensordict.face import Declared, bare, register_face
 from tensordict.fields import listed
-from tensordict.nontensor import unwrap, wrap
+from tensordict.nontensor import NonTensorDataBase, unwrap, wrap
 from tensordict.printing import Printing
 from tensordict.views import is_non_tensor
 
@@ -84,7 +84,7 @@ class TypedTensorDict(Declared, TensorDictBase):
     def __init_subclass__(cls, total: bool = True, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = inspect.get_annotations(cls)
-        scope = scope_of(cls, [hint for hint in own.values() if isinstance(hint, str)])
+        scope = scope_of(cls, own.values())
         types_, required = dict(cls._types), set(cls.__required_keys__)
         for name, hint in own.items():
             kind = resolve(hint, scope, f"{cls.__name__}.{name}")
@@ -227,7 +227,10 @@ class TypedTensorDict(Declared, TensorDictBase):
         if type(value) is Tensor and not self._autocast and name not in self._other_types:
             return value
         container = self._tensordict
-        if value is None:
+        kind = self._types[name]
+        if isinstance(kind, type) and issubclass(kind, NonTensorDataBase) and not isinstance(value, (Tensor, Contract)):
+            value = kind(value, batch_size=container._batch_size, device=container._device, names=container._names)
+        elif value is None:
             value = wrap(None, container._batch_size, container._device, container._names)
         else:
             value = super()._as_entry(name, value, keep)
