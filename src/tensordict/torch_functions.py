@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tensordict.contract import Contract
 from tensordict.ops.autograd import gradients
@@ -103,6 +104,23 @@ def _like(make: Callable[..., Tensor]) -> Callable[..., Any]:
     return implementation
 
 
+def _loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A loss of two containers, leaf by leaf; reduced, each leaf is one number, and there are no batch dims."""
+
+    def implementation(
+        input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean", **kwargs: Any
+    ) -> Any:
+        for name, value in (("input", input), ("target", target)):
+            if not isinstance(value, Contract):
+                raise TypeError(f"{loss.__name__} takes two containers, got {type(value).__name__} as {name}")
+        if size_average is not None or reduce is not None:
+            reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+        size = None if reduction == "none" else torch.Size(())
+        return input.apply(partial(loss, reduction=reduction, **kwargs), target, batch_size=size)  # type: ignore[attr-defined]
+
+    return implementation
+
+
 # The functions that are methods of the same name and the same arguments.
 _SAME_AS_METHOD = (
     torch.all,
@@ -173,6 +191,7 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     Tensor.eq: _compared("__eq__", "__eq__"),
     Tensor.__eq__: _compared("__eq__", "__eq__"),
     Tensor.ne: _compared("__ne__", "__ne__"),
+    **{loss: _loss(loss) for loss in (F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss)},
     torch.autograd.grad: gradients,
     torch.full_like: _full_like,
     **{

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from contract.kinds import Kind
 from contract.model import (
@@ -259,3 +260,22 @@ def test_vmap_over_one_container(td: Any, plain: Plain, kind: Kind) -> None:
         order = (1, 0, *range(2, len(kind.batch_size)))
         assert moved.batch_size == td.permute(order).batch_size
         assert_matches(moved, mapped(lambda leaf: leaf.transpose(0, 1), expected))
+
+
+@pytest.mark.parametrize(
+    "loss", [F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss], ids=lambda loss: loss.__name__
+)
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"reduction": "none"}], ids=repr)
+def test_losses(td: Any, plain: Plain, kind: Kind, loss: Callable[..., Any], options: dict[str, Any]) -> None:
+    td, plain = td.to(torch.float32), mapped(torch.Tensor.float, plain)
+    target = mapped(lambda leaf: changed(leaf) + 0.25, plain)
+    result = loss(td, TensorDict(target, kind.batch_size), **options)
+    expected = leaves(target)
+    assert set(map(as_path, result.keys(True, True))) == set(expected)
+    for path, leaf in leaves(plain).items():
+        torch.testing.assert_close(result[path], loss(leaf, expected[path], **options))
+    assert result.batch_size == (kind.batch_size if options.get("reduction") == "none" else ())
+    for odd in (1.0, torch.ones(2)):
+        with pytest.raises(TypeError, match="two containers"):
+            loss(td, odd)
+    assert loss(td, td, reduction="none").batch_size == td.batch_size
