@@ -64,10 +64,13 @@ def results(container: Contract, one: One, many: Many, leaves: list[Any], *other
     """
     if many is not None and _all_usable(leaves, others):
         try:
-            return many(leaves, *others)  # type: ignore[no-any-return]
+            made = many(leaves, *others)
         except (RuntimeError, TypeError):
             # The call on lists does not say which leaf it is about, and it refuses ragged leaves.
             pass
+        else:
+            # Where one operand requires grad, all results of a call on lists do.
+            return _as_recorded(made, leaves, others) if made[0].requires_grad else made  # type: ignore[no-any-return]
     try:
         return _one_by_one(container, one, _rows(leaves, others))
     except _REFUSALS:
@@ -216,6 +219,14 @@ def _write_one_by_one(container: Contract, one: One, leaves: list[Any], others: 
     _one_by_one(container, one, rows)
     for back in afterwards:
         back()
+
+
+def _as_recorded(made: Sequence[Any], leaves: list[Any], others: tuple[Any, ...]) -> Sequence[Any]:
+    """Results of which only those require grad of which an operand does."""
+    if False not in map(_requires_grad, leaves):
+        return made
+    rows = _rows(leaves, others)
+    return [result if any(map(_is_recorded, row)) else result.detach() for result, row in zip(made, rows, strict=True)]
 
 
 def _is_recorded(operand: Any) -> bool:

@@ -170,3 +170,11 @@ def test_an_error_in_the_function_surfaces(td: Any, plain: Plain, kind: Kind) ->
         with pytest.raises(ZeroDivisionError):
             td.apply(fail, inplace=inplace)
     assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_apply_moves_to_the_device(td: Any) -> None:
+    result = td.apply(lambda x: x, device="meta")
+    assert result.device == torch.device("meta")
+    assert {leaf.device.type for leaf in result._leaves()} == {"meta"}
+    assert td.apply(lambda x: x, device="cpu").device == torch.device("cpu")
+    assert td.apply(lambda x: x, device=None).device is None

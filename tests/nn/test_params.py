@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tensordict import TensorClass, TensorDict, TensorDictBase, TensorDictParams, lazy_stack
+from tensordict.errors import FieldError
 
 
 def make(**options):
@@ -478,3 +480,87 @@ def test_assignment_by_index_goes_past_autograd() -> None:
     params[1:] = 2
     assert params["w"].tolist() == [[1, 1], [2, 2], [2, 2]] and params["w"].requires_grad
     assert params["w"].is_leaf
+
+
+# --- in lazy stacks, and over tensorclasses ---------------------------------------------------------------------------
+
+
+class Affine(TensorClass):
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+def stacked() -> Any:
+    return lazy_stack([TensorDictParams(TensorDict(a=torch.ones(3), i=torch.arange(3))) for _ in range(2)])
+
+
+def test_members_of_a_lazy_stack_stay_parameters() -> None:
+    stack = stacked()
+    stack["new"] = torch.ones(2, 3)
+    stack.set(("n", "b"), torch.zeros(2, 1))
+    stack.update({"u": torch.zeros(2, 1)})
+    for member in stack.tensordicts:
+        assert type(member) is TensorDictParams
+        assert [name for name, _ in member.named_parameters()] == ["a", "new", "n.b", "u"]
+    assert type(stack[1]) is TensorDictParams
+    assert type((stack + 1)[0]) is TensorDict
+
+
+def test_a_clone_of_a_lazy_stack_has_parameters_of_its_own() -> None:
+    stack = stacked()
+    for copied in (stack.clone(), copy.deepcopy(stack), pickle.loads(pickle.dumps(stack))):
+        assert type(copied[0]) is TensorDictParams
+        assert [name for name, _ in copied[0].named_parameters()] == ["a"]
+        assert [name for name, _ in copied[0].named_buffers()] == ["i"]
+        assert copied[0]["a"].is_leaf
+        assert copied[0]["a"] is not stack[0]["a"]
+        assert copied[0]["i"].data_ptr() != stack[0]["i"].data_ptr()
+
+
+def test_params_over_a_tensorclass_keep_the_class() -> None:
+    params = TensorDictParams(Affine(weight=torch.ones(3), batch_size=[3]))
+    assert [name for name, _ in params.named_parameters()] == ["weight"]
+    for made in (params.data, params + 1, params[0], params.detach(), params.apply(lambda x: x), params.exp()):
+        assert type(made) is Affine
+    assert type(params[:2].weight) is torch.Tensor
+    assert params.bias is None
+    for again in (params.clone(), params.copy(), params.to(torch.float64), copy.deepcopy(params), params.consolidate()):
+        assert type(again) is TensorDictParams
+        assert type(again.data) is Affine
+    again = pickle.loads(pickle.dumps(params))
+    assert type(again.data) is Affine
+    assert "Affine" in repr(params)
+    assert type(TensorDictParams(params).data) is Affine
+    assert type(params.to_tensordict()) is TensorDict
+    with pytest.raises(FieldError, match="unknown"):
+        params["unknown"] = torch.ones(3)
+    params["bias"] = torch.zeros(3)
+    assert type(params.bias) is nn.Parameter
+
+
+def test_nested_tensorclasses_keep_theirs_too() -> None:
+    params = TensorDictParams(TensorDict(layer=Affine(weight=torch.ones(3)), x=torch.ones(1)))
+    assert type(params.data) is TensorDict
+    assert type(params.data["layer"]) is Affine
+
+
+def test_lazy_stacks_of_modules_without_sizes() -> None:
+    modules = [nn.LazyLinear(3), nn.LazyLinear(3)]
+    stack = TensorDict.from_modules(*modules, lazy_stack=True)
+    assert "UninitializedParameter" in repr(stack)
+    with pytest.raises(ValueError, match="uninitialized parameter"):
+        stack["weight"]
+    for module in modules:
+        module(torch.ones(1, 2))
+    assert stack["weight"].shape == (2, 3, 2)
+
+
+def test_moves_to_the_meta_device() -> None:
+    params = TensorDictParams(TensorDict(a=torch.ones(3), n={"b": torch.ones(1)}))
+    moved = params.to("meta")
+    assert [(type(leaf), leaf.device.type) for leaf in moved.values(True, True)] == [(nn.Parameter, "meta")] * 2
+    applied = params.apply(lambda x: x.data, device="meta")
+    assert {leaf.device.type for leaf in applied.values(True, True)} == {"meta"}
+    holder = nn.Module()
+    holder.params = params
+    assert holder.to("meta").params["n", "b"].device.type == "meta"

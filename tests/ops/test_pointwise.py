@@ -860,3 +860,22 @@ def test_a_later_leaf_of_the_graph_leaves_the_earlier_ones_alone(make: str, writ
     with torch.no_grad():
         td.update_(before * 2)
     assert (td.detach() == before * 2).all()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda td: td.exp(), lambda td: -td, lambda td: td + 1, lambda td: td * td, lambda td: td + torch.ones(2),
+        lambda td: td.lerp(td, 0.5), lambda td: td.clamp(0, 1), lambda td: td.addcmul(td, td), lambda td: 2 - td,
+        lambda td: td.maximum(td), lambda td: td**2,
+    ],
+)  # fmt: skip
+def test_results_require_grad_where_an_operand_does(call: Callable[[Any], Any]) -> None:
+    td = TensorDict(a=torch.rand(2), b=torch.rand(2, requires_grad=True), c=torch.rand(2))
+    result = call(td)
+    assert [leaf.requires_grad for leaf in result.values()] == [False, True, False]
+    assert all(torch.equal(result[name], call(td.detach())[name]) for name in "abc")
+    result["b"].sum().backward()
+    assert td["b"].grad is not None
+    everywhere = td + torch.ones(2, requires_grad=True)
+    assert all(leaf.requires_grad for leaf in everywhere.values())

@@ -136,9 +136,19 @@ class Members(MutableMapping[str, Any]):
         for member in self.containers:
             if member._locked:
                 raise_locked(f"set the entry {name!r} of a member of this lazy stack")
+        kinds: set[Any] = set(map(type, self.containers))
+        faces = any(kind._bare is not Contract._bare for kind in kinds)
+        if faces:
+            for member in self.containers:
+                member._check_field(name)
         for member, piece in zip(self.containers, pieces, strict=True):
             device = member._device
-            member._entries[name] = piece if device is None or piece.device == device else piece.to(device)
+            piece = piece if device is None or piece.device == device else piece.to(device)
+            if faces:
+                # What is written has a form of its own there: in a container of parameters, that of one.
+                member._write_name(name, piece)
+            else:
+                member._entries[name] = piece
 
     def __delitem__(self, name: str) -> None:
         sample = self.sample

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from tensordict import pytree, registry
 from tensordict.base import TensorDictBase
-from tensordict.contract import Contract, is_node
+from tensordict.contract import Clones, Contract, is_node
 from tensordict.errors import ContainerExpected, ModuleError, SaveError
 from tensordict.face import Face
 from tensordict.io import pickled
+from tensordict.io.forms import is_typed
 from tensordict.keys import Path, is_nested_key, joined
 from tensordict.memmap import MemoryMappedTensor
 from tensordict.ops.modules import is_parameter
@@ -99,8 +100,8 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
 
     What is written becomes a parameter or a buffer. Writes in place (`update_`, `set_`, `zero_`, ...) go to the values,
     past autograd; arithmetic in place needs `torch.no_grad()`, as for any parameter. Results of operations are plain
-    containers, but for `clone`, `copy`, `to` and its kin, which give a `TensorDictParams` with parameters of its own.
-    It is saved as the container behind it.
+    containers (of a tensorclass, if it was made of one), but for `clone`, `copy`, `to` and its kin, which give a
+    `TensorDictParams` with parameters of its own. It is saved as the container behind it.
 
     Args:
         parameters: a container, or a dict; no tensor is copied. Of a locked container, and of one that is mapped from
@@ -134,6 +135,8 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
 
     _convert: Convert
     _get_hooks: list[Callable[[Any, Any], Any]]
+    # The tensorclass that it was made of an instance of.
+    _kind: Any
 
     def __init__(
         self,
@@ -154,24 +157,34 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
                 f"TensorDictParams wraps a container or a dict of parameters, got {type(parameters).__name__}"
             )
         _check_holds_leaves(parameters, ())
+        kind = type(parameters) if is_typed(parameters) else getattr(parameters, "_kind", None)
         if parameters._locked:
             # What is locked is not changed, nor is what is mapped from files, which is locked too.
             parameters = parameters._bare().copy()
         convert: Any = ("buffer" if no_convert else "auto") if isinstance(no_convert, bool) else no_convert
         if convert not in _CHOICES:
             raise ValueError(f"no_convert must be True, False or one of {_CHOICES}, got {no_convert!r}")
-        self._wrap(parameters._bare(), convert)
+        self._wrap(parameters._bare(), convert, kind)
         _convert_in_place(self._tensordict, convert)
         if lock:
             self._lock_tree()
 
-    def _wrap(self, container: Any, convert: Convert) -> None:
+    def _wrap(self, container: Any, convert: Convert, kind: Any) -> None:
         nn.Module.__init__(self)
         object.__setattr__(self, "_tensordict", container)
         state = self.__dict__
         state["_convert"] = convert
         state["_get_hooks"] = []
         self._look_at(container)
+        self._give_kind(kind)
+
+    def _give_kind(self, kind: Any) -> None:
+        """Have results be of this tensorclass; of none for `None`."""
+        state = self.__dict__
+        state["_kind"] = kind
+        if kind is not None:
+            # In the place of the method of the class.
+            state["_over"] = kind._over
 
     def _look_at(self, container: Any) -> None:
         """Have the leaves of a container registered."""
@@ -180,7 +193,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         state["_buffers"] = _Registered(container, False)
 
     @classmethod
-    def from_dict(cls, input_dict: Any, **kwargs: Any) -> Any:
+    def from_dict(cls, input_dict: Any, **kwargs: Any) -> Self:
         """Parameters and buffers of the tensors in a mapping; arguments as :meth:`TensorDict.from_dict`."""
         return cls(TensorDict.from_dict(input_dict, **kwargs))
 
@@ -190,12 +203,18 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         return container
 
     def _faced(self, result: Any) -> Any:
-        return self if result is self._tensordict else result
+        if result is self._tensordict:
+            return self
+        return result if self._kind is None else super()._faced(result)
+
+    def _given_out(self, stack: Any) -> Any:
+        # Its members stay what they are: what is written to them becomes a parameter.
+        return stack
 
     def _again(self, container: Any) -> Self:
         """A `TensorDictParams` over a container with leaves of its own."""
         result = object.__new__(type(self))
-        result._wrap(container, self._convert)
+        result._wrap(container._bare(), self._convert, self._kind)
         result.__dict__["_get_hooks"] = list(self._get_hooks)
         result.training = self.training
         return result
@@ -205,13 +224,15 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         part = object.__new__(type(self))
         object.__setattr__(part, "_tensordict", container)
         part.__dict__.update(self.__dict__)
+        part.__dict__.pop("_over", None)
         part._look_at(container)
+        part._give_kind(None)
         return part
 
     @property
     def _param_td(self) -> Any:
-        """The container behind it, under the name that TorchRL's tests know."""
-        return self._tensordict
+        """The container that it was made of, under the name that TorchRL's tests know."""
+        return self._over(self._tensordict)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -228,9 +249,14 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
 
     def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
         container = self._tensordict
+        self._check_field(name)
         if not isinstance(item, (Tensor, Contract)):
             item = container._admit(item, path or (name,), non_blocking)
         container._write_name(name, self._converted(item), non_blocking, path)
+
+    def _check_field(self, name: str) -> None:
+        if self._kind is not None:
+            self._param_td._check_field(name)
 
     def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
         if len(path) == 1:
@@ -345,12 +371,14 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
 
     def __getitem__(self, index: Any) -> Any:
         """The entry at a key, or a part of the batch; see any container's."""
-        value = self._faced(self._tensordict[index])
-        return self._hooked(index, value) if self._get_hooks and is_nested_key(index) else value
+        value = self._tensordict[index]
+        if is_nested_key(index):
+            return self._hooked(index, value) if self._get_hooks else value
+        return self._faced(value)
 
     def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
         """The entry at a key; see any container's."""
-        value = self._faced(self._tensordict.get(key, *args, **kwargs))
+        value = self._tensordict.get(key, *args, **kwargs)
         return self._hooked(key, value) if self._get_hooks else value
 
     # --- copies, with parameters of their own -----------------------------------------------------------------------
@@ -371,6 +399,15 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
             return new
 
         return self._again(self._tensordict._map(cloned))
+
+    def _rebuilt(self, leaves: Iterator[Any]) -> Self:
+        if type(leaves) is not Clones:
+            return super()._rebuilt(leaves)
+        # Cloned as a member of a lazy stack.
+        olds: list[Any] = []
+        self._gather(olds)
+        news = [_like(next(leaves).detach(), old) if is_parameter(old) else next(leaves) for old in olds]
+        return self._again(self._tensordict._rebuilt(Clones(news)))
 
     def copy(self) -> Self:
         """A copy over the same parameters."""
@@ -413,7 +450,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        views = ("_parameters", "_buffers")
+        views = ("_parameters", "_buffers", "_over")
         state = {name: value for name, value in self.__dict__.items() if name not in views}
         return {**state, "_tensordict": self._tensordict}
 
@@ -422,6 +459,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         object.__setattr__(self, "_tensordict", state.pop("_tensordict"))
         self.__dict__.update(state)
         self._look_at(self._tensordict)
+        self._give_kind(self.__dict__.get("_kind"))
 
     # --- the module -------------------------------------------------------------------------------------------------
 
@@ -506,7 +544,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
 
     def __repr__(self) -> str:
         """The class and the container."""
-        return f"TensorDictParams(params={self._tensordict!r})"
+        return f"TensorDictParams(params={self._param_td!r})"
 
     if not TYPE_CHECKING:
 
@@ -518,8 +556,9 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
                     value = self[name]
                     # Torch looks parameters up by the parts of their names, of which all but the last are modules.
                     return self._part(value) if type(value) is TensorDict else value
-                if not name.startswith("_") and hasattr(type(container), name):
-                    return getattr(container, name)
+                held = self._param_td if self._kind is not None else container
+                if not name.startswith("_") and hasattr(type(held), name):
+                    return getattr(held, name)
             return nn.Module.__getattr__(self, name)
 
 
@@ -584,7 +623,9 @@ def _as_ours(state: dict[str, Any]) -> dict[str, Any]:
     own = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
     kept = {name: value for name, value in state.items() if name in own}
     container: Any = state[pickled.PARAMS]
-    return {**kept, "_modules": {}, "_convert": convert, "_get_hooks": hooks, "_tensordict": container._bare()}
+    kind = type(container) if is_typed(container) else None
+    ours = {"_modules": {}, "_convert": convert, "_get_hooks": hooks, "_kind": kind, "_tensordict": container._bare()}
+    return {**kept, **ours}
 
 
 def _settle_devices(container: Any) -> None:

@@ -80,7 +80,7 @@ class Applying(Writing):
                 `None` to leave the entry out.
             *others: containers of the same structure.
             batch_size: the batch size of the result, at every level, when `fn` changes it.
-            device: the device of the result, when `fn` changes it.
+            device: the device of the result, to which what `fn` returns is moved.
             names: the dim names of the result.
             inplace: copy the results into the leaves instead; nothing is written if a call fails.
             default: passed for leaves that `others` lack; without it a missing leaf is a `KeyError`.
@@ -243,8 +243,13 @@ class Applying(Writing):
         names: Names | None = call.names
         if names is NO_DEFAULT:
             names = self._names if call.batch_size is None else None
-        device = self._device if call.device is NO_DEFAULT else call.device
-        return self._build(entries, size, None if device is None else as_device(device), names)
+        if call.device is NO_DEFAULT or call.device is None:
+            return self._build(entries, size, self._device if call.device is NO_DEFAULT else None, names)
+        device = as_device(call.device)
+        for name, value in entries.items():
+            if value.device != device:
+                entries[name] = value.to(device)
+        return self._build(entries, size, device, names)
 
     def _plan_copy(self, value: Any, result: Any, call: _Call, path: Path) -> None:
         """Note that `result` is to be copied into `value`."""

@@ -51,10 +51,11 @@ class Copying(Leaves):
         if kwargs:
             return self._map(lambda leaf: leaf.clone(**kwargs))
         leaves = self._leaves()
+        if not foreach.usable(leaves):
+            return self._map(Tensor.clone)
         # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
-        if foreach.usable(leaves) and len(set(map(_REQUIRES_GRAD, leaves))) < 2:
-            return self._rebuilt(Clones(foreach.clone(leaves)))
-        return self._map(Tensor.clone)
+        mixed = len(set(map(_REQUIRES_GRAD, leaves))) > 1
+        return self._rebuilt(Clones([leaf.clone() for leaf in leaves] if mixed else foreach.clone(leaves)))
 
     def copy(self) -> Self:
         """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
