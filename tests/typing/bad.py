@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tensordict import TensorClass, TypedTensorDict, tensorclass
+from tensordict import TensorClass, TensorDict, TypedTensorDict, stack, tensorclass
 
 
 class Data(TensorClass):
@@ -24,6 +24,10 @@ class Decorated:
 
 @tensorclass(frozen=True)
 class Frozen:
+    x: torch.Tensor
+
+
+class FrozenData(TensorClass, frozen=True):
     x: torch.Tensor
 
 
@@ -52,3 +56,11 @@ print(Decorated(torch.zeros(3)).unknown)  # bad
 print(Frozen(torch.zeros(3)).y)  # bad
 Step(obs=torch.zeros(3)).obs = "a"  # bad
 print(Step(obs=torch.zeros(3)).unknown)  # bad
+Frozen(torch.zeros(3)).x = torch.ones(3)  # bad
+Decorated(torch.zeros(3), batch_size=[3])  # bad
+print(FrozenData(torch.zeros(3), batch_size=[3])[0].y)  # bad
+FrozenData(torch.zeros(3)).x = torch.ones(3)  # bad
+print(TensorDict()[0].unknown)  # bad
+stack([TensorDict()]).missing()  # bad
+TensorDict().memmap(unknown=1)  # bad
+TensorDict().memmap(return_early=True).lock_()  # bad

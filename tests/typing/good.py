@@ -26,7 +26,7 @@ class Data(TensorClass):
 
 class More(Data):
     count: ClassVar[int] = 0
-    parts: list[int] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list[int])
     anything: Any = None
 
     @property
@@ -94,7 +94,7 @@ assert_type(Frozen(torch.zeros(3)).x, torch.Tensor)
 assert_type(Data.from_dict({"x": torch.zeros(3)}), Data)
 assert_type(Data.from_namedtuple((1, 2)), Data)
 assert_type(item.lock_(), Data)
-assert_type(item.apply(torch.exp), Data | None)
+assert_type(item.apply(torch.exp), Data)
 assert_type(Data.fields()[0].name, str)
 
 

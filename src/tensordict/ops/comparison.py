@@ -31,7 +31,7 @@ class Comparison(Leaves):
     container.
     """
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> Self:  # type: ignore[override]
         """Where the entries are equal, as a container of bools.
 
         Raises:
@@ -45,42 +45,42 @@ class Comparison(Leaves):
             >>> (td == 1)["a"], (td == td).all()
             (tensor([False,  True, False]), True)
         """
-        return self._compared(other, torch.eq)
+        return self._compared(other, torch.eq)  # type: ignore[no-any-return]
 
-    def __ne__(self, other: object) -> Any:
+    def __ne__(self, other: object) -> Self:  # type: ignore[override]
         """Where the entries differ; as `==`."""
-        return self._compared(other, torch.ne)
+        return self._compared(other, torch.ne)  # type: ignore[no-any-return]
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: Any) -> Self:
         """Where the entries are less than those of `other`; as `==`."""
-        return self._compared(other, torch.lt)
+        return self._compared(other, torch.lt)  # type: ignore[no-any-return]
 
-    def __le__(self, other: Any) -> Any:
+    def __le__(self, other: Any) -> Self:
         """Where the entries are at most those of `other`; as `==`."""
-        return self._compared(other, torch.le)
+        return self._compared(other, torch.le)  # type: ignore[no-any-return]
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: Any) -> Self:
         """Where the entries are greater than those of `other`; as `==`."""
-        return self._compared(other, torch.gt)
+        return self._compared(other, torch.gt)  # type: ignore[no-any-return]
 
-    def __ge__(self, other: Any) -> Any:
+    def __ge__(self, other: Any) -> Self:
         """Where the entries are at least those of `other`; as `==`."""
-        return self._compared(other, torch.ge)
+        return self._compared(other, torch.ge)  # type: ignore[no-any-return]
 
     # Equality is element by element, so it cannot back a hash.
     __hash__ = None  # type: ignore[assignment]
 
-    def __and__(self, other: Any) -> Any:
+    def __and__(self, other: Any) -> Self:
         """The bitwise "and" of the entries, which is the logical one of bools; the right side as for `==`."""
-        return self._compared(other, torch.bitwise_and)
+        return self._compared(other, torch.bitwise_and)  # type: ignore[no-any-return]
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: Any) -> Self:
         """The bitwise "or" of the entries, which is the logical one of bools; the right side as for `==`."""
-        return self._compared(other, torch.bitwise_or)
+        return self._compared(other, torch.bitwise_or)  # type: ignore[no-any-return]
 
-    def __xor__(self, other: Any) -> Any:
+    def __xor__(self, other: Any) -> Self:
         """The bitwise "exclusive or" of the entries; the right side as for `==`."""
-        return self._compared(other, torch.bitwise_xor)
+        return self._compared(other, torch.bitwise_xor)  # type: ignore[no-any-return]
 
     __rand__ = __and__
     __ror__ = __or__
