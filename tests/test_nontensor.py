@@ -537,8 +537,32 @@ def test_in_place_updates_keep_the_holder():
         value = Thing()
         write(value)
         assert td["s"] is value and td.get("s") is holder
-    td.update_({"s": ["a", "b", "c"]})
+    for write in (
+        lambda v: td.set_("s", v),
+        lambda v: td.update_({"s": v}),
+        lambda v: td.update({"s": v}, inplace=True),
+        lambda v: td.set("s", v, inplace=True),
+        lambda v: td.update_(TensorDict({"s": v}, batch_size=[3])),
+    ):
+        for other in (["a", "b", "c"], NonTensorStack("a", "b", "c"), torch.zeros(3)):
+            with pytest.raises(ValueError, match="Failed to update 's' in tensordict"):
+                write(other)
+            assert td["s"] is value and td.get("s") is holder
+    # What is asked for a part of the batch at a time changes the kind of the entry.
+    td[:] = {"s": ["a", "b", "c"]}
     assert td["s"] == ["a", "b", "c"] and td.get("s").is_locked
+
+
+def test_tensors_are_not_written_into_values():
+    for td in (make(), make(s=["a", "b", "c"]), lazy_stack(list(make(s=["a", "b", "c"]).unbind(0)))):
+        before = td.get("s").tolist()
+        for value in (torch.zeros(3), 3, [1, 2, 3]):
+            with pytest.raises(ValueError, match="Failed to update 's' in tensordict"):
+                td.set_("s", value)
+        assert td.get("s").tolist() == before
+    number = TensorDict(n=NonTensorData(3))
+    number.set_("n", 4)
+    assert number["n"] == 4
 
 
 def test_updates_replace_values():

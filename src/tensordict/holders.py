@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import math
 import numbers
 import operator
 from collections.abc import Callable, Sequence
@@ -22,6 +21,8 @@ from tensordict.io.forms import taken_apart
 from tensordict.io.held import Place
 from tensordict.keys import Path, joined
 from tensordict.ops.comparison import Comparison
+from tensordict.ops.numbers import stored
+from tensordict.shapes import nested_lists
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -58,14 +59,6 @@ def is_all(at: Any) -> bool:
     """Whether an index takes everything."""
     items = at if type(at) is tuple else (at,)
     return all(type(item) is slice and item == slice(None) for item in items)
-
-
-def nested_lists(values: list[Any], size: Sequence[int]) -> Any:
-    """Values in nested lists whose levels are the dims of `size`; the one value when there are none."""
-    if not size:
-        return values[0]
-    step = math.prod(size[1:])
-    return [nested_lists(values[i * step : (i + 1) * step], size[1:]) for i in range(size[0])]
 
 
 def check_held(items: Sequence[Any], path: Path) -> None:
@@ -210,6 +203,28 @@ class Saved(Contract):
         self._place = place
         if follows:
             registry.lookup(f"Following{getattr(self, '_stored_as', type(self).__name__)}")._take(self)
+
+    def _overwriting(self, parent: Any, name: str, item: Any, size: torch.Size, path: Path) -> Callable[[], None]:
+        """As `_replacing` of all of it, for a write in place, which keeps the kind of the entry.
+
+        Raises:
+            ShapeError: a tensor, or a number that would be one, is written over a value; or a list over a single one.
+        """
+        made = item if isinstance(item, (Tensor, Contract)) else stored(item, path, size, None)
+        single = hasattr(self, "_value")
+        if isinstance(made, Tensor):
+            values = [self._value] if single else self._flat_values()  # type: ignore[attr-defined]
+            if type(item) not in set(map(type, values)):
+                raise ShapeError(
+                    f"Failed to update {joined(path)!r} in tensordict: it holds a value that is no tensor, and a "
+                    f"{type(item).__name__} written in place would change that. set() and update() replace an entry"
+                )
+        elif single and isinstance(made, Saved) and not hasattr(made, "_value"):
+            raise ShapeError(
+                f"Failed to update {joined(path)!r} in tensordict: Cannot update a NonTensorDataBase with a "
+                f"{type(made).__name__} object in place, since it holds one value. set() and update() replace an entry"
+            )
+        return self._replacing(parent, name, item, (), size, path)  # type: ignore[attr-defined, no-any-return]
 
     def _take_value(self, other: Any) -> None:
         """Take over the values of another holder of this kind and batch size, as they are in the file."""

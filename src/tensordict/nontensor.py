@@ -27,7 +27,6 @@ from tensordict.holders import (
     flatten_holder,
     flatten_holder_with_keys,
     is_all,
-    nested_lists,
     same_value,
     unflatten_holder,
 )
@@ -40,7 +39,7 @@ from tensordict.ops.converting import LinkedList
 from tensordict.ops.locking import adopt
 from tensordict.ops.naming import checked_names
 from tensordict.ops.reading import AS_SET
-from tensordict.shapes import as_size
+from tensordict.shapes import as_size, nested_lists
 from tensordict.views import is_non_tensor
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -220,3 +220,11 @@ def even_lengths(length: int, sections: int) -> list[int]:
         raise ShapeError(f"the number of sections must be positive, got {sections}")
     short, longer = divmod(length, sections)
     return [short + 1] * longer + [short] * (sections - longer)
+
+
+def nested_lists(values: list[Any], size: Sequence[int]) -> Any:
+    """Values in nested lists whose levels are the dims of `size`; the one value when there are none."""
+    if not size:
+        return values[0]
+    step = math.prod(size[1:])
+    return [nested_lists(values[i * step : (i + 1) * step], size[1:]) for i in range(size[0])]

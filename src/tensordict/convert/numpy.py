@@ -10,8 +10,8 @@ import torch
 from tensordict import registry
 from tensordict.contract import is_node
 from tensordict.errors import ContainerExpected
-from tensordict.holders import nested_lists
 from tensordict.keys import Path, joined
+from tensordict.shapes import nested_lists
 
 if TYPE_CHECKING:
     from tensordict.tensordict import TensorDict

@@ -348,7 +348,7 @@ class Writing(Reading, Locking):
             if isinstance(current, Writing) and not current._is_non_tensor and plan.merges(item):
                 current._plan_update(item, path, plan)
             elif plan.inplace and isinstance(current, Contract) and current._is_non_tensor:
-                plan.targets.writes.append(current._replacing(self, key, item, (), size, path))  # type: ignore[attr-defined]
+                plan.targets.writes.append(current._overwriting(self, key, item, size, path))  # type: ignore[attr-defined]
             elif plan.inplace and isinstance(current, Tensor):
                 _plan_copy(current, item, path, plan.targets, plan.values)
             elif not writable:
@@ -411,7 +411,7 @@ class Writing(Reading, Locking):
         current = self._existing(name)
         if is_node(current):
             if current._is_non_tensor:
-                current._replacing(self, name, item, (), self._batch_size, path or (name,))()
+                current._overwriting(self, name, item, self._batch_size, path or (name,))()
             else:
                 current.update_(item, non_blocking=non_blocking)
         else:
@@ -485,7 +485,7 @@ class Writing(Reading, Locking):
                 targets.absent = targets.absent or path
                 continue
             if current._is_non_tensor:
-                targets.writes.append(current._replacing(self, key, item, (), self._batch_size, path))
+                targets.writes.append(current._overwriting(self, key, item, self._batch_size, path))
                 continue
             if not isinstance(item, (Contract, Mapping)):
                 raise TypeError(
@@ -652,7 +652,7 @@ def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
     if merged == own:
         return node
     node = node.copy()
-    node.names = merged
+    node._name_tree(merged)
     return node
 
 
@@ -693,6 +693,11 @@ def _plan_copy(target: Tensor, item: Any, path: Path, targets: list[Tensor], val
 def raise_no_entry(path: Path) -> NoReturn:
     """Raise the error of a write in place to an entry that is not there."""
     raise KeyError(f"cannot update {joined(path)!r} in place: there is no such entry. Use update to add it")
+
+
+def without_leading(item: Tensor, ndim: int) -> Tensor:
+    """`item` without what it has of dims of size 1 before its last `ndim`, as torch assigns it."""
+    return item if item.ndim <= ndim else item.reshape(item.shape[item.ndim - ndim :])
 
 
 def _check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:
