@@ -185,3 +185,52 @@ def test_maps_are_forgotten_when_they_end(saves: Path) -> None:
     del td
     gc.collect()
     assert rows.maps == before
+
+
+# --- rows of more elements than torch copies in one thread ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "count"),
+    [
+        ((3, 224, 224), torch.uint8, 256),  # as they are, in wider integers
+        ((40_001,), torch.uint8, 1_000),  # an odd number of bytes, which is 13 * 17 * 181
+        ((40_009,), torch.uint8, 1_000),  # a prime number of bytes: no equal pieces
+        ((3, 128, 128), torch.float32, 200),  # wider integers
+        ((3, 256, 256), torch.float32, 50),  # and in pieces
+        ((50_002,), torch.int16, 400),
+        ((34_000,), torch.bfloat16, 600),
+        ((70_000,), torch.complex64, 70),
+        ((70_000,), torch.float8_e4m3fn, 500),
+        ((70_000,), torch.bool, 500),
+    ],
+)
+def test_long_rows(shape: tuple[int, ...], dtype: torch.dtype, count: int, tmp_path: Path, asked: list[int]) -> None:
+    numbers = torch.randint(0, 2, (count, *shape), dtype=torch.uint8).to(dtype)
+    td = TensorDict({"x": numbers}, [count])
+    for path in (tmp_path / "x", tmp_path / "x.tdz"):
+        loaded = td.memmap(path)
+        for at in (torch.tensor([[3, 0, 3], [-1, count - 1, 7]]), torch.tensor([5], dtype=torch.int32)):
+            batch = loaded[at]["x"]
+            expected = numbers.view(torch.uint8)[at.long()]
+            assert batch.shape == (*at.shape, *shape) and batch.dtype is dtype
+            assert torch.equal(batch.view(torch.uint8), expected)
+        # A part of it begins somewhere in the file.
+        assert torch.equal(loaded["x"][1:][torch.tensor([0, 2])].view(torch.uint8), numbers.view(torch.uint8)[[1, 3]])
+    assert asked
+
+
+def test_one_call_for_all_long_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy of a row is large enough for torch to wake its threads for it alone."""
+    lengths: list[int] = []
+    real = torch.index_select
+
+    def record(source: torch.Tensor, dim: int, at: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        lengths.append(source.stride(0))
+        return real(source, dim, at, out=out)
+
+    monkeypatch.setattr(torch, "index_select", record)
+    for shape in ((3, 224, 224), (3, 512, 512)):
+        data = TensorDict({"x": torch.zeros((64, *shape))}, [64]).memmap(tmp_path / str(shape[1]))
+        _ = data[torch.arange(10)]
+    assert len(lengths) == 2 and all(length < 32_768 for length in lengths)

@@ -182,7 +182,7 @@ class LazyCore(TensorDictBase):
     @property
     def _is_memmap(self) -> bool:  # type: ignore[override]
         members = self._entries.containers
-        return all([member._is_memmap for member in members]) if members else self.__dict__.get("_is_memmap", False)
+        return all(member._is_memmap for member in members) if members else self.__dict__.get("_is_memmap", False)
 
     @_is_memmap.setter
     def _is_memmap(self, memmap: bool) -> None:
@@ -191,7 +191,7 @@ class LazyCore(TensorDictBase):
     @property
     def _is_shared(self) -> bool:  # type: ignore[override]
         members = self._entries.containers
-        return all([member._is_shared for member in members]) if members else self.__dict__.get("_is_shared", False)
+        return all(member._is_shared for member in members) if members else self.__dict__.get("_is_shared", False)
 
     @_is_shared.setter
     def _is_shared(self, shared: bool) -> None:
