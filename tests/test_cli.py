@@ -18,11 +18,12 @@ import h5py
 import pytest
 import torch
 
+import tensordict
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, registry
 from tensordict.cli import main
 from tensordict.io import formats
 from tensordict.io.detect import detect_format
-from tensordict.io.progress import bytes_on_disk
+from tensordict.io.progress import bytes_allocated, bytes_on_disk
 from tensordict.tensorclass import tensorclass
 
 SUFFIX = {
@@ -99,7 +100,9 @@ def test_inspect_json(save: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     root = report.pop("root")
     size = report.pop("bytes_on_disk")
     assert size == bytes_on_disk(save) > 42
+    assert report.pop("bytes_allocated") == bytes_allocated(save)
     assert report == {
+        "problems": [],
         "path": str(save),
         "format": detect_format(save),
         "nbytes": 42,
@@ -128,6 +131,57 @@ def test_only_convert_needs_the_tensorclass(
     assert f"{__name__}.Sample" in capsys.readouterr().out
     assert main(["convert", str(save), str(tmp_path / "copy")]) == 2
     assert f"use --import {__name__}\n" in capsys.readouterr().err
+
+
+def test_inspect_a_part(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {"a": torch.zeros(3), "b": {"c.d": torch.ones(5), "e": {"f": torch.ones(1), "s": "x"}}}
+    TensorDict(content).save(tmp_path / "x")
+
+    def shown(*options: str) -> list[list[str]]:
+        assert main(["inspect", str(tmp_path / "x"), *options]) == 0
+        return lines(capsys.readouterr().out)[1:]
+
+    assert shown("--depth", "0") == [[".", "TensorDict", "[]", "36", "B"]]
+    assert [line[0] for line in shown("--depth", "1")] == [".", "a", "b"]
+    assert shown("--key", "b.e") == [
+        ["b.e", "TensorDict", "[]"],
+        ["f", "float32", "[1]", "4", "B"],
+        ["s", "NonTensorData", "[]", "'x'"],
+    ]
+    assert shown("--key", "b.c.d") == [["b.c.d", "float32", "[5]", "20", "B"]]
+    assert shown("--key", "b", "--depth", "1")[-1] == ["e", "TensorDict", "[]", "4", "B"]
+    assert main(["inspect", str(tmp_path / "x"), "--key", "b.ee"]) == 2
+    assert "there is nothing at the key 'b.ee'; did you mean 'b.e'?" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "x"), "--json", "--depth", "0"]) == 0
+    assert "entries" not in json.loads(capsys.readouterr().out)["root"]
+
+
+def test_inspect_goes_on_past_what_is_broken(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(5), "e": {"f": torch.ones(1)}}}).save(tmp_path / "x")
+    os.truncate(tmp_path / "x/b/c.memmap", 3)
+    (tmp_path / "x/b/e/meta.json").write_text("{")
+    assert main(["inspect", str(tmp_path / "x")]) == 1
+    output = capsys.readouterr()
+    assert lines(output.out)[1:] == [
+        [".", "TensorDict", "[]"],
+        ["a", "float32", "[3]", "12", "B"],
+        ["b", "TensorDict", "[]"],
+        ["c", "broken"],
+        ["e", "broken"],
+    ]
+    assert [line.split(": ")[0] for line in output.err.splitlines()] == ["entry ('b', 'c')", "entry ('b', 'e')"]
+    assert main(["inspect", "--json", str(tmp_path / "x")]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["problems"]) == 2 and report["root"]["entries"]["b"]["entries"]["c"]["type"] == "broken"
+
+
+def test_inspect_shows_what_files_take(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    TensorDict(a=torch.zeros(3)).save(tmp_path / "x")
+    with open(tmp_path / "x/a.memmap", "ab") as file:
+        file.truncate(1 << 26)  # A hole, which takes nothing.
+    assert main(["inspect", "--json", str(tmp_path / "x")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["bytes_on_disk"] > 1 << 26 > report["bytes_allocated"] > 0
 
 
 @pytest.mark.parametrize("name", STACKED)
@@ -531,7 +585,8 @@ def test_verify_of_a_sound_save(save: pathlib.Path, capsys: pytest.CaptureFixtur
     assert main(["verify", str(save)]) == 0
     name = detect_format(save)
     summed = ", 5 with checksums" if name == "archive" else ""
-    assert capsys.readouterr().out == f"{save}: {name}, 5 tensors, 42 B{summed}: sound\n"
+    sound = "sound" if summed else "sound, no checksums recorded"
+    assert capsys.readouterr().out == f"{save}: {name}, 5 tensors, 42 B{summed}: {sound}\n"
     assert main(["verify", "--json", str(save)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report.pop("checksummed") == (5 if summed else 0)
@@ -568,6 +623,10 @@ def test_trouble_is_one_line(command: list[str], tmp_path: pathlib.Path, capsys:
         if command[0] == "verify" and name == "cut":
             assert (code, captured.err) == (1, "")
             continue
+        if command[0] == "inspect" and name == "cut":
+            assert code == 1 and captured.err.startswith("entry 'x': ") and captured.err.count("\n") == 1
+            assert ["└─", "x", "broken"] in [line.split() for line in captured.out.splitlines()]
+            continue
         assert (code, captured.out) == (2, "")
         assert captured.err.startswith("tensordict: error: ") and captured.err.count("\n") == 1
         assert name in captured.err
@@ -594,8 +653,50 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     assert f"\n  tensordict {command} " in capsys.readouterr().out.partition("examples:")[2]
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"tensordict {tensordict.__version__}\n"
+
+
+def test_help_imports_no_torch() -> None:
+    program = """
+import sys
+from tensordict_cli import main
+for arguments in (["--help"], ["--version"], ["inspect", "--help"], ["nonsense"], []):
+    try:
+        main(arguments)
+    except SystemExit:
+        pass
+    else:
+        raise AssertionError(arguments)
+assert not {"torch", "numpy", "tensordict"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["inspct", "x"], "there is no command 'inspct'; did you mean 'inspect'?"),
+        (["list"], "there are inspect, verify, convert, diff, ifeval"),
+        (["inspect", "x", "--jsn"], "inspect does not take '--jsn'; did you mean '--json'?"),
+        (["convert", "x", "y", "--compresion=deflate"], "did you mean '--compression'?"),
+        (["verify", "x", "y"], "verify does not take 'y'"),
+        (["inspect", "x", "--depth", "-1"], "the number of levels is 0 or more, got '-1'"),
+    ],
+)
+def test_typos(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert told in error and error.count("\n") == 1
+
+
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    def interrupted(path: Any) -> Any:
+    def interrupted(path: Any, complain: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("tensordict.cli.inspect.describe_save", interrupted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tensordict.cli import main
+from tensordict_cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

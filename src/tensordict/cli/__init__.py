@@ -1,5 +1,8 @@
-"""The command `tensordict`, which looks into saves of every format, checks, converts and compares them."""
+"""What the commands of `tensordict` do: they look into saves of every format, check, convert and compare them.
 
-from tensordict.cli.main import main
+Their arguments are in the package `tensordict_cli`, which needs no torch.
+"""
+
+from tensordict_cli import main
 
 __all__ = ["main"]

@@ -9,63 +9,16 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from tensordict import registry
-from tensordict.cli.terminal import GOOD, has_tqdm, key_text, printable, show, size_text
+from tensordict.cli.terminal import GOOD, has_tqdm, key_text, show, size_text
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io.describe import LeafSpec, Pickled, walk
-from tensordict.io.formats import FORMATS, SUFFIXES, describe_save, open_save, write_save
+from tensordict.io.formats import SUFFIXES, describe_save, open_save, write_save
 from tensordict.io.forms import Form
 from tensordict.io.names import META
 from tensordict.io.progress import Progress, bytes_on_disk
-
-DESCRIPTION = """\
-Write a save again, in the same or in another format: a folder, an archive (.tdz), a consolidated file (.consolidated),
-HDF5 (.h5, .hdf5) or safetensors (.safetensors). The suffix of DST says which, no suffix means a folder. Tensors are
-mapped and written piece by piece, so that memory does not limit the size. On a terminal, progress is shown.
-"""
-
-EXAMPLES = """\
-examples:
-  tensordict convert runs/1 run.tdz
-  tensordict convert --compression deflate runs/1 small.tdz
-  tensordict convert --checksum crc32 run.h5 runs/1
-  tensordict convert --import my_project.data runs/1 run.h5
-  tensordict convert --to directory --force run.safetensors runs/1
-"""
-
-
-def add_parser(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "convert",
-        help="write a save in another format",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("source", metavar="SRC", help="the save, of any format")
-    parser.add_argument("target", metavar="DST", help="where to write it")
-    parser.add_argument("--to", choices=FORMATS, help="the format of DST, whatever its suffix")
-    parser.add_argument("--force", action="store_true", help="replace what is at DST")
-    parser.add_argument("--compression", help="of an archive (deflate, bzip2, lzma) or of HDF5 (gzip, lzf)")
-    parser.add_argument(
-        "--checksum", choices=("crc32", "sha256", "blake2b"), help="record a checksum per tensor, for verify"
-    )
-    parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that write")
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import this module first, which defines tensorclasses that SRC holds (may be given again)",
-    )
-    parser.add_argument(
-        "--allow-pickle", action="store_true", help="unpickle values of SRC, which runs code that is in it"
-    )
-    parser.set_defaults(run=run)
+from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,49 +16,13 @@ from tensordict.cli.terminal import (
     count_text,
     json_value,
     key_text,
-    printable,
     shortened,
     show,
 )
 from tensordict.io.comparing import Difference, Tolerance, differences
 from tensordict.io.describe import LeafSpec, walk
 from tensordict.io.formats import describe_save
-
-DESCRIPTION = """\
-Compare two saves, which may be of different formats: keys, kinds of containers, batch sizes, names of dims, dtypes,
-shapes, values, and then the elements of the tensors, piece by piece. Exits with 0 when they are the same, 1 when they
-differ, 2 when one cannot be read.
-
-With --json, one object: "same" (true or false) and "differences", each with "key" (a list of names), "what"
-("missing" in B, "additional" in B, "kind", "batch size", "names", "stack dim", "dtype", "shape", "value" or "elements")
-and what it is in "a" and in "b". For "elements" there are "differing" (how many), "of" (how many there are) and
-"max_abs" (the largest absolute difference, null when it is no finite number) in their place.
-"""
-
-EXAMPLES = """\
-examples:
-  tensordict diff runs/1 runs/2
-  tensordict diff --rtol 1e-5 --equal-nan checkpoint.tdz checkpoint.h5
-  tensordict diff --json a b > differences.json || echo they differ
-"""
-
-
-def add_parser(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "diff",
-        help="compare two saves",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("a", metavar="A", help="a save")
-    parser.add_argument("b", metavar="B", help="another one, of any format")
-    parser.add_argument("--rtol", type=float, default=0.0, help="relative tolerance for elements (default 0)")
-    parser.add_argument("--atol", type=float, default=0.0, help="absolute tolerance for elements (default 0)")
-    parser.add_argument("--equal-nan", action="store_true", help="take NaN for equal to NaN")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.set_defaults(run=run)
+from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:

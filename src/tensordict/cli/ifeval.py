@@ -7,49 +7,12 @@ import json
 import sys
 from typing import Any
 
-from tensordict.cli.terminal import BAD, NAME, QUIET, Line, aligned, count_text, printable, show
+from tensordict.cli.terminal import BAD, NAME, QUIET, Line, aligned, count_text, show
 from tensordict.llm.responses import read_responses
 from tensordict.llm.scorer import IFEvalScorer
 from tensordict.llm.scores import FIELDS
 from tensordict.llm.summary import IFEvalSummary, ifeval_summary
-
-DESCRIPTION = """\
-Score responses with the instruction checkers of EleutherAI's lm-evaluation-harness (pip install 'tensordict[ifeval]')
-and print the accuracies over prompts, over instructions, and per type of instruction: strict, and loose (asterisks, the
-first and the last line may be left out). Needs no network. Responses that cannot be scored are in no accuracy; standard
-error says why, one per line, and the command exits with 1 when there are any, else with 0.
-
-RESPONSES has one JSON object per line, with "prompt" and "response". PROMPTS has one per line, with "prompt",
-"instruction_id_list" and "kwargs", as the public data set has them; without PROMPTS, the lines of RESPONSES have these
-too.
-
-With --json, one object: "prompts" and "instructions" (how many were scored), "prompt_errors" and "inst_errors" (how
-many could not be), the accuracies "prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loose_acc" and
-"inst_level_loose_acc" as fractions (null when there are none), "types", which has "strict_acc", "loose_acc",
-"instructions" and "inst_errors" for the id of every type, and "errors", a list of lines.
-"""
-
-EXAMPLES = """\
-examples:
-  tensordict ifeval responses.jsonl --prompts input_data.jsonl
-  tensordict ifeval --json responses.jsonl | jq .prompt_level_strict_acc
-"""
-
-
-def add_parser(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "ifeval",
-        help="score how responses follow instructions",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("responses", metavar="RESPONSES", help="the responses, as JSON lines")
-    parser.add_argument("--prompts", metavar="PROMPTS", help="the prompts, as JSON lines")
-    parser.add_argument("--num-workers", type=int, default=0, metavar="N", help="the number of processes that score")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.set_defaults(run=run)
+from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:

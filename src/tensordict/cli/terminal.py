@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tensordict.io.values import NotJson, plain
+from tensordict_cli.text import printable
 
 # Pieces of text with the style that rich gives them; "" for none.
 Line = Sequence[tuple[str, str]]
@@ -43,11 +44,6 @@ def aligned(rows: Sequence[Line]) -> list[Line]:
         cells = [(text.ljust(width + 2), style) for (text, style), width in zip(row[:end], widths) if width]
         lines.append([*cells[:-1], (cells[-1][0].rstrip(), cells[-1][1])] if cells else [])
     return lines
-
-
-def printable(text: str) -> str:
-    """Text from a file without what would change the terminal or break the line."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def shortened(value: Any) -> str:
@@ -87,10 +83,6 @@ def count_text(count: int, what: str) -> str:
 def has_tqdm() -> bool:
     """Whether progress can be shown."""
     return importlib.util.find_spec("tqdm") is not None
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
 
 
 def _console() -> Any:

@@ -73,6 +73,17 @@ class Unreadable:
         return f"<{self.why}>"
 
 
+class Broken(Unreadable):
+    """What stands in an outline in the place of an entry that cannot be loaded."""
+
+    __slots__ = ()
+
+
+def broken(error: OSError) -> Form:
+    """The outline of an entry of which this is wrong."""
+    return Form(VALUES[0], torch.Size(()), value=Broken(str(error)))
+
+
 def left_pickled(source: Source, path: str, key: Path, stack: bool) -> Pickled:
     """The content of a pickle file as it is: takes the place of `held.unpickle`."""
     return Pickled(source.read(path))
@@ -179,8 +190,8 @@ def _problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
         return _columns_problem(form, entries) if form.columns else _stack_problem(form, entries)
     if form.kind == DICT:
         for name, entry in entries.items():
-            if isinstance(entry, Form) and isinstance(entry.value, Pickled):
-                # Its batch size may follow from the value.
+            if isinstance(entry, Form) and isinstance(entry.value, (Pickled, Broken)):
+                # Its batch size may follow from the value, or is unknown.
                 continue
             shape = tuple(entry.batch_size) if isinstance(entry, Form) else entry.shape
             if shape[:lead] != tuple(form.batch_size):
@@ -199,6 +210,8 @@ def _face_problem(form: Form, inner: Form | LeafSpec | None) -> str | None:
 def _columns_problem(form: Form, entries: Mapping[str, Form | LeafSpec]) -> str | None:
     dim = form.stack_dim or 0
     for name, entry in entries.items():
+        if isinstance(entry, Form) and isinstance(entry.value, Broken):
+            continue
         if isinstance(entry, LeafSpec):
             shape = [*entry.shape[1 : dim + 1], entry.shape[0], *entry.shape[dim + 1 :]]
         elif entry.is_value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from tensordict import registry
@@ -95,8 +96,13 @@ def open_file(
     return container if target is None else container.to(target, non_blocking=non_blocking)
 
 
-def describe_save(path: PathLike) -> tuple[str, Form]:
+def describe_save(path: PathLike, complain: Callable[[OSError], Any] | None = None) -> tuple[str, Form]:
     """The format of the save at `path`, and its outline; no tensor is read.
+
+    Args:
+        path: a folder or a file.
+        complain: is told what is wrong with an entry of a folder or an archive, and gives what stands in its place;
+            without it, it is raised.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -109,7 +115,7 @@ def describe_save(path: PathLike) -> tuple[str, Form]:
         return format, consolidated.load(path, described)
     if format == SAFETENSORS:
         return format, safetensors.load(path, safetensors.LoadOptions(), described)
-    options = LoadOptions(build=described, unpickle=left_pickled)
+    options = LoadOptions(build=described, unpickle=left_pickled, complain=complain)
     if format == ARCHIVE:
         options.source = Packed(Archive(local_path(path)))
     return format, load_directory(path, options)

@@ -45,8 +45,9 @@ class LoadOptions:
     unpickle: Unpickle = refuse_pickle
     # Is told of the bytes of every tensor.
     progress: Progress | None = None
-    # Is given what is wrong with an entry, which is left out then; `None` raises it.
-    complain: Callable[[OSError], None] | None = None
+    # Is given what is wrong with an entry, and gives what stands in its place, `None` to leave it out. Without it, the
+    # error is raised.
+    complain: Callable[[OSError], Any] | None = None
 
     @property
     def mapped(self) -> bool:
@@ -255,7 +256,8 @@ def _load_entries(
         except OSError as error:
             if options.complain is None:
                 raise
-            options.complain(error)
+            if (found := options.complain(error)) is not None:
+                entries[name] = found
     return entries
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -56,4 +57,16 @@ def bytes_on_disk(path: str | os.PathLike[str]) -> int:
     """The summed length of the files of a save."""
     if not os.path.isdir(path):
         return os.stat(path).st_size
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
+    return sum(status.st_size for status in _statuses(path))
+
+
+def bytes_allocated(path: str | os.PathLike[str]) -> int:
+    """What the files of a save take on the disk, which counts in blocks; their lengths where it does not say."""
+    statuses = _statuses(path) if os.path.isdir(path) else [os.stat(path)]
+    return sum(status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size for status in statuses)
+
+
+def _statuses(folder: str | os.PathLike[str]) -> Iterator[os.stat_result]:
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            yield os.lstat(os.path.join(inner, name))

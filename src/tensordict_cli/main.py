@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import metadata
 from typing import NoReturn
 
-from tensordict.cli import convert, diff, ifeval, inspect, verify
-from tensordict.cli.terminal import printable
+from tensordict_cli.commands import COMMANDS
+from tensordict_cli.text import printable
 
 TROUBLE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
@@ -26,16 +29,28 @@ examples:
 
 exit codes:
   0    done; sound (verify); the same (diff)
-  1    there are problems (verify); there are differences (diff)
+  1    there are problems (inspect, verify); there are differences (diff)
   2    wrong usage, or a file that cannot be read or written: one line on standard error says why
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, which says what may have been meant."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(TROUBLE, f"tensordict: error: {message} (see {self.prog} --help)\n")
+
+    def options(self) -> list[str]:
+        """The long options."""
+        return [name for name in self._option_string_actions if name.startswith("--")]
+
+
+class _Version(argparse.Action):
+    """Prints the version of the package that is installed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *others: object) -> None:
+        print(f"tensordict {metadata.version('tensordict')}")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,9 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         1 difference
         1
     """
-    args = _parser().parse_args(argv)
+    args = _parsed(sys.argv[1:] if argv is None else list(argv))
     try:
-        code: int = args.run(args)
+        # Only now is torch imported.
+        code: int = importlib.import_module(f"tensordict.cli.{args.command}").run(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -81,17 +97,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(_message(error))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    parser, commands = _parsers()
+    if argv and not argv[0].startswith("-") and argv[0] not in commands:
+        parser.error(f"there is no command {argv[0]!r}; {_meant(argv[0], commands)}")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command = commands[args.command]
+        name = unknown[0].partition("=")[0]
+        told = f"; {_meant(name, command.options())}" if name.startswith("-") else ""
+        command.error(f"{args.command} does not take {' '.join(unknown)!r}{told}")
+    return args
+
+
+def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="tensordict",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (inspect, verify, convert, diff, ifeval):
-        command.add_parser(commands)
-    return parser
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    group = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    commands: dict[str, _Parser] = {}
+    for name, command in COMMANDS.items():
+        commands[name] = group.add_parser(
+            name,
+            help=command.help,
+            description=command.description,
+            epilog=command.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.arguments(commands[name])
+    return parser, commands
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """What to say of a word that is not among those that are known."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 
 
 def _fail(message: str) -> int:

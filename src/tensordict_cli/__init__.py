@@ -1,0 +1,5 @@
+"""The command `tensordict`: its parser, which needs no torch. What the commands do is in `tensordict.cli`."""
+
+from tensordict_cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,191 @@
+"""The commands: what they are for, and their arguments. Nothing of the package `tensordict` is imported."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Those of `tensordict.io.formats`, which imports torch.
+FORMATS = ("directory", "archive", "consolidated", "h5", "safetensors")
+
+Arguments = Callable[[argparse.ArgumentParser], None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command; `tensordict.cli` has a module of its name, whose `run` runs it."""
+
+    help: str
+    description: str
+    examples: str
+    arguments: Arguments
+
+
+def _depth(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"the number of levels is 0 or more, got {text!r}")
+    return int(text)
+
+
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="the save: a folder or a file")
+    parser.add_argument("--key", help="print only what is at this nested key, written with dots")
+    parser.add_argument("--depth", type=_depth, metavar="N", help="go so many levels down (0: one line)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="the save: a folder or a file")
+    parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that read")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def _convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="the save, of any format")
+    parser.add_argument("target", metavar="DST", help="where to write it")
+    parser.add_argument("--to", choices=FORMATS, help="the format of DST, whatever its suffix")
+    parser.add_argument("--force", action="store_true", help="replace what is at DST")
+    parser.add_argument("--compression", help="of an archive (deflate, bzip2, lzma) or of HDF5 (gzip, lzf)")
+    parser.add_argument(
+        "--checksum", choices=("crc32", "sha256", "blake2b"), help="record a checksum per tensor, for verify"
+    )
+    parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that write")
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this module first, which defines tensorclasses that SRC holds (may be given again)",
+    )
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="unpickle values of SRC, which runs code that is in it"
+    )
+
+
+def _diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="a save")
+    parser.add_argument("b", metavar="B", help="another one, of any format")
+    parser.add_argument("--rtol", type=float, default=0.0, help="relative tolerance for elements (default 0)")
+    parser.add_argument("--atol", type=float, default=0.0, help="absolute tolerance for elements (default 0)")
+    parser.add_argument("--equal-nan", action="store_true", help="take NaN for equal to NaN")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def _ifeval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("responses", metavar="RESPONSES", help="the responses, as JSON lines")
+    parser.add_argument("--prompts", metavar="PROMPTS", help="the prompts, as JSON lines")
+    parser.add_argument("--num-workers", type=int, default=0, metavar="N", help="the number of processes that score")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+COMMANDS = {
+    "inspect": Command(
+        "print the tree of a save",
+        """\
+Print what a save holds, of any format: its nested keys with dtypes, shapes and sizes, batch sizes, names of dims,
+the kinds of its containers, and the values that are no tensors. No tensor is read, nothing is unpickled, and the
+tensorclasses that it names need not be known. An entry of a folder or an archive that is broken is shown as such, with
+the reason on standard error, and the others are printed all the same; the command exits with 1 then.
+
+With --json, one object: "path", "format", "nbytes" (of all tensors), "bytes_on_disk" (the lengths of the files),
+"bytes_allocated" (what they take on the disk: less where they have holes, more for many small ones), "tensors",
+"values" and "containers" (their numbers), "problems" (one line for each broken entry), and "root", a node: of --key, if
+it is given. Every node has a "type":
+  "tensor"      "dtype", "shape" (-1 for ragged dims), "nbytes", "ragged"
+  "container"   "kind" (the class), "batch_size", "names" (or null), "stack_dim" (or null), "entries" (name -> node)
+  "value"       "kind", "batch_size", "names", "stack_dim", "value" (null when JSON cannot hold it), "pickled"
+  "broken"      "problem"
+With --depth, containers that are not gone into have no "entries".
+""",
+        """\
+examples:
+  tensordict inspect runs/1
+  tensordict inspect data.tdz | head -20
+  tensordict inspect --depth 1 data.tdz
+  tensordict inspect --key policy.params checkpoint
+  tensordict inspect --json data.tdz | jq .nbytes
+""",
+        _inspect,
+    ),
+    "verify": Command(
+        "check whether a save is whole",
+        """\
+Check a save without loading it: its structure, the lengths of its files, and checksums where they were recorded (see
+convert --checksum; archives always have them). Nothing is unpickled, and the tensorclasses need not be known. Exits
+with 0 when it is sound, 1 when there are problems, 2 when it is missing or of no format that is known.
+
+With --json, one object: "path", "format", "ok", "tensors" and "nbytes" (of all tensors), "checksummed" (how many of
+them were compared with a checksum) and "problems", a list of lines.
+""",
+        """\
+examples:
+  tensordict verify runs/1
+  tensordict verify --num-threads 4 data.tdz || echo broken
+  tensordict verify --json data.h5 | jq -r '.problems[]'
+""",
+        _verify,
+    ),
+    "convert": Command(
+        "write a save in another format",
+        """\
+Write a save again, in the same or in another format: a folder, an archive (.tdz), a consolidated file (.consolidated),
+HDF5 (.h5, .hdf5) or safetensors (.safetensors). The suffix of DST says which, no suffix means a folder. Tensors are
+mapped and written piece by piece, so that memory does not limit the size. On a terminal, progress is shown.
+""",
+        """\
+examples:
+  tensordict convert runs/1 run.tdz
+  tensordict convert --compression deflate runs/1 small.tdz
+  tensordict convert --checksum crc32 run.h5 runs/1
+  tensordict convert --import my_project.data runs/1 run.h5
+  tensordict convert --to directory --force run.safetensors runs/1
+""",
+        _convert,
+    ),
+    "diff": Command(
+        "compare two saves",
+        """\
+Compare two saves, which may be of different formats: keys, kinds of containers, batch sizes, names of dims, dtypes,
+shapes, values, and then the elements of the tensors, piece by piece. Exits with 0 when they are the same, 1 when they
+differ, 2 when one cannot be read.
+
+With --json, one object: "same" (true or false) and "differences", each with "key" (a list of names), "what"
+("missing" in B, "additional" in B, "kind", "batch size", "names", "stack dim", "dtype", "shape", "value" or "elements")
+and what it is in "a" and in "b". For "elements" there are "differing" (how many), "of" (how many there are) and
+"max_abs" (the largest absolute difference, null when it is no finite number) in their place.
+""",
+        """\
+examples:
+  tensordict diff runs/1 runs/2
+  tensordict diff --rtol 1e-5 --equal-nan checkpoint.tdz checkpoint.h5
+  tensordict diff --json a b > differences.json || echo they differ
+""",
+        _diff,
+    ),
+    "ifeval": Command(
+        "score how responses follow instructions",
+        """\
+Score responses with the instruction checkers of EleutherAI's lm-evaluation-harness (pip install 'tensordict[ifeval]')
+and print the accuracies over prompts, over instructions, and per type of instruction: strict, and loose (asterisks, the
+first and the last line may be left out). Needs no network. Responses that cannot be scored are in no accuracy; standard
+error says why, one per line, and the command exits with 1 when there are any, else with 0.
+
+RESPONSES has one JSON object per line, with "prompt" and "response". PROMPTS has one per line, with "prompt",
+"instruction_id_list" and "kwargs", as the public data set has them; without PROMPTS, the lines of RESPONSES have these
+too.
+
+With --json, one object: "prompts" and "instructions" (how many were scored), "prompt_errors" and "inst_errors" (how
+many could not be), the accuracies "prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loose_acc" and
+"inst_level_loose_acc" as fractions (null when there are none), "types", which has "strict_acc", "loose_acc",
+"instructions" and "inst_errors" for the id of every type, and "errors", a list of lines.
+""",
+        """\
+examples:
+  tensordict ifeval responses.jsonl --prompts input_data.jsonl
+  tensordict ifeval --json responses.jsonl | jq .prompt_level_strict_acc
+""",
+        _ifeval,
+    ),
+}
