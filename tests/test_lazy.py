@@ -918,3 +918,15 @@ def test_entries_of_members_with_batch_dims_of_their_own(tmp_path: pathlib.Path)
         assert other.names == other["n"].names == ["member"] and other.tensordicts[0]["n"].names == ["time"]
         assert other["n", "x"].sum() == 12 and other["s"] == [["a", "a"], "b"]
     assert stack.to_tensordict()["n"].batch_size == (2,) and torch.stack([stack, stack])["n"].batch_size == (2, 2)
+
+
+def test_one_container_several_times_in_a_stack() -> None:
+    member = TensorDict(x=torch.ones(2), y=torch.zeros(2))
+    stack = lazy_stack([member, member])
+    assert stack.pop("x").shape == (2, 2) and set(stack.del_("y").keys()) == set(member.keys()) == set()
+
+
+def test_empty_of_another_batch_size_reads_nothing() -> None:
+    stack = lazy_stack([TensorDict(x=torch.ones(2), n={"y": torch.ones(3)}), TensorDict(x=torch.ones(4), n={})])
+    assert stack.empty(batch_size=[5]).batch_size == (5,) and stack.empty(batch_size=[]).is_empty()
+    assert list(stack.empty(True, batch_size=[2, 3])["n"].keys()) == []

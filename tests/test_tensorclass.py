@@ -404,6 +404,8 @@ def test_frozen() -> None:
         assert type(result) is Frozen
     assert made.is_locked and hash(made) == hash(made)
     made[0] = made[1].clone()
+    inside = TensorDict({"made": made}, [3], names=["time"])["made"]
+    assert type(inside) is Frozen and (inside.names, made.names) == (["time"], [None])
     with pytest.raises(TypeError, match="unhashable"):
         hash(data())
 

@@ -852,3 +852,10 @@ def test_values_and_stacks_on_a_device(tmp_path: pathlib.Path) -> None:
         assert result["i"].label == "cat" and result["u"].tolist() == [1, 1, 1] and result.device.type == "cpu"
     moved = TensorDict.load_memmap(tmp_path, device="cuda")
     assert moved["i"].x.is_cuda and moved["u"].is_cuda and moved.get(("i", "label")).device.type == "cuda"
+
+
+def test_a_tensorclass_takes_over_the_folder_that_it_names(tmp_path: pathlib.Path) -> None:
+    saved = Inner(a=torch.ones(2), batch_size=[2]).memmap(tmp_path)
+    for folder in (tmp_path, saved.saved_path):
+        item = Inner(a=torch.zeros(2), batch_size=[2])
+        assert item.load_memmap_(folder) is item and item.a.tolist() == [1, 1]

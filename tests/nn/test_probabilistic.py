@@ -11,7 +11,7 @@ import torch
 from torch import distributions as D
 from torch import nn
 
-from tensordict import TensorDict, TensorDictParams
+from tensordict import TensorDict, TensorDictParams, UnbatchedTensor
 from tensordict.nn import (
     CompositeDistribution,
     InteractionType,
@@ -556,3 +556,9 @@ def test_functional_calls_under_vmap():
 
     td = torch.vmap(run, (0, None))(stacked, TensorDict(x=torch.ones(5, 4), batch_size=[5]))
     assert td.batch_size == (3, 5) and td["a_log_prob"].shape == (3, 5, 4)
+
+
+def test_parameters_without_batch_dims_of_their_own():
+    td = TensorDict({"loc": UnbatchedTensor(torch.zeros(2)), "scale": UnbatchedTensor(torch.ones(2))}, [4])
+    out = normal(default_interaction_type="mean", return_log_prob=True)(td)
+    assert out["a"].tolist() == [0, 0] and out["a_log_prob"].shape == (2,)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import MemoryMappedTensor, TensorDict
+from tensordict import MemoryMappedTensor, TensorDict, lazy_stack
 
 
 def make(**kwargs: Any) -> TensorDict:
@@ -289,6 +289,23 @@ def test_requires_grad_changes_nothing_when_a_leaf_cannot() -> None:
         td.requires_grad_()
     assert not td["a"].requires_grad
     assert td.requires_grad_(False) is td
+
+
+def test_lazy_stacks_are_not_contiguous_wherever_they_are() -> None:
+    stack = lazy_stack([TensorDict(x=torch.zeros(3)), TensorDict(x=torch.ones(3))])
+    td = TensorDict({"a": torch.zeros(2), "n": {"stack": stack}}, [2], names=["time"])
+    assert not td.is_contiguous() and td.exclude(("n", "stack")).is_contiguous()
+    assert not TensorDict(s=["x", "y"], batch_size=[2]).is_contiguous() and TensorDict(s="x").is_contiguous()
+    dense = td.contiguous()
+    assert type(dense["n", "stack"]) is TensorDict and dense.is_contiguous() and dense.names == ["time"]
+    assert dense["n", "stack", "x"].tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_ragged_leaves_are_plain_tensors_already() -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    td = TensorDict({"r": ragged, "p": torch.nn.Parameter(torch.ones(2))}, [2])
+    plain = lazy_stack([td, td]).as_tensor()[0]
+    assert plain["r"] is ragged and type(plain["p"]) is torch.Tensor
 
 
 def test_contiguous() -> None:

@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack, pad, pad_sequence
+from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, lazy_stack, pad, pad_sequence
 
 ragged_rows = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+
+
+class Row(TensorClass):
+    x: torch.Tensor
+    y: torch.Tensor | None = None
 
 
 def source() -> Any:
@@ -238,3 +243,17 @@ def test_pad_sequence_of_lazy_stacks() -> None:
 def test_pad_sequence_refuses(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         pad_sequence(make(), return_mask=True)
+
+
+def test_sequences_of_tensorclasses_stay_tensorclasses() -> None:
+    rows = [Row(x=torch.ones(n, 2), batch_size=[n]) for n in (1, 3)]
+    padded = pad_sequence(rows)
+    assert type(padded) is Row and padded.batch_size == (2, 3) and padded.x[0, 1:].eq(0).all() and padded.y is None
+    inside = pad_sequence([TensorDict({"row": row}, row.batch_size) for row in rows], return_mask=True)
+    assert type(inside["row"]) is Row and inside["masks", "row", "x"].tolist() == [[True, False, False], [True] * 3]
+
+
+def test_masks_of_sequences_without_elements() -> None:
+    empty = TensorDict({"x": torch.zeros(0)}, batch_size=[0])
+    padded = pad_sequence([empty, empty], return_mask=True)
+    assert padded["x"].shape == padded["masks", "x"].shape == (2, 0)

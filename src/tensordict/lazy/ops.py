@@ -150,7 +150,7 @@ class LazyOps(LazyCore):
         for member in having:
             if member._locked:
                 raise_locked(f"delete the entry {joined(path)!r}")
-        for member in having:
+        for member in {id(member): member for member in having}.values():  # one may be there several times
             member.del_(path)
         return self
 
@@ -226,7 +226,8 @@ class LazyOps(LazyCore):
         Arguments as for any container.
         """
         if batch_size is not None and as_size(batch_size) != self._batch_size:
-            return self._dense().empty(recurse, batch_size=batch_size, device=device, names=names)  # type: ignore[no-any-return]
+            out = self._each(lambda member: member.empty(recurse))
+            return out._dense().empty(recurse, batch_size=batch_size, device=device, names=names)  # type: ignore[no-any-return]
         out = self._each(lambda member: member.empty(recurse, device=device))
         if names is not None:
             out.names = names

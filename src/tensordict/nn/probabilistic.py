@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.contract import Contract
+from tensordict.contract import Contract, is_node
 from tensordict.keys import Key, is_nested_key, path_of, unravel_key, unravel_key_list
 from tensordict.nn import generators
 from tensordict.nn.dispatch import dispatch
@@ -262,7 +262,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             dist = self.get_dist(tensordict)
         if isinstance(dist, CompositeDistribution):
             log_prob = dist.log_prob(tensordict)
-            if isinstance(log_prob, Contract):
+            if is_node(log_prob):
                 self._update_td_lp(log_prob)
             return log_prob
         return dist.log_prob(*[self._value(tensordict, key) for key in self._out_keys])
@@ -316,7 +316,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     def _write(self, tensordict: Any, dist: Any, value: Any) -> Any:
         """Write a value, and its log-probability if it is asked for; all or nothing."""
-        if isinstance(value, Contract):
+        if is_node(value):
             written: Any = value
             if self.return_log_prob:
                 self._check_aggregate()

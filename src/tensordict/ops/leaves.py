@@ -62,11 +62,13 @@ class Leaves(Locking):
         return self._same_lock(self._map(_plain))  # type: ignore[no-any-return]
 
     def is_contiguous(self) -> bool:
-        """Whether every leaf is contiguous."""
-        return all(leaf.is_contiguous() for leaf in self._leaves())
+        """Whether every leaf is contiguous; lazy stacks, and stacks of values, are not."""
+        return all(value.is_contiguous() for value in self._entries.values())
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """A container whose leaves are contiguous; leaves that already are, are shared, others are copied.
+
+        Lazy stacks become dense.
 
         Args:
             canonical: also copy leaves that torch calls contiguous although their strides are not those of a
@@ -89,7 +91,11 @@ class Leaves(Locking):
         fn = _canonical if canonical else Tensor.contiguous
         if inplace:
             return self._replace_leaves(self._map(fn))
-        return self._map(fn)
+        entries = {
+            name: value.contiguous(canonical=canonical) if is_node(value) else fn(value)
+            for name, value in self._entries.items()
+        }
+        return self._build(entries, self._batch_size, self._device, self._names)
 
     def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
         """The address of every leaf, as a container of int64 scalars without batch dims.
@@ -183,7 +189,8 @@ def _gradient(leaf: Tensor) -> Tensor | None:
 
 
 def _plain(leaf: Any) -> Any:
-    return leaf if type(leaf) is Tensor else leaf.as_subclass(Tensor)
+    # A jagged tensor is of a class of its own, mapped or not.
+    return leaf if type(leaf) is Tensor or leaf.layout is torch.jagged else leaf.as_subclass(Tensor)
 
 
 def _canonical(leaf: Tensor) -> Tensor:

@@ -227,7 +227,10 @@ class _Sequences:
         shape = torch.Size((len(nodes), *size))
         device = merged_device(nodes)
         make = registry.lookup("TensorDict")._make
-        return make(entries, shape, device, dim_names), make(masks, shape, device, None) if self.masks else None
+        result = make(entries, shape, device, dim_names)
+        if len({type(node) for node in nodes}) == 1:
+            result = first._faced(result)
+        return result, make(masks, shape, device, None) if self.masks else None
 
     def _leaf_at(self, ndim: int) -> Callable[[list[Any], Path], tuple[Tensor, Tensor | None]]:
         """What pads and stacks the leaves of a container of `ndim` batch dims."""
@@ -287,7 +290,7 @@ class _Sequences:
         over = shape[:ndim] if dim < ndim else [*shape[:ndim], longest]
         position = min(dim, ndim)
         return (
-            mask.reshape(-1, *[longest if d == position else 1 for d in range(len(over))])
+            mask.reshape(len(lengths), *[longest if d == position else 1 for d in range(len(over))])
             .expand(-1, *over)
             .contiguous()
         )

@@ -506,8 +506,10 @@ class Saving(Contract):
                 loaded = load_directory(prefix, options, subpath, keys)
         if out is None:
             return loaded  # type: ignore[no-any-return]
-        _check_fit(out, loaded, ())
-        _take_over(out, loaded)
+        # The folder that a tensorclass names is that of the container behind it.
+        into = out if taken_apart(loaded).is_face else out._bare()
+        _check_fit(into, loaded, ())
+        _take_over(into, loaded)
         return out  # type: ignore[no-any-return]
 
     @classmethod
