@@ -148,12 +148,14 @@ def _bounded(bound: int, size: int) -> int:
 def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]:
     """The dim names after indexing dims called `names`, giving `count` dims.
 
-    A dim that is kept keeps its name; dims made by `None` or by tensors have none.
+    A dim that is kept keeps its name; dims made by tensors have that of the first dim that these index; dims made by
+    `None` or a mask of several dims have none.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     out: list[str | None] = []
     position = 0
-    position_of_advanced: int | None = None
+    # What the dims that tensors make are called: as the first dim indexed by integers, which they come from.
+    made: str | None = None
     advanced_at: list[int] = []
     for item in items:
         if item is None:
@@ -164,19 +166,16 @@ def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]
         elif isinstance(item, int) and not isinstance(item, bool):
             position += 1
         else:
-            advanced_at.append(len(out))
             consumed = _consumed(item)
-            position_of_advanced = position if consumed == 1 else None
+            if not advanced_at and consumed == 1:
+                made = names[position]
+            advanced_at.append(len(out))
             position += consumed
     rest = names[position:]
     added = count - len(out) - len(rest)
-    if added == 1 and len(advanced_at) == 1 and position_of_advanced is not None:
-        # One index along one dim: the dim is thinned out or reordered, and stays what it was.
-        out.insert(advanced_at[0], names[position_of_advanced])
-    elif advanced_at and added:
-        contiguous = advanced_at[0] == advanced_at[-1]
-        at = advanced_at[0] if contiguous else 0
-        out[at:at] = [None] * added
+    if advanced_at and added:
+        at = advanced_at[0] if advanced_at[0] == advanced_at[-1] else 0
+        out[at:at] = [made] * added
     return out + rest
 
 

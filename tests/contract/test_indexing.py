@@ -220,10 +220,49 @@ def test_a_container_of_the_last_dims_is_broadcast(td: Any, plain: Plain, kind: 
         td[index] = TensorDict(values, part.shape[1:])
         plain = replaced(plain, size, part, repeated(values, len(part)))
         assert_matches(td, plain, size, kind.extra)
-    for wrong in ((), (size[-1] + 1,), (7, *size), (1, 1, *size)):
-        with pytest.raises(RuntimeError, match="has these dims, or the last of them"):
+    for fits in ((), (1,), (1, 1, *size), (1, size[-1]), (*size[:-1], 1)):
+        value = torch.full((*fits, 2), 3, dtype=plain["a"].dtype)
+        td[:] = TensorDict({"a": value}, fits)
+        plain["a"] = torch.full_like(plain["a"], 3)
+        assert_matches(td, plain, size, kind.extra)
+    for wrong in ((size[-1] + 1,), (7, *size), (1, 7, *size)):
+        with pytest.raises(RuntimeError, match="has these dims, or broadcasts to them"):
             td[:] = TensorDict({"a": torch.zeros(*wrong, 2)}, wrong)
     assert_matches(td, plain, size, kind.extra)
+
+
+def test_leading_dims_of_size_1_are_left_out(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    for index in (0, slice(0, 1), [0]):
+        values = mapped(lambda leaf, at=index: changed(leaf)[at][None, None], plain)
+        size = index_map(kind.batch_size)[index].shape
+        for value in (values, TensorDict(values), TensorDict(values, (1, 1, *size))):
+            td[index] = value
+            changes = mapped(lambda leaf: leaf[0, 0], values)
+            assert_matches(
+                td, replaced(plain, kind.batch_size, index_map(kind.batch_size)[index], changes), kind.batch_size
+            )
+        plain = replaced(plain, kind.batch_size, index_map(kind.batch_size)[index], changes)
+
+
+def test_names_of_dims_that_index_tensors_make(td: Any, kind: Kind) -> None:
+    if len(kind.batch_size) != 2 or kind.locked:
+        pytest.skip("needs two dims to name")
+    td = td.clone()
+    td.names = ["t", "u"]
+    pairs = torch.tensor([[0, 1], [1, 0]])
+    mask = torch.ones(kind.batch_size, dtype=torch.bool)
+    for index, names in (
+        (pairs, ["t", "t", "u"]),
+        ((slice(None), pairs), ["t", "u", "u"]),
+        ((0, pairs), ["u", "u"]),
+        ((None, [0]), [None, "t", "u"]),
+        (([0, 1], [1, 0]), ["t"]),
+        (mask, [None]),
+        (mask.numpy(), [None]),
+    ):
+        assert td[index].names == names
 
 
 def test_a_broadcast_container_is_allocated() -> None:

@@ -21,9 +21,9 @@ from tensordict.indexing import checked_size, is_beyond, leaf_index, result_size
 from tensordict.keys import Path, joined, path_of
 from tensordict.lazy.core import LazyCore, elements_of
 from tensordict.lazy.members import Members
-from tensordict.ops.indexing import _Assignment, _fitting
+from tensordict.ops.indexing import _Assignment, _fitting, _is_mask
 from tensordict.ops.numbers import stored
-from tensordict.ops.writing import _check_expandable
+from tensordict.ops.writing import _check_expandable, without_leading
 from tensordict.shapes import (
     as_dim,
     as_dims,
@@ -73,7 +73,8 @@ class LazyDims(LazyCore):
         at = leaf_index(index, size)
         picks = self._picks(at) if members else None
         if picks is None:
-            return self._rearranged(lambda stack: stack[at])
+            # A mask of several dims has become one tensor for each of them, which would tell names of dims.
+            return self._rearranged(lambda stack: stack[index if _is_mask(index) else at])
         rest, taken = picks.rest, [members[position] for position in picks.positions]
         if rest:
             taken = [member._index(rest) for member in taken]
@@ -85,10 +86,11 @@ class LazyDims(LazyCore):
             return self._like([], picks.dim, members[0]._index(rest) if rest else members[0].copy())
         if not taken:
             return self._rearranged(lambda stack: stack[at])
-        # Lists of lists, the last dim changing fastest: nested stacks, whose dims have no names.
+        # Lists of lists, the last dim changing fastest: nested stacks, whose dims all have the name of the stack dim.
+        name = self._entries.name
         for length in reversed(picks.block):
             rows = range(0, len(taken), length)
-            taken = [self._over(Members(taken[row : row + length], picks.dim)) for row in rows]
+            taken = [self._over(Members(taken[row : row + length], picks.dim, name=name)) for row in rows]
         return taken[0]
 
     def _picks(self, at: Any) -> _Picks | None:
@@ -646,7 +648,7 @@ def _pieces(
             shape = size + target
             if value.ndim < len(shape) or value.shape[: len(size)] != size:
                 _check_expandable(value.shape, shape, path)
-                value = value.expand(shape)
+                value = without_leading(value, len(shape)).expand(shape)
     if not width:
         return [value]
     if width > 1:

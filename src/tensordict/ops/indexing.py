@@ -19,7 +19,7 @@ from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.refusals import REFUSALS, has_ragged, retried
 from tensordict.ops.sources import leaf_items, nested_under, restricted
-from tensordict.ops.writing import Writing, _check_expandable, raise_no_entry
+from tensordict.ops.writing import Writing, _check_expandable, raise_no_entry, without_leading
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -131,7 +131,9 @@ class Indexing(Writing):
         new_size = checked_size(at, size) if type(at) is Tensor and self.is_empty() else result_size(at, size)
         rename = None
         if self._names is not None:
-            rename = lambda names: indexing.renamed(names, at, len(new_size))  # noqa: E731
+            # A mask of several dims has become one tensor for each of them.
+            named = torch.as_tensor(index) if _is_mask(index) else at
+            rename = lambda names: indexing.renamed(names, named, len(new_size))  # noqa: E731
         fn = rows.reader(at) if rows.maps else itemgetter(at)
         try:
             out = self._map(fn, new_size, len(size), rename, fn)
@@ -149,9 +151,9 @@ class Indexing(Writing):
         """Write an entry at a key, or assign to a part of the batch.
 
         `td[index] = value` takes a container, a mapping, a tensor or a number, is in place and so allowed on a locked
-        container. A container whose batch size is the last dims of that of the part is broadcast to it. Entries of
-        `value` that this container lacks are allocated with zeros at its batch size, so that an empty container can be
-        filled item by item. All shapes are checked before the first write.
+        container. What is assigned broadcasts as a tensor does, a container by its batch size. Entries of `value` that
+        this container lacks are allocated with zeros at its batch size, so that an empty container can be filled item
+        by item. All shapes are checked before the first write.
 
         Raises:
             IndexError: the index does not fit the batch size.
@@ -195,7 +197,7 @@ class Indexing(Writing):
         if isinstance(value, Contract):
             theirs = value._batch_size
             if theirs != new_size and theirs[: len(new_size)] != new_size:
-                value = self._broadcast(value, index, new_size) if adds or theirs else dict(leaf_items(value))
+                value = self._broadcast(value, index, new_size)
         elif not isinstance(value, Mapping):
             if torch.is_grad_enabled():
                 leaves: list[Tensor] = []
@@ -210,12 +212,17 @@ class Indexing(Writing):
     def _broadcast(self, value: Any, index: Any, size: torch.Size) -> Any:
         """A container of another batch size as one that can be assigned to the part of batch size `size` at `index`."""
         theirs = value._batch_size
-        # One without batch dims is refused: whoever forgot them would get a container of another shape.
-        if not theirs or theirs != size[-len(theirs) :]:
+        while len(theirs) > len(size) and theirs[0] == 1:
+            # As torch does with what is assigned to a tensor.
+            value, theirs = value._index(0), theirs[1:]
+        if not theirs:
+            # A container without batch dims is what a dict is: each leaf has to fit, or to broadcast.
+            return dict(leaf_items(value))
+        if len(theirs) > len(size) or any(a not in (1, b) for a, b in zip(reversed(theirs), reversed(size))):
             raise ShapeError(
                 f"cannot assign a container of batch size {list(theirs)} to the index {index!r} of a container "
                 f"of batch size {list(self._batch_size)}: that part has batch size {list(size)}, and what is assigned "
-                "to it has these dims, or the last of them"
+                "to it has these dims, or broadcasts to them"
             )
         return value.expand(size)
 
@@ -465,6 +472,7 @@ def _fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any
     shape = ragged.shape_of(item)
     if shape != expected:
         _check_expandable(shape, expected, path)
+        item = without_leading(item, len(expected))
     # Torch casts when a basic index is assigned and refuses when an advanced one is; here both cast.
     return item if item.dtype == target.dtype else item.to(target.dtype)
 
