@@ -76,6 +76,7 @@ def _diff(parser: argparse.ArgumentParser) -> None:
 def _ifeval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("responses", metavar="RESPONSES", help="the responses, as JSON lines")
     parser.add_argument("--prompts", metavar="PROMPTS", help="the prompts, as JSON lines")
+    parser.add_argument("--per-prompt", action="store_true", help="show how each response did, too")
     parser.add_argument("--num-workers", type=int, default=0, metavar="N", help="the number of processes that score")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
@@ -169,8 +170,9 @@ examples:
         """\
 Score responses with the instruction checkers of EleutherAI's lm-evaluation-harness (pip install 'tensordict[ifeval]')
 and print the accuracies over prompts, over instructions, and per type of instruction: strict, and loose (asterisks, the
-first and the last line may be left out). Needs no network. Responses that cannot be scored are in no accuracy; standard
-error says why, one per line, and the command exits with 1 when there are any, else with 0.
+first and the last line may be left out). Needs no network; two types of instructions need NLTK's punkt_tab (python -m
+nltk.downloader punkt_tab), which is said beforehand when it is missing. Responses that cannot be scored are in no
+accuracy; standard error says why, one per line, and the command exits with 1 when there are any, else with 0.
 
 RESPONSES has one JSON object per line, with "prompt" and "response". PROMPTS has one per line, with "prompt",
 "instruction_id_list" and "kwargs", as the public data set has them; without PROMPTS, the lines of RESPONSES have these
@@ -179,7 +181,9 @@ too.
 With --json, one object: "prompts" and "instructions" (how many were scored), "prompt_errors" and "inst_errors" (how
 many could not be), the accuracies "prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loose_acc" and
 "inst_level_loose_acc" as fractions (null when there are none), "types", which has "strict_acc", "loose_acc",
-"instructions" and "inst_errors" for the id of every type, and "errors", a list of lines.
+"instructions" and "inst_errors" for the id of every type, and "errors", a list of lines. With --per-prompt,
+"responses", too: of each its "place" (file and line), whether it follows all, "strict" and "loose" (true, false, or
+null when it could not be scored), and its "instructions", each with "id", "strict" and "loose".
 """,
         """\
 examples:

@@ -131,6 +131,32 @@ class TestCommand:
             "inst_errors": 0,
         }
 
+    def test_each_response(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["ifeval", "--per-prompt", *ARGUMENTS]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        words = [line.split("  ")[1].strip() for line in lines[:32]]
+        assert (words.count("followed"), words.count("followed loosely")) == (15, 22 - 15)
+        assert lines[1].split()[-2:] == ["punctuation:no_comma,", "length_constraints:number_words"]
+        assert lines[32] == "32 prompts, 54 instructions"
+        assert main(["ifeval", "--per-prompt", "--json", *ARGUMENTS]) == 0
+        responses = json.loads(capsys.readouterr().out)["responses"]
+        assert sum(response["loose"] for response in responses) == 22
+        assert responses[1]["place"].endswith("responses.jsonl:2")
+        assert responses[1]["instructions"][0] == {"id": "punctuation:no_comma", "strict": False, "loose": True}
+
+    def test_missing_data_is_said_beforehand(self, tmp_path: Path) -> None:
+        """In a process of its own: the checkers keep what they have loaded."""
+        command = [sys.executable, "-m", "tensordict", "ifeval", "--per-prompt", *ARGUMENTS]
+        environment = {**os.environ, "NLTK_DATA": str(tmp_path), "HOME": str(tmp_path)}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        assert run.returncode == 1
+        assert run.stderr.splitlines()[0] == (
+            "tensordict: 4 instructions of 54 cannot be scored without NLTK's 'punkt_tab', which is not installed "
+            "here: python -m nltk.downloader punkt_tab"
+        )
+        assert "2 prompts and 4 instructions could not be scored and are in no accuracy" in run.stdout
+        assert sum("  not scored  " in line for line in run.stdout.splitlines()) == 2
+
     def test_what_cannot_be_scored(self, tmp_path: Path, prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
         responses = written(tmp_path / "responses.jsonl", [{"prompt": "Say goodbye.", "response": 5}, RESPONSES[0]])
         assert main(["ifeval", responses, "--prompts", prompts]) == 1

@@ -7,13 +7,17 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tensordict.errors import InstructionError
 from tensordict.extras import require
 
 EXTRA = "ifeval"
+# The data of NLTK that checkers need, by the type of instruction, and where it lies.
+_DATA = {"length_constraints:number_sentences": "punkt_tab", "change_case:capital_word_frequency": "punkt_tab"}
+_FOLDERS = {"punkt_tab": "tokenizers/punkt_tab/english/"}
 # What NLTK says of data that is not there.
 _RESOURCE = re.compile(r"nltk\.download\('(\w+)'\)")
 
@@ -53,6 +57,23 @@ def registry() -> Mapping[str, Any]:
     with _without_downloads():
         known: Mapping[str, Any] = require("lm_eval.tasks.ifeval.instructions_registry", EXTRA).INSTRUCTION_DICT
     return known
+
+
+def missing_data(instruction_ids: Iterable[str]) -> dict[str, int]:
+    """The data of NLTK that is not installed, and how many of these instructions cannot be checked without it.
+
+    Raises:
+        ModuleNotFoundError: NLTK is not installed.
+    """
+    find = require("nltk", EXTRA).data.find
+    counts = Counter(_DATA[name] for name in instruction_ids if name in _DATA)
+    missing = {}
+    for name, count in counts.items():
+        try:
+            find(_FOLDERS[name])
+        except LookupError:
+            missing[name] = count
+    return missing
 
 
 @contextlib.contextmanager

@@ -37,6 +37,31 @@ class IFEvalSummary(TensorClass):
     inst_errors: torch.Tensor
     types: TensorDict
 
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """The scores in words: what they are of, the strict and the loose accuracy, and over how many."""
+        rows = [
+            ("prompts", self.prompt_level_strict_acc, self.prompt_level_loose_acc, self.prompts),
+            ("instructions", self.inst_level_strict_acc, self.inst_level_loose_acc, self.instructions),
+            *((name, of["strict_acc"], of["loose_acc"], of["instructions"]) for name, of in self.types.items()),
+        ]
+        return [(name, percent(strict), percent(loose), str(int(count))) for name, strict, loose, count in rows]
+
+    def __repr__(self) -> str:
+        """The scores as a table; of several summaries, what any container shows."""
+        if self.batch_size:
+            return super().__repr__()
+        rows = [("", "strict", "loose", "number"), *self.table()]
+        width = max(len(name) for name, *_ in rows)
+        lines = [f"{name.ljust(width)}  {strict:>6}  {loose:>6}  {count:>6}" for name, strict, loose, count in rows]
+        failed = f", {int(self.prompt_errors)} could not be scored" if int(self.prompt_errors) else ""
+        return "\n    ".join([f"IFEvalSummary({int(self.prompts)} prompts{failed}", *lines]) + ")"
+
+
+def percent(fraction: Any) -> str:
+    """A fraction in percent, `-` for NaN."""
+    value = float(fraction)
+    return "-" if math.isnan(value) else f"{100 * value:.1f}%"
+
 
 def ifeval_summary(
     data: Any, *, score_key: Key = "ifeval_score", instruction_ids_key: Key = "instruction_id_list"
@@ -65,6 +90,12 @@ def ifeval_summary(
         tensor(0.6667, dtype=torch.float64)
         >>> summary.types["punctuation:no_comma", "instructions"]
         tensor(3)
+        >>> summary
+        IFEvalSummary(3 prompts
+                                  strict   loose  number
+            prompts                66.7%   66.7%       3
+            instructions           66.7%   66.7%       3
+            punctuation:no_comma   66.7%   66.7%       3)
     """
     scores_of, ids_of = canonical(score_key), canonical(instruction_ids_key)
     prompts, instructions, types = _Tally(), _Tally(), dict[str, _Tally]()
