@@ -1,11 +1,23 @@
-"""UnbatchedTensor under `torch.vmap`: what is made of one element of the batch is no longer the same for all."""
+"""UnbatchedTensor: under `torch.vmap`, where what is made of one element is no longer the same for all; in stacks."""
 
 from __future__ import annotations
+
+import copy
+from typing import Any
 
 import pytest
 import torch
 
-from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor, is_tensorclass
+from tensordict import (
+    MetaData,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictParams,
+    UnbatchedTensor,
+    is_tensorclass,
+    lazy_stack,
+)
 
 
 def made() -> TensorDict:
@@ -42,3 +54,58 @@ def test_two_levels() -> None:
 def test_holders_count_as_tensorclasses(kind: type) -> None:
     assert is_tensorclass(kind) and is_tensorclass(kind(1))
     assert not is_tensorclass(NonTensorStack) and not is_tensorclass(UnbatchedTensor)
+
+
+def test_the_batch_size_beside_containers_without_entries() -> None:
+    td = TensorDict(u=UnbatchedTensor(torch.ones(2)), b=torch.ones(3, 2), d=TensorDict(), batch_size=[3, 2])
+    seen = []
+    for dim in (0, 1, -1):
+        result = torch.vmap(lambda part: (seen.append(part.batch_size), part)[1], dim, dim % 2)(td)
+        assert result.batch_size == result["d"].batch_size == result.get("u").batch_size == (3, 2)
+    assert seen == [(2,), (3,), (3,)]
+    added = torch.vmap(lambda part: part.clone().set("new", torch.zeros(part.batch_size)))(td)
+    assert added["new"].shape == (3, 2)
+
+
+def of(value: float) -> TensorDict:
+    return TensorDict(u=UnbatchedTensor(torch.full((5,), value)), a=torch.full((3, 2), value), batch_size=[3])
+
+
+@pytest.mark.parametrize("target", [lazy_stack, torch.stack])
+@pytest.mark.parametrize("source", [lazy_stack, torch.stack])
+def test_update_between_stacks(target: Any, source: Any) -> None:
+    for write in (lambda x, y: x.update_(y), lambda x, y: x.update(y, inplace=True)):
+        td = target([of(1.0), of(1.0)])
+        where = td["u"].data_ptr()
+        write(td, source([of(2.0), of(2.0)]))
+        assert td["u"].tolist() == [2.0] * 5
+        assert td["u"].data_ptr() == where
+        assert bool((td["a"] == 2).all())
+    pieces = torch.stack([of(1.0), of(1.0)]).unbind(0)
+    pieces[0].update_(of(3.0))
+    assert pieces[0]["u"].tolist() == [3.0] * 5
+
+
+def test_a_different_one_in_a_lazy_stack_warns_once() -> None:
+    stack = lazy_stack([of(1.0), of(2.0)])
+    with pytest.warns(UserWarning, match="UnbatchedTensors of different content"):
+        first = stack["u"]
+    # Warnings are errors here.
+    assert torch.equal(stack["u"], first)
+    assert repr(stack)
+
+
+def test_in_containers_of_parameters() -> None:
+    inner = {"c": UnbatchedTensor(torch.arange(2))}
+    params = TensorDictParams(TensorDict(b=UnbatchedTensor(torch.ones(2)), a=torch.ones(3, 2), n=inner, batch_size=[3]))
+    for made in (params, params.clone(), copy.deepcopy(params), params.to(torch.float64)):
+        assert [name for name, _ in made.named_parameters()] == ["b", "a"]
+        assert [name for name, _ in made.named_buffers()] == ["n.c"]
+        assert type(made["b"]) is UnbatchedTensor
+        assert made["b"].requires_grad
+        assert made["b"].is_leaf
+        assert made.get("b").batch_size == (3,)
+        assert torch.cat([made, made], 0)["b"].shape == (2,)
+        assert torch.stack([made.data], -1).batch_size == (3, 1)
+    assert copy.deepcopy(params)["b"].data_ptr() != params["b"].data_ptr()
+    assert list(params.state_dict()) == ["b", "a", "n.c"]

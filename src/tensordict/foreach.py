@@ -166,7 +166,8 @@ def copy_(
         for target, value in zip(targets, values, strict=True):
             target.copy_(value, non_blocking)
     else:
-        torch._foreach_copy_(targets, values, non_blocking=non_blocking)
+        # A plain list: for leaves of other classes torch makes its copies of what it is given, of the same kind.
+        torch._foreach_copy_(targets[:], values, non_blocking=non_blocking)
 
 
 def _dispatched(tensors: list[Tensor]) -> bool:

@@ -46,6 +46,8 @@ class UnbatchedTensor(Tensor, Contract):
 
     _batch_size = torch.Size(())
     _entries: Any = MappingProxyType({})
+    # Whether there was a warning that another one, joined with this one, is lost.
+    _told = False
 
     @staticmethod
     def __new__(cls, data: Any, batch_size: Any = None) -> Self:
@@ -79,7 +81,14 @@ class UnbatchedTensor(Tensor, Contract):
         return self._over(super().clone(memory_format=memory_format or torch.preserve_format), self._batch_size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        result = memo[id(self)] = self._over(copy.deepcopy(self.as_subclass(Tensor), memo), self._batch_size)
+        held = self.as_subclass(Tensor)
+        if not (self.requires_grad and self.is_leaf):
+            result = self._over(copy.deepcopy(held, memo), self._batch_size)
+        else:
+            result = self._over(copy.deepcopy(held.detach(), memo), self._batch_size)
+            result.requires_grad_()
+            result.__dict__.update(self.__dict__)
+        memo[id(self)] = result
         return result
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -115,7 +124,14 @@ class UnbatchedTensor(Tensor, Contract):
         whole: LeafFn | None = None,
     ) -> Self:
         own = self._batch_size
-        return self._over(fn(self), own) if size is None else self._over(self, size + own[lead:])
+        return self._made(fn(self)) if size is None else self._over(self, size + own[lead:])
+
+    def _made(self, result: Any) -> Self:
+        """What was made of the tensor as an entry of the same container; a parameter is the very one."""
+        if type(result) is type(self) and getattr(result, "_is_param", False):
+            result._batch_size = self._batch_size
+            return result  # type: ignore[no-any-return]
+        return self._over(result, self._batch_size)
 
     def _map_many(
         self,
@@ -135,7 +151,7 @@ class UnbatchedTensor(Tensor, Contract):
         )
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
-        return self._over(next(leaves), self._batch_size)
+        return self._made(next(leaves))
 
     def _merge(
         self,
@@ -178,6 +194,9 @@ class UnbatchedTensor(Tensor, Contract):
                     "same for all of the batch"
                 )
             if item.data_ptr() != self.data_ptr() and not torch.equal(plain, item.as_subclass(Tensor)):
+                if self._told:
+                    break
+                self._told = True
                 warnings.warn(
                     "UnbatchedTensors of different content are joined, and the first is kept: use a tensor with batch "
                     "dims where elements of the batch differ",

@@ -22,6 +22,7 @@ from tensordict import (
     UnbatchedTensor,
     assert_close,
     lazy_stack,
+    tensorclass,
 )
 from tensordict.errors import LockedError, SaveError, StateError, UnsupportedEntryError
 
@@ -361,3 +362,46 @@ def test_torch_save_keeps_the_metadata() -> None:
     file.seek(0)
     again = TensorDict().load_state_dict(torch.load(file, weights_only=True))
     assert again["values"] == ["a", "b", "c"] and again.names == ["t"]
+
+
+@tensorclass
+class Labelled:
+    a: torch.Tensor
+    b: str
+    c: Any = None
+
+
+def older(a: float, b: str) -> dict[str, Any]:
+    """The state of an instance as older releases of the reference have it."""
+    tensors = OrderedDict(a=torch.full((3,), a), __batch_size=torch.Size([3]), __device=None)
+    holder = OrderedDict(__batch_size=torch.Size([3]), __device=None)
+    values = {"data": b, "_is_non_tensor": True, "_metadata": None}
+    tensors["b"] = {"_tensordict": holder, "_non_tensordict": values}
+    return {"_tensordict": tensors, "_non_tensordict": {"c": None}}
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_tensorclasses_in_the_layout_of_older_releases(assign: bool) -> None:
+    loaded = Labelled(a=torch.zeros(3), b="x", batch_size=[3]).load_state_dict(older(7.0, "y"), assign=assign)
+    assert type(loaded) is Labelled
+    assert (loaded.a.tolist(), loaded.b, loaded.c, loaded.batch_size) == ([7.0] * 3, "y", None, (3,))
+    nested = TensorDict(t=Labelled(a=torch.zeros(3), b="x", batch_size=[3]), batch_size=[3])
+    state = OrderedDict(t=older(8.0, "z"), __batch_size=torch.Size([3]), __device=None)
+    nested.load_state_dict(state, assign=assign)
+    assert (nested["t"].a.tolist(), nested["t"].b) == ([8.0] * 3, "z")
+
+
+def test_older_values_among_the_fields_load_too() -> None:
+    state = older(7.0, "y")
+    del state["_tensordict"]["b"]
+    state["_non_tensordict"]["b"] = "beside"
+    assert Labelled(a=torch.zeros(3), b="x", batch_size=[3]).load_state_dict(state).b == "beside"
+
+
+def test_older_states_that_do_not_fit_change_nothing() -> None:
+    target = Labelled(a=torch.zeros(3), b="x", batch_size=[3])
+    state = older(7.0, "y")
+    state["_tensordict"]["odd"] = torch.ones(3)
+    with pytest.raises(RuntimeError, match="'odd'"):
+        target.load_state_dict(state)
+    assert (target.a.tolist(), target.b) == ([0.0] * 3, "x")

@@ -202,6 +202,8 @@ class Level:
 
 # The names under which older releases have the batch size and the device of a container among its entries.
 _OLDER = {"__batch_size": SIZE, "__device": DEVICE}
+# What the state of a tensorclass consists of there.
+_OLDER_TENSORS, _OLDER_VALUES = "_tensordict", "_non_tensordict"
 
 
 def levels_of(state: Mapping[str, Any], target: Any, from_flatten: bool | None) -> Level:
@@ -218,7 +220,19 @@ def levels_of(state: Mapping[str, Any], target: Any, from_flatten: bool | None) 
     return _unflattened(state, metadata, target) if from_flatten else _nested(state, metadata)
 
 
+def _of_older(state: Mapping[str, Any]) -> Level:
+    """The level of a tensorclass or a value in the layout of older releases: its container, and the values beside."""
+    level = _nested(state[_OLDER_TENSORS], getattr(state[_OLDER_TENSORS], "_metadata", None))
+    values = dict(state[_OLDER_VALUES])
+    level.meta[VALUES] = values
+    if "_is_non_tensor" in values:
+        level.meta[TYPE] = "NonTensorData"
+    return level
+
+
 def _nested(state: Mapping[str, Any], metadata: Any) -> Level:
+    if state.keys() == {_OLDER_TENSORS, _OLDER_VALUES} and all(isinstance(part, Mapping) for part in state.values()):
+        return _of_older(state)
     level = Level(metadata.get("") if isinstance(metadata, Mapping) else None)
     for name, value in state.items():
         if name in _OLDER:

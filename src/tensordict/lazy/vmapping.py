@@ -172,7 +172,7 @@ def _unflattened(values: list[Any], spec: Any) -> Any:
 
 def _are_wholes(flat: list[Any]) -> bool:
     """Whether none of the containers has to be taken apart."""
-    return all(_is_plain(value) for value in flat if isinstance(value, Contract))
+    return all(is_node(value) and _is_plain(value) for value in flat if isinstance(value, Contract))
 
 
 def _transformed(dims: Any, tree: Any, fn: Callable[[Any, int], tuple[Any, int]]) -> tuple[Any, Any]:
@@ -198,10 +198,11 @@ def _transformed(dims: Any, tree: Any, fn: Callable[[Any, int], tuple[Any, int]]
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a tensor, or a container without lazy stacks and tensors of a shape of their own."""
-    if not isinstance(value, Contract):
-        return isinstance(value, Tensor)
-    if isinstance(value, Tensor) or _is_stack(value):
+    """Whether a value is a tensor, or a container without lazy stacks, whose tensors of a shape of their own are the
+    same for all of the batch."""
+    if isinstance(value, Tensor):
+        return not (_has_own_shape(value) and torch._C._functorch.is_batchedtensor(value))
+    if not isinstance(value, Contract) or _is_stack(value):
         return False
     for entry in value._outline().values():  # noqa: SIM110 (a generator inside all() would double the cost)
         if type(entry) is not Tensor and not _is_plain(entry):

@@ -84,7 +84,7 @@ def _register(container: Any, prefix: str, parameters: bool, found: dict[str, An
         if kind is nn.Parameter:
             if parameters:
                 found[prefix + name] = value
-        elif kind is not Tensor and isinstance(value, Contract):
+        elif kind is not Tensor and is_node(value):
             _register(value, f"{prefix}{name}.", parameters, found)
         elif is_parameter(value) is parameters:
             found[prefix + name] = value
@@ -575,12 +575,21 @@ def _as_leaf(value: Any, convert: Convert) -> Any:
     if isinstance(leaf, MemoryMappedTensor):
         # Torch makes parameters of classes only whose detach() gives the class; the memory is the same.
         leaf = leaf.as_subclass(Tensor)
-    return nn.Parameter(leaf, requires_grad=value.is_floating_point() or value.is_complex())
+    return _parameter(leaf, value.is_floating_point() or value.is_complex(), value)
 
 
 def _like(new: Tensor, old: Any) -> Any:
     """A tensor that is a parameter if the old one is."""
-    return nn.Parameter(new, requires_grad=old.requires_grad) if is_parameter(old) else new
+    return _parameter(new, old.requires_grad, old) if is_parameter(old) else new
+
+
+def _parameter(content: Tensor, requires_grad: bool, old: Any) -> Any:
+    """A parameter in the place of a leaf."""
+    made: Any = nn.Parameter(content, requires_grad=requires_grad)
+    if isinstance(old, Contract):
+        # An `UnbatchedTensor`, of which torch keeps the class alone.
+        made._batch_size = old._batch_size
+    return made
 
 
 def _convert_in_place(container: Any, convert: Convert) -> None:
