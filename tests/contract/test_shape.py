@@ -247,3 +247,12 @@ def test_names_follow_their_dimension(call: str, names: list[str | None]) -> Non
     assert result.names == names
     if "n" in result.keys():
         assert result["n"].names == names
+
+
+def test_reshape_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.resizes or kind.is_module or kind.stack_dims or kind.stacked_at or kind.batch_size != (3, 4):
+        pytest.skip("needs a container of two dims whose leaves can be exchanged")
+    assert writable.reshape(2, -1, inplace=True) is writable
+    assert_matches(writable, mapped(lambda leaf: leaf.reshape(2, 6, *leaf.shape[2:]), plain), (2, 6))
+    with pytest.raises(RuntimeError, match="locked"):
+        writable.lock_().reshape(12, inplace=True)

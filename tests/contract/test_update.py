@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from contract.kinds import Kind
-from contract.model import Plain, addresses, assert_leaf, assert_matches, changed, leaves, mapped
+from contract.model import Plain, addresses, as_path, assert_leaf, assert_matches, changed, leaves, mapped
 from tensordict import TensorDict
 
 
@@ -130,6 +131,29 @@ def test_failed_update_underscore_writes_nothing(td: Any, plain: Plain, kind: Ki
 def test_update_underscore_leaves_out_what_is_not_there(td: Any, plain: Plain, kind: Kind) -> None:
     td.update_({"a": changed(plain["a"]), "absent": torch.zeros(kind.batch_size), "text": "a word"})
     assert_matches(td, plain | {"a": changed(plain["a"])}, kind.batch_size, kind.extra)
+
+
+@pytest.mark.parametrize(
+    "keys", [["b"], [("b",)], [("b", "d", "e")], [("b", "d"), "a"], [("b", "absent")], ["absent"]], ids=repr
+)
+def test_keys_to_update_name_what_is_written(
+    build: Callable[[], Any], plain: Plain, kind: Kind, keys: list[Any]
+) -> None:
+    if not kind.nested:
+        pytest.skip("needs a node")
+    new = mapped(changed, plain)
+    chosen = [as_path(key) for key in keys]
+    expected = {
+        path: leaves(new)[path] if any(path[: len(key)] == key for key in chosen) else leaf
+        for path, leaf in leaves(plain).items()
+    }
+    for source in (new, leaves(new), TensorDict(new, kind.batch_size)):
+        td = build()
+        td = td.unlock_() if kind.locked else td
+        td.update(source, keys_to_update=keys)
+        for path, leaf in expected.items():
+            assert_leaf(td[path], leaf, path)
+        assert {as_path(key) for key in td.keys(True, True)} == set(expected)
 
 
 def test_update_batch_size_merges_where_the_batch_is_the_same(writable: Any, plain: Plain, kind: Kind) -> None:

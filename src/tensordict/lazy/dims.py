@@ -344,8 +344,9 @@ class LazyDims(LazyCore):
             return super().view(new)
         return remember(self._resized(new, "view"), self, methodcaller("reshape", old))  # type: ignore[no-any-return]
 
-    def reshape(self, *args: Any, shape: Any = None, size: Any = None) -> Self:
+    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
         """The same elements under another batch size; arguments as for any container, result as :meth:`view`."""
+        self._refuse_inplace(inplace, "reshape")
         self._check_sizes()
         new = inferred(as_ints(args, size if shape is None else shape), self._batch_size)
         return self._resized(new, "reshape")  # type: ignore[no-any-return]

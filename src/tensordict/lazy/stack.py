@@ -431,8 +431,9 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         return _densified(self, layout, ())  # type: ignore[no-any-return]
 
     def data_ptr(self, *, storage: bool = False) -> LazyStackedTensorDict:
-        """The addresses of the members' leaves, as a lazy stack; arguments as for any container."""
-        return self._like([member.data_ptr(storage=storage) for member in self._entries.containers], 0)
+        """The addresses of the members' leaves, each member's under its number; arguments as for any container."""
+        found = {str(i): member.data_ptr(storage=storage) for i, member in enumerate(self._entries.containers)}
+        return self._build(found, torch.Size(()), torch.device("cpu"), None)
 
     # --- printing ---------------------------------------------------------------------------------------------------
 
@@ -570,3 +571,4 @@ def _absent(known: Tensor, store: Members, path: Path) -> Tensor:
 
 
 pytree.register(LazyStackedTensorDict, flatten_stack, unflatten_stack, flatten_stack_with_keys)
+registry.speak_for(LazyStackedTensorDict, (LazyDims, LazyOps, LazyCore))

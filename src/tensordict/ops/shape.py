@@ -121,13 +121,14 @@ class Shape(Sizing):
             result._lock_tree()
         return result
 
-    def reshape(self, *args: Any, shape: Any = None, size: Any = None) -> Self:
+    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
         """The same elements under another batch size: views where the memory allows them, else copies.
 
         Args:
             *args: the new batch size as ints or as one sequence, one of them possibly -1.
             shape: the new batch size, instead of `args`.
             size: the same.
+            inplace: change this container, leaf by leaf, instead of making a new one.
 
         Example:
             >>> import torch
@@ -140,6 +141,8 @@ class Shape(Sizing):
         if new == old:
             return self
         head, lead = tuple(new), len(old)
+        if inplace:
+            return replace_leaves(self, _to_sizes(Tensor.reshape, head, lead), new, lead, None)  # type: ignore[no-any-return]
         if lead and len(head) == 1:
             return self._reshaped(methodcaller("flatten", 0, lead - 1), new, lead, None)
         return self._reshaped(_to_sizes(Tensor.reshape, head, lead), new, lead, None, _to_sizes(_reshape, head, lead))

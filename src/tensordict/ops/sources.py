@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tensordict.contract import Contract, is_node
-from tensordict.keys import Path, joined, path_of
-from tensordict.ops.reading import Reading
+from tensordict.keys import Path, path_of
 
 
 def one_source(source: Any, kwargs: dict[str, Any]) -> Any:
@@ -18,9 +17,15 @@ def one_source(source: Any, kwargs: dict[str, Any]) -> Any:
         return source
     if kwargs:
         source = {**dict(source.items()), **kwargs}
-    if not hasattr(source, "items"):
+    if hasattr(source, "items"):
+        return source
+    try:
         return dict(source)
-    return source
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "an update reads from a container, a mapping, (key, value) pairs or keyword arguments, got "
+            f"{type(source).__name__}"
+        ) from error
 
 
 def restricted(source: Any, keys: Iterable[Any]) -> Any:
@@ -29,16 +34,18 @@ def restricted(source: Any, keys: Iterable[Any]) -> Any:
         keys = [keys]
     if isinstance(source, Contract):
         return source.select(*keys, strict=False)  # type: ignore[attr-defined]
+    nested = [key for key in source.keys() if type(key) is not str]
     out: dict[Any, Any] = {}
-    for key in keys:
-        path = path_of(key)
-        value: Any = source
-        for name in path:
-            value = value.get(name, None) if isinstance(value, (Reading, Mapping)) else None
-        if value is None:
-            value = source.get(key)
-        if value is not None:
-            out[joined(path)] = value
+    for path in map(path_of, keys):
+        for key in (path[0], *nested):
+            own, value = path_of(key), source.get(key)
+            if value is None:
+                continue
+            if own[: len(path)] == path:
+                out[key] = value
+            elif path[: len(own)] == own and isinstance(value, (Contract, Mapping)):
+                found = restricted(value, [path[len(own) :]])
+                out.update({(*own, *path_of(below)): item for below, item in found.items()})
     return out
 
 
