@@ -221,8 +221,8 @@ class Indexing(Writing):
         if len(theirs) > len(size) or any(a not in (1, b) for a, b in zip(reversed(theirs), reversed(size))):
             raise ShapeError(
                 f"cannot assign a container of batch size {list(theirs)} to the index {index!r} of a container "
-                f"of batch size {list(self._batch_size)}: that part has batch size {list(size)}, which differs from the "
-                "source batch size; what is assigned to it has these dims, or broadcasts to them"
+                f"of batch size {list(self._batch_size)}: that part has batch size {list(size)}, which differs from "
+                "the source batch size; what is assigned to it has these dims, or broadcasts to them"
             )
         return value.expand(size)
 
@@ -408,7 +408,7 @@ class Indexing(Writing):
         return self
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool | None = True) -> Self:
-        """Copy the values of another container into `self[idx]`; `fast` is accepted, the fastest way is taken anyway."""
+        """Copy the values of another container into `self[idx]`; `fast` decides nothing, the fastest way is taken."""
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
     def __delitem__(self, key: Any) -> None:
