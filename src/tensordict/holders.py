@@ -222,7 +222,8 @@ class Saved(Contract):
         elif single and isinstance(made, Saved) and not hasattr(made, "_value"):
             raise ShapeError(
                 f"Failed to update {joined(path)!r} in tensordict: Cannot update a NonTensorDataBase with a "
-                f"{type(made).__name__} object in place, since it holds one value. set() and update() replace an entry"
+                f"{type(made).__name__} object in place, since it holds one value for all of its batch: put its "
+                "maybe_to_stack() there first, or replace the entry with set()"
             )
         return self._replacing(parent, name, item, (), size, path)  # type: ignore[attr-defined, no-any-return]
 
