@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tensordict import torch_functions
+from tensordict import registry, torch_functions
 from tensordict.compat.members import ClientMembers
 from tensordict.context import Context
 from tensordict.ops.applying import Applying
@@ -105,3 +105,4 @@ def _flattened(cls: type) -> None:
 
 
 _flattened(TensorCollection)
+registry.speak_for(TensorCollection, TensorCollection.__mro__[1:-1])

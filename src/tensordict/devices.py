@@ -21,6 +21,10 @@ def as_device(device: Any) -> torch.device:
         return _CPU
     if not isinstance(device, (str, int, torch.device)):
         raise TypeError(f"a device is a torch.device, a string or an index, got {device!r}")
+    if isinstance(device, str) and isinstance(getattr(torch, device.removeprefix("torch."), None), torch.dtype):
+        raise RuntimeError(
+            f"Invalid device string: {device!r} names a dtype and no device; use torch.{device.removeprefix('torch.')}"
+        )
     found: torch.device = device if isinstance(device, torch.device) else torch.device(device)
     # Torch's annotations leave out that a device may have no index.
     kind, index = found.type, cast("int | None", found.index)

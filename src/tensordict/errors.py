@@ -2,6 +2,65 @@
 
 from __future__ import annotations
 
+import difflib
+import heapq
+from collections.abc import Iterable
+from functools import partial
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The names that are most like `name`, those first that are."""
+    names = list(known)
+    if len(names) > 100:
+        # The comparison below takes 20 us a name.
+        names = heapq.nlargest(100, names, key=partial(_shared, name))
+    return difflib.get_close_matches(name, names, count)
+
+
+def _shared(name: str, other: str) -> int:
+    """How many characters two names begin with alike."""
+    return next((count for count, (a, b) in enumerate(zip(name, other)) if a != b), min(len(name), len(other)))
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What an error says about a name that is like one that there is; nothing when none is."""
+    found = nearest(name, known, 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Have the traceback of an error say more, as `error.add_note` does, which Python 3.10 has not."""
+    error.__dict__.setdefault("__notes__", []).append(note)
+
+
+class MissingKeyError(KeyError):
+    """There is no entry at a key.
+
+    The message is made when it is asked for, since most missing keys are expected by somebody: it lists the keys that
+    there are, or, where they are many, the nearest.
+
+    Args:
+        key: the name that was not found, or a nested key.
+        owner: the class of the container.
+        known: the keys of the container in which the last name was not found.
+        instead: the nested key that was meant, if there is one.
+    """
+
+    # How many keys are listed.
+    _SHOWN = 20
+
+    def __str__(self) -> str:
+        key, owner, known, instead = self.args
+        text = f'key "{key}" not found' if isinstance(key, str) else f"key {key!r} not found"
+        name = key if isinstance(key, str) else key[-1]
+        if len(known) <= self._SHOWN:
+            text += f" in {owner} with keys {list(known)}"
+            hint = meant(name, known)
+        else:
+            text += f" in {owner} with keys {nearest(name, known, 5)} and others, {len(known)} in all"
+            hint = ""
+        return text + (hint if instead is None else f"; did you mean the nested key {instead!r}?")
+
 
 class KeyMismatchError(KeyError, RuntimeError):
     """Containers that should have the same keys do not."""

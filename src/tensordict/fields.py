@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tensordict import errors
 from tensordict.annotations import is_any_of, kinds_of, resolve, scope_of
 from tensordict.contract import Contract
 from tensordict.errors import FieldError
@@ -80,7 +81,7 @@ class Layout:
                 values[name] = value if make is None else make()
         if values.keys() != self.taken:
             if unknown := values.keys() - self.taken:
-                raise FieldError(f"{self.owner}() got {listed(unknown)}, {self.known()}")
+                raise FieldError(f"{self.owner}() got {listed(unknown)}, {self.known()}{self.meant(unknown)}")
             raise TypeError(f"{self.owner}() is missing {listed(self.taken - values.keys())}, which has no default")
         return values
 
@@ -100,6 +101,10 @@ class Layout:
     def known(self) -> str:
         """What errors say about the fields there are."""
         return f"which is no field of {self.owner}; its fields are {listed(self.names)}"
+
+    def meant(self, names: Iterable[str]) -> str:
+        """What errors say about names that are like one that a constructor takes."""
+        return "".join(errors.meant(name, self.taken.union(_OWN_ARGUMENTS)) for name in names)
 
     def hint_of(self, name: str) -> Any:
         """The resolved annotation of a field.

@@ -467,3 +467,6 @@ def _group_at(file: hdf5.File, path: str) -> Any:
             raise KeyError(f"{path!r} is no group of the HDF5 file {file.name!r}")
         group = slot.object
     return group
+
+
+registry.speak_for(PersistentTensorDict, (OnDisk,))

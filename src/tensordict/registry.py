@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import FunctionType
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound=type[Any])
@@ -13,6 +15,16 @@ def register(cls: T) -> T:
     """Make `cls` known under its class name; usable as a decorator."""
     _CLASSES[cls.__name__] = cls
     return cls
+
+
+def speak_for(cls: type[Any], families: Iterable[type[Any]]) -> None:
+    """Have what these families give to a class bear its name, which Python's errors about arguments begin with."""
+    for family in families:
+        for name, value in vars(family).items():
+            functions = (value, getattr(value, "__func__", None), getattr(value, "fget", None))
+            for function in functions:
+                if isinstance(function, FunctionType) and function.__qualname__ == f"{family.__name__}.{name}":
+                    function.__qualname__ = f"{cls.__name__}.{name}"
 
 
 def lookup(name: str) -> type[Any]:

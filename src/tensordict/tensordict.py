@@ -11,12 +11,16 @@ from tensordict import pytree, registry
 from tensordict.base import TensorDictBase
 from tensordict.contract import Contract, Names
 from tensordict.devices import as_device
+from tensordict.errors import meant
 from tensordict.ops.naming import checked_names
 from tensordict.shapes import as_size
 from tensordict.testing import assert_allclose_td as assert_allclose_td  # TorchRL's tests import it from here
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# What is no entry among the keyword arguments of a constructor.
+_OPTIONS = ("batch_size", "device", "names", "non_blocking", "lock")
 
 
 @pytree.register
@@ -68,7 +72,11 @@ class TensorDict(TensorDictBase):
     ) -> None:
         if kwargs:
             if source is not None:
-                raise ValueError("entries come from a mapping or from keyword arguments, not from both")
+                hint = "".join(meant(name, _OPTIONS) for name in kwargs)
+                raise ValueError(
+                    f"entries come from a mapping or from keyword arguments, not from both: got {list(kwargs)} beside "
+                    f"a mapping{hint}"
+                )
             source = kwargs
         self._entries = {}
         self._batch_size = as_size(batch_size)

@@ -173,7 +173,7 @@ class LazyOps(LazyCore):
         if not self._has(old):
             raise self._missing(joined(old))
         if safe and any(member._has(new) for member in self._entries.sample):
-            raise KeyError(f"cannot rename {old_key!r}: there is an entry {new_key!r} already (safe=True)")
+            raise KeyError(f"cannot rename {old_key!r}: key {new_key!r} is already present in TensorDict (safe=True)")
         if len(old) < len(new) and new[: len(old)] == old:
             raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
         for member in self._entries.sample:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tensordict import foreach, ragged
 from tensordict.contract import Contract, Names, is_node
 from tensordict.devices import as_device
+from tensordict.errors import add_note
 from tensordict.keys import Path, joined
 from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT
@@ -203,11 +204,15 @@ class Applying(Writing):
                 arguments = (theirs[name],)
             else:
                 arguments = self._counterparts(name, call, others, path)
-            if call.named:
-                key = (*path, name) if path and call.nested_names else name
-                result = fn(key, value, *arguments)
-            else:
-                result = fn(value, *arguments)
+            try:
+                if call.named:
+                    key = (*path, name) if path and call.nested_names else name
+                    result = fn(key, value, *arguments)
+                else:
+                    result = fn(value, *arguments)
+            except Exception as error:
+                add_note(error, f"apply: raised by the function for the entry {joined((*path, name))!r}")
+                raise
             if result is None or (in_place and result is value):
                 continue
             if in_place:

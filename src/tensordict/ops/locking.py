@@ -69,8 +69,8 @@ class Locking(Contract):
         if was_locked:
             if _locked_owners(self):
                 raise LockedError(
-                    "this container is nested in a locked one and cannot be unlocked alone; "
-                    "call unlock_() on the outermost container"
+                    "Cannot unlock a tensordict that is part of a locked graph: this container is nested in a locked "
+                    "one. Call unlock_() on the outermost container"
                 )
             self._unlock_tree()
             if self._consolidated is not None:
@@ -116,7 +116,7 @@ def adopt(parent: Contract, child: Any) -> None:
 def raise_locked(what: str) -> None:
     """Raise the error of a structural write to a locked container."""
     raise LockedError(
-        f"cannot {what}: the container is locked. Write in place (set_, update_, td[index] = ...) "
+        f"Cannot modify locked TensorDict: cannot {what}. Write in place (set_, update_, td[index] = ...) "
         "or unlock it first (with td.unlock_(): ...)"
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tensordict import ragged, settings
 from tensordict.contract import Contract
+from tensordict.errors import MissingKeyError
 from tensordict.indexing import leaf_index
 from tensordict.keys import Path, joined, path_of
 from tensordict.views import IsLeaf, _Items, _Keys, _Values
@@ -264,5 +265,20 @@ class Reading(Contract):
         return (self if len(path) == 1 else self._find(path[:-1])), path[-1]
 
     def _missing(self, key: Any) -> KeyError:
-        known = list(self.keys(include_nested=not isinstance(key, str), leaves_only=False))
-        return KeyError(f"key {key!r} not found in {type(self).__name__} with keys {known}")
+        path = path_of(key)
+        node: Any = self
+        for name in path[:-1]:
+            inner = node._node(name)
+            if inner is None:
+                break
+            node = inner
+        return MissingKeyError(key, type(self).__name__, list(node._outline()), self._spelt_out(key))
+
+    def _spelt_out(self, key: Any) -> Path | None:
+        """The nested key that is there, for a string in which its names are joined."""
+        if isinstance(key, str):
+            for separator in "./":
+                path = tuple(key.split(separator))
+                if len(path) > 1 and self._has(path):
+                    return path
+        return None

@@ -361,7 +361,7 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any
     if sizes.count(size) != len(sizes):
         position, other = next((i, other) for i, other in enumerate(sizes) if other != size)
         raise ShapeError(
-            f"stack needs containers of the same batch size, got {list(size)} at position 0 and {list(other)} at "
+            f"stack needs containers of congruent batch sizes, got {list(size)} at position 0 and {list(other)} at "
             f"position {position}"
         )
     dim = as_new_dim(dim, len(size))

@@ -215,7 +215,8 @@ class Structure(Writing):
             names = [separator.join(path_of(key)) for key, _ in items]
             twice = next(name for name in names if names.count(name) > 1)
             raise KeyError(
-                f"flatten_keys: two entries would be called {twice!r}; use another separator than {separator!r}"
+                f"Flattening keys in tensordict causes keys to collide: two entries would be called {twice!r}; use "
+                f"another separator than {separator!r}"
             )
         return self._build(entries, self._batch_size, self._device, self._names)
 
@@ -432,7 +433,10 @@ def _place(root: Any, path: Path, value: Any, levels: dict[Any, Any]) -> None:
         return
     for node in (value, level[name]):
         if not is_node(node) or node._is_non_tensor:
-            raise KeyError(f"unflatten_keys: two entries would be at {joined(path)!r}")
+            raise KeyError(
+                "Unflattening key(s) in tensordict will override an existing one: two entries would be at "
+                f"{joined(path)!r}"
+            )
     for below, item in value._entries.items():
         _place(root, (*path, below), item, levels)
 

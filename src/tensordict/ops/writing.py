@@ -186,8 +186,8 @@ class Writing(Reading, Locking):
             shape = ragged.shape_of(item)  # see `_write_name`
         if shape[: len(size)] != size:
             raise RuntimeError(
-                f"entry {joined(path)!r} has shape {list(shape)}, which does not begin with the batch "
-                f"size {list(size)}; expand it, or give the container a shorter batch size"
+                f"entry {joined(path)!r} has shape {list(shape)}, which does not begin with the batch size "
+                f"{list(size)} (batch dimension mismatch); expand it, or give the container a shorter batch size"
             )
         return item
 
@@ -563,7 +563,7 @@ class Writing(Reading, Locking):
         old, new = path_of(old_key), path_of(new_key)
         value = self._existing(old_key)
         if safe and self._peek(new) is not None:
-            raise KeyError(f"cannot rename {old_key!r}: there is an entry {new_key!r} already (safe=True)")
+            raise KeyError(f"cannot rename {old_key!r}: key {new_key!r} is already present in TensorDict (safe=True)")
         if old == new:
             return self
         if len(old) == len(new) == 1:
@@ -607,8 +607,8 @@ class Writing(Reading, Locking):
                 changes.append((value, size))
             elif ndim and ragged.shape_of(value)[:ndim] != size:
                 raise RuntimeError(
-                    f"entry {joined((*path, name))!r} has shape {list(ragged.shape_of(value))}, which does not begin "
-                    f"with the batch size {list(size)}"
+                    f"entry {joined((*path, name))!r} has shape {list(ragged.shape_of(value))}, which is incompatible "
+                    f"with the batch-size {list(size)}: it does not begin with it"
                 )
 
     def _queues(self, non_blocking: bool | None) -> bool:
@@ -692,7 +692,7 @@ def _plan_copy(target: Tensor, item: Any, path: Path, targets: list[Tensor], val
 
 def raise_no_entry(path: Path) -> NoReturn:
     """Raise the error of a write in place to an entry that is not there."""
-    raise KeyError(f"cannot update {joined(path)!r} in place: there is no such entry. Use update to add it")
+    raise KeyError(f"The key {joined(path)!r} was not found in the dest tensordict: use update to add it")
 
 
 def without_leading(item: Tensor, ndim: int) -> Tensor:
