@@ -156,6 +156,15 @@ def test_ragged_leaves() -> None:
         assert again.is_consolidated() == value.is_consolidated()
 
 
+def test_ragged_leaves_in_a_storage_of_any_length() -> None:
+    rows = torch.nested.nested_tensor([torch.arange(3), torch.arange(2)], layout=torch.jagged)
+    td = TensorDict(rows=rows, twice=rows * 2, last=torch.ones(1)).consolidate()
+    file = io.BytesIO()
+    torch.save(td, file)
+    again = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    assert (again["rows"] + again["twice"]).values().tolist() == [0, 3, 6, 0, 3] and again["last"].tolist() == [1]
+
+
 def test_classes_with_ways_of_their_own_keep_them() -> None:
     td = TensorDict(inner=Own(a=torch.zeros(1)), other=torch.ones(1))
     again = sent(td)

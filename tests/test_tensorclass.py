@@ -404,6 +404,7 @@ def test_frozen() -> None:
         assert type(result) is Frozen
     assert made.is_locked and hash(made) == hash(made)
     made[0] = made[1].clone()
+    assert made.to(torch.float64, batch_size=[]).batch_size == torch.Size([]) and made.batch_size == torch.Size([3])
     inside = TensorDict({"made": made}, [3], names=["time"])["made"]
     assert type(inside) is Frozen and (inside.names, made.names) == (["time"], [None])
     with pytest.raises(TypeError, match="unhashable"):

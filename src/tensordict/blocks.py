@@ -89,6 +89,13 @@ class Layout:
             self.starts.append(start)
         return start
 
+    def finish(self) -> None:
+        """Let the block end where elements do, for `torch.save` takes a storage for one of the dtype it meets first."""
+        stop = -(-self.nbytes // ALIGN) * ALIGN
+        if stop != self.nbytes:
+            self._gaps.append((self.nbytes, stop))
+            self.nbytes = stop
+
     def fill(self, block: Block, num_threads: int = 0, non_blocking: bool = False) -> None:
         """Copy the tensors to their places, by `num_threads` threads if that is more than one."""
         storage = block.storage
@@ -165,6 +172,7 @@ class Copies:
                 raise (SaveError if leaf.is_meta else UnsupportedEntryError)(f"entry {joined(path)!r} {problem}")
         add = self.layout.add
         self._places = [self._ragged(leaf) if leaf.is_nested else add(leaf) for leaf in self.leaves]
+        self.layout.finish()
 
     def _ragged(self, leaf: Any) -> Any:
         if leaf.layout is not torch.jagged:

@@ -155,7 +155,7 @@ def test_what_is_one_tensor_stays_one() -> None:
     x = torch.ones(3)
     result = TensorDict({"a": x, "n": {"b": x}}).consolidate()
     assert result["a"] is result["n", "b"]
-    assert result._consolidated[0].numel() == 12
+    assert result._consolidated[0].numel() == 16
 
 
 def test_consolidating_again_gives_the_same_container() -> None:

@@ -98,8 +98,11 @@ class Casting(Leaves):
                 result = self._replace_leaves(result)
             else:
                 result = remember(self._same_lock(result), self, _undo(self))
-        if request.batch_size is not None:
-            result.batch_size = request.batch_size  # type: ignore[attr-defined]
+        if request.batch_size is not None and result is self:
+            self.batch_size = request.batch_size  # type: ignore[misc]
+        elif request.batch_size is not None:
+            # What is new can be given it, be it frozen or not.
+            result._rebatch(request.batch_size)  # type: ignore[attr-defined]
         return result
 
     def cpu(self, **kwargs: Any) -> Self:
