@@ -10,8 +10,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tensordict._pytree
-from tensordict import TensorDict
+from tensordict import TensorClass, TensorDict, TensorDictParams, lazy_stack
 from tensordict.pytree import register
+
+
+class Point(TensorClass):
+    x: torch.Tensor
 
 
 def make(**kwargs: Any) -> TensorDict:
@@ -159,3 +163,16 @@ def test_grad_of_a_container() -> None:
 
 def test_the_public_place() -> None:
     assert tensordict._pytree.register is register
+
+
+def test_a_function_that_returns_nothing() -> None:
+    seen: list[torch.Tensor] = []
+    one = TensorDict(a=torch.ones(2), n={"b": torch.zeros(2)})
+    for container in (one, lazy_stack([one, one]), TensorDictParams(one.clone()), Point(torch.ones(2))):
+        assert pytree.tree_map(seen.append, container) is None
+    assert len(seen) == 2 + 4 + 2 + 1
+    assert pytree.tree_map(seen.append, [one, {"c": one}]) == [None, {"c": None}]
+    some = pytree.tree_map(lambda x: None if x.sum() == 0 else x, one)
+    assert some["a"] is one["a"]
+    assert some["n"] is None
+    assert pytree.tree_map(seen.append, TensorDict(batch_size=[3])).batch_size == (3,)

@@ -428,7 +428,8 @@ def register_face(cls: type[Face]) -> None:
 
     def unflatten(values: Any, context: Any) -> Any:
         kind, inner = context
-        return cls._over(_pytree.SUPPORTED_NODES[kind].unflatten_fn(values, inner))
+        container = _pytree.SUPPORTED_NODES[kind].unflatten_fn(values, inner)
+        return None if container is None else cls._over(container)
 
     _pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 

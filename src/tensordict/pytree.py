@@ -87,9 +87,12 @@ def unflatten_container(values: Any, context: Context) -> Any:
     """A container of the entries `values`, which may have been changed meanwhile.
 
     The batch size is kept as far as the entries still share it; entering or leaving a `vmap` takes one dim
-    off it or adds one. The device is kept if all entries are still there. The result is not locked.
+    off it or adds one. The device is kept if all entries are still there. The result is not locked. Where there are
+    entries, and all are `None`, so is the result: a function that returns nothing was called on the leaves.
     """
     values = list(values)
+    if is_nothing(values):
+        return None
     known = [value for value in values if isinstance(value, (Tensor, Contract))]
     size = torch.Size(context.batch_size)
     names: Names | None = None if context.names is None else list(context.names)
@@ -108,6 +111,11 @@ def unflatten_container(values: Any, context: Context) -> Any:
         if device is not None and any(value.device != device for value in known):  # type: ignore[union-attr]
             device = None
     return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
+
+
+def is_nothing(values: list[Any]) -> bool:
+    """Whether there are entries and all of them are `None`."""
+    return bool(values) and values[0] is None and values.count(None) == len(values)
 
 
 def _has_no_batch(value: Any) -> bool:

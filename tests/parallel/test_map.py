@@ -750,9 +750,10 @@ def test_workers_are_not_far_ahead_of_the_caller():
     assert list(iterator) == list(range(1, 40))
 
 
-def test_a_progress_bar(capsys):
+@pytest.mark.parametrize("option", ["pbar", "progress"])
+def test_a_progress_bar(option, capsys):
     pytest.importorskip("tqdm")
-    make().map(plus_one, chunksize=2, pbar=True, **FORK)
+    make().map(plus_one, chunksize=2, **{option: True}, **FORK)
     assert "5/5" in capsys.readouterr().err
 
 

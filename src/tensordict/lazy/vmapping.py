@@ -62,12 +62,14 @@ def flatten_stack_with_keys(stack: Any) -> tuple[list[tuple[Any, Any]], LazyCont
 
 
 def unflatten_stack(values: Any, context: LazyContext) -> Any:
-    """A lazy stack of `values`.
+    """A lazy stack of `values`; `None` where all of them are.
 
     Raises:
         RuntimeError: `torch.vmap` was entered, and is not known to this module; see `map_over_stacks`.
     """
     members = list(values)
+    if pytree.is_nothing(members):
+        return None
     # Torch also builds trees of numbers, which stand for the leaves on this side.
     dim = context.dim if context.after is None or not _have_tensors(members) else context.after
     if not _KNOWN and pytree._depth(members) > context.depth:

@@ -34,6 +34,7 @@ class Mapping(Leaves):
         worker_threads: int = 1,
         index_with_generator: bool = False,
         pbar: bool = False,
+        progress: bool = False,
         mp_start_method: str | None = None,
     ) -> _Result:
         """Call a function with chunks of this container in worker processes, and join the results.
@@ -61,7 +62,8 @@ class Mapping(Leaves):
             max_tasks_per_child: after so many chunks, a new process takes the place of a worker.
             worker_threads: the number of torch's threads in each worker.
             index_with_generator: accepted for compatibility: each chunk is cut when its turn comes.
-            pbar: show a progress bar.
+            pbar: show a progress bar (needs tqdm).
+            progress: the same, as the methods that save call it.
             mp_start_method: `"fork"`, `"spawn"` or `"forkserver"`; that of the system by default.
 
         Returns:
@@ -90,7 +92,7 @@ class Mapping(Leaves):
             generator=generator,
             max_tasks_per_child=max_tasks_per_child,
             worker_threads=worker_threads,
-            pbar=pbar,
+            pbar=pbar or progress,
             mp_start_method=mp_start_method,
             out=out,
         )
@@ -111,6 +113,7 @@ class Mapping(Leaves):
         worker_threads: int = 1,
         index_with_generator: bool = True,
         pbar: bool = False,
+        progress: bool = False,
         mp_start_method: str | None = None,
         ordered: bool = True,
     ) -> Iterator[_Result]:
@@ -131,7 +134,7 @@ class Mapping(Leaves):
             max_tasks_per_child: as for `map`.
             worker_threads: as for `map`.
             index_with_generator: has to be `True` for a shuffle.
-            pbar: as for `map`.
+            pbar, progress: as for `map`.
             mp_start_method: as for `map`.
             ordered: give the results in the order of the chunks; otherwise as they come.
 
@@ -162,7 +165,7 @@ class Mapping(Leaves):
             generator=generator,
             max_tasks_per_child=max_tasks_per_child,
             worker_threads=worker_threads,
-            pbar=pbar,
+            pbar=pbar or progress,
             mp_start_method=mp_start_method,
             shuffle=shuffle,
             ordered=ordered,
