@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 
     _Container = TypeVar("_Container", bound=TensorCollection)
 
+__all__ = [
+    "cat",
+    "dense_stack_tds",
+    "from_module",
+    "from_modules",
+    "is_batchedtensor",
+    "lazy_stack",
+    "make_tensordict",
+    "maybe_dense_stack",
+    "merge_tensordicts",
+    "pad",
+    "pad_sequence",
+    "stack",
+]
+
 
 @overload
 def stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...

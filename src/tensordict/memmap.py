@@ -25,6 +25,8 @@ from tensordict.io.names import local_path
 from tensordict.keys import Path, joined
 from tensordict.rows import picks_rows, rows_of
 
+__all__ = ["MemmapTensor", "MemoryMappedTensor"]
+
 PathLike = Union[str, "os.PathLike[str]"]
 # The shape of a tensor, or the int64 table of the shapes of the items of a nested (ragged) one.
 Shape = Sequence[int] | Tensor

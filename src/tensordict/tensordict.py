@@ -19,6 +19,8 @@ from tensordict.testing import assert_allclose_td as assert_allclose_td  # Torch
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["TensorDict", "assert_allclose_td"]
+
 # What is no entry among the keyword arguments of a constructor.
 _OPTIONS = ("batch_size", "device", "names", "non_blocking", "lock")
 

@@ -162,3 +162,14 @@ def test_the_logger() -> None:
     from tensordict.utils import logger
 
     assert isinstance(logger, logging.Logger)
+
+
+@pytest.mark.parametrize(
+    "module", [*PUBLIC, *(f"tensordict.nn.{name}" for name in ["common", "params", "sequence", "ensemble"])]
+)
+def test_a_star_import_takes_the_api_alone(module: str) -> None:
+    found: dict[str, Any] = {}
+    exec(f"from {module} import *", found)
+    names = found.keys() - {"__builtins__"}
+    assert names == set(importlib.import_module(module).__all__)
+    assert not names & {"torch", "Any", "Tensor", "annotations", "registry"}

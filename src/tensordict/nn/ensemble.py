@@ -15,6 +15,8 @@ from tensordict.nn.params import TensorDictParams
 from tensordict.ops.modules import is_parameter
 from tensordict.tensordict import TensorDict
 
+__all__ = ["EnsembleModule"]
+
 
 class EnsembleModule(TensorDictModuleBase):
     """Copies of a module that differ in their parameters and run as one, by :func:`torch.vmap`.

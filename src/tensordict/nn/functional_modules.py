@@ -10,6 +10,8 @@ from torch.utils._pytree import SUPPORTED_NODES
 
 from tensordict.contract import Contract
 
+__all__ = ["extract_weights_and_buffers", "get_functional", "is_functional", "make_functional", "repopulate_module"]
+
 _INSTEAD = (
     "take the parameters out with TensorDict.from_module(module), and run the module on others within "
     "`with params.to_module(module):`"

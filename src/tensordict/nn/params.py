@@ -24,6 +24,8 @@ from tensordict.tensordict import TensorDict
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["TensorDictParams"]
+
 Convert = Literal["auto", "parameter", "buffer"]
 _CHOICES = ("auto", "parameter", "buffer")
 

@@ -13,6 +13,8 @@ from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, WrapModule, output_of
 from tensordict.nn.skipping import is_skipped
 
+__all__ = ["TensorDictSequential"]
+
 
 class TensorDictSequential(TensorDictModule):
     """Modules that read and write containers, run one after the other.
