@@ -305,7 +305,7 @@ def refuse_graph_leaves(leaves: Sequence[Any], container: Contract | None) -> No
         leaves: the tensors that are written to: leaves of the container, or views of them.
         container: names the entry in the error, if there is one.
     """
-    if not torch.is_grad_enabled() or True not in map(_requires_grad, leaves) or _transformed():
+    if _transformed() or not torch.is_grad_enabled() or True not in map(_requires_grad, leaves):
         # What torch refuses of what it transforms it refuses while it traces, when nothing has changed yet.
         return
     for leaf in leaves:
