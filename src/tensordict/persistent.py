@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+__all__ = ["PersistentTensorDict"]
 
 
 @pytree.register
@@ -246,6 +249,40 @@ class PersistentTensorDict(OnDisk):
         target = None if device is None else as_device(device)
         result = source.to_h5(filename, **kwargs)
         result._device = target
+        return result
+
+    def clone(self, recurse: bool = True, *, newfile: Any = None, **kwargs: Any) -> Any:
+        """A copy in memory, or in another HDF5 file.
+
+        Args:
+            recurse: without `newfile`, `False` copies the structure only and shares the entries, as :meth:`copy` does.
+            newfile: the file to write the copy to, as :meth:`to_h5` does, with the options that this container was
+                opened with.
+            **kwargs: without `newfile`, passed to `torch.Tensor.clone`; with it, to :meth:`to_h5`.
+
+        Returns:
+            a `TensorDict`; with `newfile`, a :class:`PersistentTensorDict` over it, open for writing.
+
+        Raises:
+            ValueError: `newfile` is the file of this container.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> with TensorDict(a=torch.zeros(2)).to_h5(f"{folder.name}/data.h5") as data:
+            ...     with data.clone(newfile=f"{folder.name}/copy.h5") as copy:
+            ...         copy["a"] = torch.ones(2)
+            ...     data["a"]
+            tensor([0., 0.])
+        """
+        if newfile is None:
+            return super().clone(recurse, **kwargs)
+        if os.path.exists(newfile) and os.path.samefile(newfile, self._file.name):
+            raise SaveError(f"the container is in {os.fspath(newfile)!r} itself: pass the name of another file")
+        result = self.to_h5(newfile, **{**self._options, **kwargs})
+        result._bare()._device = self._device
         return result
 
     def close(self) -> None:

@@ -704,3 +704,22 @@ def test_from_dict(tmp_path: pathlib.Path) -> None:
             PersistentTensorDict.from_dict({"a": [1, 2]}, path, **arguments)
     with PersistentTensorDict(filename=path) as data:
         assert set(data.keys()) == {"a", "b"}
+
+
+def test_clone_to_a_new_file(tmp_path: pathlib.Path) -> None:
+    source = TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3)}, "word": "x"}, [3], names=["time"])
+    with source.to_h5(tmp_path / "x.h5", compression="gzip") as data:
+        with data.clone(newfile=tmp_path / "y.h5") as copy:
+            assert type(copy) is PersistentTensorDict and copy["word"] == "x" and copy.names == ["time"]
+            assert copy._options == data._options
+            copy["a"] = torch.zeros(3, dtype=torch.int64)
+            with pytest.raises(ValueError, match=r"y\.h5.*itself"):
+                copy.clone(newfile=str(tmp_path / "y.h5"))
+        assert data["a"].tolist() == [0, 1, 2]
+        with data["b"].clone(False, newfile=tmp_path / "z.h5") as part:
+            assert list(part.keys()) == ["c"] and part.batch_size == torch.Size([3])
+        assert type(data.clone()) is TensorDict
+    with TensorDict.from_h5(tmp_path / "y.h5") as again:
+        assert again["a"].tolist() == [0, 0, 0] and again["b", "c"].tolist() == [1, 1, 1]
+    with pytest.raises(TypeError, match="newfile"):
+        source.clone(newfile=tmp_path / "w")

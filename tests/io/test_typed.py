@@ -250,9 +250,12 @@ def test_stacks_that_say_no_shape(tmp_path: pathlib.Path) -> None:
 def test_pickle_needs_consent(value: Any, reason: str, tmp_path: pathlib.Path) -> None:
     td = TensorDict({"t": torch.zeros(2), "n": {"v": NonTensorData(value)}})
     for method in ("memmap", "memmap_", "memmap_like", "save", "dumps"):
-        for prefix in (tmp_path / "saved", None):
+        for options in ({"prefix": tmp_path / "saved"}, {"share_non_tensor": True}):
             with pytest.raises(UnsupportedEntryError, match=rf"(?s)\('n', 'v'\).*{reason}.*allow_pickle=True"):
-                getattr(td, method)(prefix)
+                getattr(td, method)(**options)
+    # In memory it stays what it is.
+    assert td.memmap()["n", "v"] is td.memmap_like()["n", "v"] is td["n", "v"]
+    assert type(td.clone().memmap_()["n", "v"]) is type(value)
     assert not os.listdir(tmp_path) and not td.is_locked
     saved = td.memmap(tmp_path, allow_pickle=True)
     with pytest.raises(UnsupportedEntryError, match=r"\('n', 'v'\).*allow_pickle=True"):

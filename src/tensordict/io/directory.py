@@ -137,7 +137,7 @@ class _Node:
     folder: str
     form: Form
     entries: dict[str, _Leaf | _Node] = field(default_factory=dict)
-    # The files of a value that is no tensor, which has no entries.
+    # The files of a value that is no tensor, which has no entries; `None` where nobody else is to see it.
     held: Held | None = None
 
     @property
@@ -199,7 +199,8 @@ def _plan_node(
     if META in present and not options.existsok:
         raise _exists(folder, options)
     if form.is_value:
-        node.held = held(form, outer, key, options.allow_pickle, options.share_values)
+        if folder or options.share_values:
+            node.held = held(form, outer, key, options.allow_pickle, options.share_values)
         return node
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract | Form]] = []

@@ -115,7 +115,7 @@ class Saving(Contract):
                 (in `num_threads` threads), `"bzip2"`, `"lzma"`, or the constant of `zipfile`. They are then loaded
                 into memory.
             allow_pickle: pickle values that are no tensors and that JSON cannot hold; without it, they are refused.
-                Such a save is loaded with `allow_pickle=True` only.
+                Such a save is loaded with `allow_pickle=True` only. In anonymous memory values stay as they are.
             durable: have everything reach the disk, so that the save survives a loss of power too.
             checksum: record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32, or
                 `"sha256"` or `"blake2b"`. Writing into the saved tensors later makes it wrong.
