@@ -23,6 +23,7 @@ from tensordict import (
     assert_close,
     lazy_stack,
     maybe_dense_stack,
+    set_list_to_stack,
 )
 
 # Torch says of its nested tensors, once, that they are a prototype.
@@ -930,3 +931,43 @@ def test_empty_of_another_batch_size_reads_nothing() -> None:
     stack = lazy_stack([TensorDict(x=torch.ones(2), n={"y": torch.ones(3)}), TensorDict(x=torch.ones(4), n={})])
     assert stack.empty(batch_size=[5]).batch_size == (5,) and stack.empty(batch_size=[]).is_empty()
     assert list(stack.empty(True, batch_size=[2, 3])["n"].keys()) == []
+
+
+def _two(*batch: int) -> LazyStackedTensorDict:
+    return lazy_stack([TensorDict(batch_size=batch) for _ in range(2)])
+
+
+@pytest.mark.parametrize("write", ["set", "update"])
+def test_lists_of_numbers_are_of_one_dtype(write: str) -> None:
+    for batch, value, dtype in (
+        ((), [3.5, 7], torch.float32),
+        ((), [True, 2], torch.int64),
+        ((2,), [[1, 2], [3, 4.5]], torch.float32),
+        ((), [[1, 2], [3.5]], torch.float32),
+    ):
+        stack = _two(*batch)
+        stack.set("l", value) if write == "set" else stack.update({"l": value})
+        assert [member["l"].dtype for member in stack] == [dtype] * 2
+        assert [member["l"].tolist() for member in stack] == value
+    later = lazy_stack([TensorDict(batch_size=[2]) for _ in range(2)], 1)
+    later["l"] = [[1, 2.5], [3, 4]]
+    assert [member["l"].tolist() for member in later.tensordicts] == [[1, 3], [2.5, 4]]
+
+
+def test_lists_of_mixed_values_keep_each() -> None:
+    for value in (["a", 1], [True, "a"], [{"k": 1}, "a"], [1, None]):
+        stack = _two()
+        stack["l"] = value
+        assert [member["l"] for member in stack] == value
+        assert all(type(member.get("l")) is NonTensorData for member in stack)
+
+
+def test_lists_that_make_no_stack_belong_to_every_member() -> None:
+    for value in (["a", "b"], ["a", "b", "c"], [{"k": 1}, "text"]):
+        stack = _two(1)
+        with set_list_to_stack(False):
+            stack["l"] = value
+        assert [member["l"] for member in stack] == [value] * 2
+    with set_list_to_stack(False):
+        stack["n"] = [[1.0], [2.0]]
+    assert [member["n"].item() for member in stack] == [1, 2]

@@ -212,7 +212,7 @@ class Saved(Contract):
         """
         made = item if isinstance(item, (Tensor, Contract)) else stored(item, path, size, None)
         single = hasattr(self, "_value")
-        if isinstance(made, Tensor):
+        if isinstance(made, Tensor) and not isinstance(item, (tuple, range)):
             values = [self._value] if single else self._flat_values()  # type: ignore[attr-defined]
             if type(item) not in set(map(type, values)):
                 raise ShapeError(

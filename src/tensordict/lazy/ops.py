@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tensordict import foreach
+from tensordict import foreach, registry, settings
 from tensordict.context import same_memory
 from tensordict.contract import Contract, is_node
 from tensordict.errors import ShapeError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _SCALAR = torch.Size(())
+_NUMBERS = frozenset((bool, int, float, complex))
 
 
 class LazyOps(LazyCore):
@@ -86,9 +88,26 @@ class LazyOps(LazyCore):
         return pieces_of(self._admit(item, path), store.dim, len(store.containers))
 
     def _split_list(self, item: Any, path: Path, in_place: bool) -> Sequence[Any]:
-        """The pieces of a list, whose levels are the first batch dims as in `Tensor.tolist`."""
+        """The pieces of a list, whose levels are the first batch dims as in `Tensor.tolist`.
+
+        Numbers are of one dtype, as those of a tensor; beside what is no number they are values.
+        """
         dim, size = self._entries.dim, self._batch_size
+        found = set(_leaf_kinds(item))
+        if not settings.list_to_stack() and type(item) is list and not found <= _NUMBERS | {Tensor}:
+            # A list that makes no stack is one value, and belongs to every member.
+            return [item] * len(self._entries.containers)
+        if found <= _NUMBERS:
+            item = _of_one_dtype(item, path)
         columns = _columns(list(item), dim, size, path)
+        if str in found or type(None) in found:
+            hold = registry.lookup("NonTensorData")._of
+            columns = [
+                column
+                if isinstance(column, (str, list, tuple, Contract))
+                else hold(column, size[:dim] + size[dim + 1 :])
+                for column in columns
+            ]
         values = [
             torch.stack(column) if dim and isinstance(column, list) and _tensors(column) else column
             for column in columns
@@ -395,6 +414,27 @@ def _check_way(member: Any, way: Path, path: Path) -> None:
         if inner is None:
             return
         node = inner
+
+
+def _leaf_kinds(item: Any) -> Iterator[type[Any]]:
+    """The classes of what nested lists hold; all tensors count as one."""
+    for value in item:
+        if isinstance(value, (list, tuple)):
+            yield from _leaf_kinds(value)
+        else:
+            yield Tensor if isinstance(value, (Tensor, Contract)) else type(value)
+
+
+def _of_one_dtype(item: Any, path: Path) -> Any:
+    """Nested lists of numbers as a tensor; where rows are of different lengths, as lists of tensors of one dtype."""
+    try:
+        return torch.as_tensor(item)
+    except (TypeError, ValueError, RuntimeError):
+        rows = [stored(row, path, _SCALAR, None) for row in item]
+        if not _tensors(rows):
+            return item
+        dtype = functools.reduce(torch.promote_types, [row.dtype for row in rows])
+        return [row.to(dtype) for row in rows]
 
 
 def _tensors(column: list[Any]) -> bool:
