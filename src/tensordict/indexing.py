@@ -31,7 +31,7 @@ def leaf_index(index: Any, batch_size: torch.Size) -> Any:
         if kind is slice:
             raise _too_many(1, batch_size)
         raise BatchIndexError(f"a container without batch dims (batch_size=[]) cannot be indexed with {index!r}")
-    if kind is tuple:
+    if kind is tuple or kind is torch.Size:
         return _tuple_index(index, batch_size)
     if index is None:
         return None
@@ -51,7 +51,7 @@ def is_beyond(index: Any, batch_size: torch.Size) -> bool:
     """Whether `index` does something else to a leaf, with feature dims behind its batch dims, than to the batch."""
     if type(index) is int or type(index) is slice:
         return not batch_size
-    items = index if type(index) is tuple else (index,)
+    items = index if isinstance(index, (tuple, torch.Size)) else (index,)
     if any(item is Ellipsis for item in items[:-1]):
         return True
     known = [item if item is None or item is Ellipsis else _component(item) for item in items]
@@ -103,7 +103,7 @@ def _asked_size(index: Any, batch_size: torch.Size) -> torch.Size:
             f"the members of this lazy stack have different batch sizes, {list(batch_size)} together: assign to each "
             "member, as in td[0][index] = value"
         )
-    return torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape
+    return torch.Size(torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape)
 
 
 def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | None:
@@ -234,6 +234,8 @@ def _component(item: Any) -> Any:
     if isinstance(item, Sequence) and not isinstance(item, str):
         tensor = torch.stack([torch.as_tensor(x) for x in item]) if _has_tensors(item) else torch.tensor(item)
         return tensor if tensor.numel() else tensor.long()
+    if type(item).__module__.partition(".")[0] == "functorch":
+        return item  # a first-class dim of `functorch.dim`, which torch binds to the dim that it stands at
     if hasattr(item, "__index__"):
         return item.__index__()
     raise IndexError(

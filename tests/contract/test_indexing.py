@@ -265,6 +265,24 @@ def test_names_of_dims_that_index_tensors_make(td: Any, kind: Kind) -> None:
         assert td[index].names == names
 
 
+def test_a_size_is_a_tuple_of_integers(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    index = torch.Size((0,) * len(kind.batch_size))
+    assert_matches(td[index], picked(plain, kind.batch_size, index_map(kind.batch_size)[tuple(index)]), ())
+
+
+def test_first_class_dims() -> None:
+    dims = pytest.importorskip("functorch.dim").dims
+    x, y = torch.rand(3, 4, 2), torch.rand(3, 4)
+    td = TensorDict({"x": x, "n": {"y": y}}, [3, 4])
+    i, j = dims(2)
+    part = td[i, j]
+    assert part.batch_size == () and part["n"].batch_size == () and part["x"].shape == (2,)
+    assert torch.equal(part["n", "y"].order(j, i), y.T)
+    assert td[:, j].batch_size == (3,) and torch.equal(td[:, j]["x"].order(j), x.transpose(0, 1))
+
+
 def test_a_broadcast_container_is_allocated() -> None:
     buffer = TensorDict(batch_size=[3, 4])
     buffer[:2] = TensorDict({"a": torch.arange(4.0), "n": {"b": torch.ones(4, 2)}}, [4])

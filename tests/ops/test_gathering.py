@@ -230,3 +230,17 @@ def test_where_errors() -> None:
         td.where(torch.ones(3, dtype=torch.bool), make((3,)))
     with pytest.raises(TypeError, match="'n'"):
         td.where(torch.ones(3, dtype=torch.bool), td.exclude("n").set("n", torch.zeros(SIZE)))
+
+
+def test_where_broadcasts_a_container_by_its_batch_size() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3, 4), "n": {"b": torch.zeros(2, 3)}}, [2, 3])
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    for size in ((1, 3), (3,), (2, 1), (1, 1), (1,)):
+        other = TensorDict({"a": torch.rand(*size, 4), "n": {"b": torch.rand(size)}}, size)
+        for result in (td.where(mask, other), torch.where(mask, td, other), td.to_lazystack(1).where(mask, other)):
+            assert result.batch_size == (2, 3)
+            assert torch.equal(result["a"], torch.where(mask[..., None], td["a"], other["a"]))
+            assert torch.equal(result["n", "b"], torch.where(mask, td["n", "b"], other["n", "b"]))
+    for size in ((), (2,), (1, 2, 3)):
+        with pytest.raises(RuntimeError, match="broadcasts to"):
+            td.where(mask, TensorDict(batch_size=size))

@@ -173,10 +173,12 @@ class Gathering(Contract):
         """
         self._check_broadcast(condition, "condition")
         if isinstance(other, Contract) and other._batch_size != self._batch_size:
-            raise ShapeError(
-                f"where needs containers of the same batch size, got {list(self._batch_size)} and "
-                f"{list(other._batch_size)}"
-            )
+            theirs, own = other._batch_size, self._batch_size
+            if not theirs or len(theirs) > len(own) or any(a not in (1, b) for a, b in zip(theirs[::-1], own[::-1])):
+                raise ShapeError(
+                    f"where needs a container whose batch size broadcasts to {list(own)}, got one of {list(theirs)}"
+                )
+            other = other.expand(own)  # type: ignore[attr-defined]
         if isinstance(other, Tensor) and other.ndim:
             self._check_broadcast(other, "tensor to take elements from")
         result: Any = self._chosen(condition, other, pad)
@@ -185,7 +187,8 @@ class Gathering(Contract):
                 result._lock_tree()
             return result  # type: ignore[no-any-return]
         _check_out(out, None if update_batch_size else result._batch_size)
-        return out.update(result, update_batch_size=out._batch_size != result._batch_size)  # type: ignore[no-any-return]
+        same = out._batch_size == result._batch_size
+        return out.update(result) if same else out._update_with_batch_size(result, False)  # type: ignore[no-any-return]
 
     def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Self:
         """`where`, once the arguments have been checked."""
