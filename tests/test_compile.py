@@ -79,7 +79,6 @@ ANY_SIZE = {
     "zero_": lambda td: td.clone().zero_(),
     "update_": lambda td: td.clone().update_(td * 2),
     "assign a number": lambda td: copied(td.clone(), lambda td: td.__setitem__(0, 2)),
-    "masked_fill_": lambda td: td.clone().masked_fill_(torch.tensor([True, False, True, False]), 0.0),
     "tensor": lambda td: td.mul(td["b", "c"]),
     "compare": lambda td: td == td,
     "compare with a tensor": lambda td: (td > td["b", "c"]).all() & (td["b", "c"] <= td).any(),
@@ -110,6 +109,7 @@ ONE_SIZE = {
     "gather": lambda td: td.gather(0, torch.tensor([0, 1])),
     "where": lambda td: td.where(torch.tensor([True, False, True, False]), td * 2),
     "masked_fill": lambda td: td.masked_fill(torch.tensor([True, False, True, False]), 0.0),
+    "masked_fill_": lambda td: td.clone().masked_fill_(torch.tensor([True, False, True, False]), 0.0),
 }
 
 
