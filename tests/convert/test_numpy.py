@@ -141,3 +141,14 @@ def test_to_struct_array() -> None:
 def test_entries_that_no_array_holds(entries: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
         TensorDict(entries, [2]).to_struct_array()
+
+
+def test_arrays_of_our_own_can_be_containers_again() -> None:
+    td = TensorDict({"a": torch.tensor([1, 2], dtype=torch.int8), "n": {"x": torch.ones(2)}, "s": "text"}, [2])
+    td["n"].batch_size = [2]
+    array = td.to_struct_array()
+    again = TensorDict.from_struct_array(array)
+    assert again["a"].tolist() == [1, 2] and again["n", "x"].tolist() == [1, 1] and again["s"] == ["text", "text"]
+    array["n"]["x"] += 1
+    assert again["n", "x"].tolist() == [2, 2]
+    assert TensorDict({"x": torch.ones(2), "i": torch.ones(2, dtype=torch.int32)}, [2]).to_struct_array().itemsize == 8

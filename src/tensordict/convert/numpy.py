@@ -115,10 +115,21 @@ def array_of(node: Any, path: Path = ()) -> Any:
     if "" in columns:
         raise ValueError("a structured array cannot have a field without a name: rename the entry ''")
     rest = len(size)
-    result = np.empty(size, np.dtype([(name, column.dtype, column.shape[rest:]) for name, column in columns.items()]))
+    fields = [(name, column.dtype, column.shape[rest:]) for name, column in columns.items()]
+    dtype = np.dtype(fields)
+    if _is_uneven(dtype, dtype.itemsize):
+        dtype = np.dtype(fields, align=True)  # with gaps, so that tensors can share the memory
+    result = np.empty(size, dtype)
     for name, column in columns.items():
         result[name] = column
     return result
+
+
+def _is_uneven(dtype: Any, step: int) -> bool:
+    """Whether numbers of a structure whose elements are `step` bytes apart cannot be tensors in its memory."""
+    if dtype.names:
+        return any(_is_uneven(dtype[name].base, step) for name in dtype.names)
+    return dtype.kind in "biufc" and bool(step % dtype.itemsize)
 
 
 def _column(value: Any, size: torch.Size, path: Path) -> Any:
