@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -28,6 +29,18 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout, root
+
+
+def test_the_demo_installs_all_that_it_imports() -> None:
+    """`make demo` has an environment of its own, with the extra `demo` and nothing else."""
+    extra = re.search(r"^demo = (\[.*\])$", (EXAMPLES.parent / "pyproject.toml").read_text(), re.MULTILINE)
+    assert extra is not None
+    declared = {re.split("[<>=]", package)[0] for package in ast.literal_eval(extra[1])}
+    program = ast.parse((EXAMPLES / "digits.py").read_text())
+    names = [alias.name for node in ast.walk(program) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in ast.walk(program) if isinstance(node, ast.ImportFrom)]
+    foreign = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"torch", "tensordict"}
+    assert {{"sklearn": "scikit-learn"}.get(name, name) for name in foreign} == declared
 
 
 @pytest.mark.slow
