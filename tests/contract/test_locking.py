@@ -186,3 +186,15 @@ def test_a_child_that_another_parent_locks_is_not_changed_through_this_one(write
         write(td)
     assert set(td.keys()) == {"free", "empty", "child"}
     assert set(owner["child"].keys()) == {"x", "y", "hollow"}
+
+
+def test_what_is_added_past_the_lock_is_locked() -> None:
+    td = TensorDict({"n": {"x": 1}}).lock_()
+    added = TensorDict({"m": {"y": 1}})
+    td.update({"new": added, "n": {"below": {"z": 1}}}, ignore_lock=True)
+    assert td["new"].is_locked and td["new", "m"].is_locked and td["n", "below"].is_locked
+    for key in (("new", "q"), ("new", "m", "q"), ("n", "below", "q")):
+        with pytest.raises(RuntimeError, match="lock"):
+            td[key] = 1
+    td.unlock_()
+    assert not added.is_locked and not td["n", "below"].is_locked

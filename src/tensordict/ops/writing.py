@@ -13,7 +13,7 @@ from tensordict.contract import Contract, is_node, named_error
 from tensordict.devices import wait_for
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined, path_of
-from tensordict.ops.locking import Locking, raise_locked
+from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.ops.sources import nested_under, one_source, restricted
@@ -306,6 +306,9 @@ class Writing(Reading, Locking):
         if plan.targets:
             foreach.copy_(plan.targets, plan.values, plan.non_blocking, self)
         for node, entries in plan.writes:
+            if node._locked:  # with `ignore_lock`
+                for value in filter(is_node, entries.values()):
+                    adopt(node, value)
             node._entries.update(entries)
         for write in plan.targets.writes:
             write()
