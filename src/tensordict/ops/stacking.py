@@ -118,6 +118,7 @@ class Stacking(Writing):
         if self._locked:
             for piece in pieces:
                 piece._lock_tree()
+                piece._mark_as(self)
         return tuple(pieces)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
@@ -125,7 +126,6 @@ class Stacking(Writing):
 
         Those of a memory-mapped or shared container are that too, and locked, as `td[i]` is; others are not locked.
 
-                piece._mark_as(self)
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -148,16 +148,16 @@ class Stacking(Writing):
             if not has_ragged(self):
                 raise
             pieces = retried(self, self._map_many, partial(ragged.unbind, dim=dim), sizes, lead, rename)
+        if self._is_memmap or self._is_shared:
+            for piece in pieces:
+                piece._lock_tree()
+                piece._mark_as(self)
         return tuple(pieces)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
     @classmethod
-        if self._is_memmap or self._is_shared:
-            for piece in pieces:
-                piece._lock_tree()
-                piece._mark_as(self)
-    def stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    def stack(cls, input: Iterable[_Container], dim: int = 0, *, out: Any = None) -> _Container:
         """Stack containers of the same keys and shapes along a new batch dim.
 
         Args:
