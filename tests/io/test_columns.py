@@ -252,6 +252,16 @@ def test_values_are_written_through(tmp_path: pathlib.Path) -> None:
         odd[0].update_({"o": "x"})
 
 
+def test_a_member_has_no_folder_for_new_entries(tmp_path: pathlib.Path) -> None:
+    saved = rows(row).memmap(tmp_path / "x")
+    with pytest.raises(SaveError, match="add it to all members before"):
+        saved[1].make_memmap("new", (2,))
+    with pytest.raises(SaveError, match="make it in each member"):
+        saved.make_memmap("new", (4, 2))
+    anonymous = rows(row).memmap_()
+    assert anonymous[1].make_memmap("new", (2,)).shape == (2,)
+
+
 def test_broken(tmp_path: pathlib.Path) -> None:
     def broken(change: Callable[[dict[str, Any]], None]) -> None:
         rows(row).memmap(tmp_path / "x")

@@ -47,6 +47,11 @@ def add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: bool
     for index, name in enumerate(missing, len(path) - 1 - len(missing)):
         parent = _new_node(parent, name, path[: index + 1], robust)
     if parent._memmap_prefix is None:
+        if _is_row(parent):
+            raise SaveError(
+                f"entry {joined(path)!r}: the member of a ragged lazy stack has no folder of its own for a new entry: "
+                "add it to all members before the stack is saved"
+            )
         leaf = MemoryMappedTensor.from_tensor(content, copy_data=copy_data)
     else:
         folder = os.path.abspath(parent._memmap_prefix)
@@ -56,6 +61,17 @@ def add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: bool
             meta.add_entry(folder, path[-1], spec, path)
     parent._entries[path[-1]] = leaf
     return leaf
+
+
+def _is_row(container: Any) -> bool:
+    """Whether a container is one of those that a saved stack has by columns."""
+    for leaf in container._entries.values():
+        if isinstance(leaf, MemoryMappedTensor) and isinstance(leaf._source, FileSource):
+            try:
+                return meta.read_node(os.path.dirname(leaf._source.path), ()).columns
+            except OSError:
+                return False
+    return False
 
 
 def _leaf_in(target: str, content: Tensor, copy_data: bool, path: Path) -> MemoryMappedTensor:
