@@ -405,3 +405,12 @@ def test_older_states_that_do_not_fit_change_nothing() -> None:
     with pytest.raises(RuntimeError, match="'odd'"):
         target.load_state_dict(state)
     assert (target.a.tolist(), target.b) == ([0.0] * 3, "x")
+
+
+def test_lazy_stacks_with_a_tensor_of_its_own_shape() -> None:
+    def stack(value: float) -> Any:
+        return lazy_stack([TensorDict(u=UnbatchedTensor(torch.full((2,), value)), a=torch.ones(3)) for _ in range(2)])
+
+    loaded = stack(0.0).load_state_dict(stack(4.0).state_dict())
+    assert loaded["u"].tolist() == [4.0, 4.0]
+    assert loaded[1]["u"].tolist() == [4.0, 4.0]

@@ -564,3 +564,21 @@ def test_moves_to_the_meta_device() -> None:
     holder = nn.Module()
     holder.params = params
     assert holder.to("meta").params["n", "b"].device.type == "meta"
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_nested_states(assign: bool) -> None:
+    source = make()
+    state = source.state_dict(flatten=False)
+    assert list(state) == ["a", "b"]
+    assert list(state["b"]) == ["c", "i"]
+    target = make()
+    with torch.no_grad():
+        state["b"]["c"].fill_(5)
+    assert target.load_state_dict(state, assign=assign, from_flatten=False) is target
+    assert target["b", "c"].tolist() == [5, 5]
+    assert type(target["b", "c"]) is nn.Parameter
+    del state["b"]["c"]
+    with pytest.raises(RuntimeError, match="b.c"):
+        target.load_state_dict(state)
+    assert list(source.state_dict(flatten=True)) == list(source.state_dict())

@@ -338,8 +338,12 @@ def member_levels(level: Level, count: int, dim: int, key: Path, misfits: list[s
     if type(stacked) is int and stacked != dim:
         meta[STACK_DIM] = stacked - (stacked > dim)
     found = [Level(meta) for _ in range(count)]
+    unbatched = meta.get(UNBATCHED_NAMES, ())
     for name, value in level.entries.items():
-        parts = _parts(value, count, dim, (*key, name), misfits) or [UNFIT] * count
+        if name in unbatched:
+            parts: list[Any] = [value] * count
+        else:
+            parts = _parts(value, count, dim, (*key, name), misfits) or [UNFIT] * count
         for member, part in zip(found, parts, strict=True):
             member.entries[name] = part
     return found

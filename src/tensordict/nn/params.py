@@ -513,19 +513,32 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         nn.Module.zero_grad(self, set_to_none)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The parameters and buffers by their names, as :meth:`torch.nn.Module.state_dict` gives them."""
-        return nn.Module.state_dict(self, *args, **kwargs)
+    def state_dict(self, *args: Any, flatten: bool = True, **kwargs: Any) -> Any:
+        """The parameters and buffers by their names, as :meth:`torch.nn.Module.state_dict` gives them.
+
+        Args:
+            *args, **kwargs: `destination`, `prefix`, `keep_vars`; as for a module.
+            flatten: `False` gives nested dicts, as :meth:`TensorDict.state_dict` does, in the place of dotted names.
+        """
+        if flatten:
+            return nn.Module.state_dict(self, *args, **kwargs)
+        return self._tensordict.state_dict(*args, flatten=False, **kwargs)
 
     def load_state_dict(  # type: ignore[override]
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, from_flatten: bool | None = None
     ) -> Self:
         """Load what :meth:`state_dict` gave, as :meth:`torch.nn.Module.load_state_dict` does; returns this container.
+
+        Args:
+            state_dict: a mapping from names to tensors, flat or nested.
+            strict: raise where keys are missing or unexpected.
+            assign: put the tensors in the place of the parameters, rather than copy into these.
+            from_flatten: accepted for compatibility: whether it is nested shows.
 
         Raises:
             RuntimeError: keys are missing or unexpected (with `strict`), or shapes differ.
         """
-        nn.Module.load_state_dict(self, state_dict, strict=strict, assign=assign)
+        nn.Module.load_state_dict(self, _with_dots(state_dict), strict=strict, assign=assign)
         return self
 
     def _load_from_state_dict(
@@ -604,6 +617,19 @@ def _convert_in_place(container: Any, convert: Convert) -> None:
                 entries[name] = leaf
         elif not value._is_non_tensor:
             _convert_in_place(value._bare(), convert)
+
+
+def _with_dots(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state whose nested dicts, if it has any, have become dotted names."""
+    if not any(isinstance(value, Mapping) and not isinstance(value, Contract) for value in state.values()):
+        return state
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, Mapping) and not isinstance(value, Contract):
+            found.update({f"{name}.{rest}": leaf for rest, leaf in _with_dots(value).items()})
+        else:
+            found[name] = value
+    return found
 
 
 def _check_holds_leaves(container: Any, path: Path) -> None:
