@@ -6,6 +6,7 @@ What they share with every container is in `contract/`.
 from __future__ import annotations
 
 import copy
+import math
 import pathlib
 import pickle
 import subprocess
@@ -971,3 +972,13 @@ def test_lists_that_make_no_stack_belong_to_every_member() -> None:
     with set_list_to_stack(False):
         stack["n"] = [[1.0], [2.0]]
     assert [member["n"].item() for member in stack] == [1, 2]
+
+
+def test_other_batch_sizes_of_stacks_of_ragged_leaves() -> None:
+    parts = [torch.nested.nested_tensor([torch.ones(n), torch.ones(2)], layout=torch.jagged) for n in (1, 3)]
+    stack = lazy_stack([TensorDict({"x": part}, [2]) for part in parts])
+    for result in (stack.view(2, 1, 2), stack.unflatten(1, [1, 2]), stack.unflatten(0, [2, 1]), stack.reshape(1, 4)):
+        lengths = [len(item["x"]) for item in result.reshape(-1)]
+        assert math.prod(result.batch_size) == 4 and lengths == [1, 2, 3, 2]
+    one = torch.nested.nested_tensor([torch.ones(3)], layout=torch.jagged)
+    assert lazy_stack([TensorDict({"x": one}, [1])]).flatten().batch_size == (1,)

@@ -320,7 +320,12 @@ class LazyDims(LazyCore):
         for dim, length in enumerate(new):
             if length == count and math.prod(new[:dim]) == head and math.prod(new) == math.prod(old) and count:
                 inner = new[:dim] + new[dim + 1 :]
-                return self._lazily([getattr(member, fn)(inner) for member in store.containers], dim, name=False)
+                try:
+                    return self._lazily([getattr(member, fn)(inner) for member in store.containers], dim, name=False)
+                except RuntimeError:
+                    if not any(leaf.is_nested for leaf in self._leaves()):
+                        raise
+                    break  # ragged rows have no other batch size, but each of them can be taken by itself
         if not math.prod(old) or not new:
             return self._dense().reshape(new)
         result = self._of_elements(self._numbers().reshape(new))
