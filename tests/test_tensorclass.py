@@ -248,7 +248,7 @@ def test_fields_hold_anything() -> None:
 def test_get_and_set() -> None:
     made = data()
     assert made.get("x") is made.x and made.get(("inner", "w")) is made.inner.w  # type: ignore[union-attr]
-    assert made.get("label") == "none" and made.get("other") is None and made.get("other", 3) == 3
+    assert made.get("label") == "none" and made.get("other") is None and made.get("other", 3) is None
     before = made.x
     made.set("x", torch.ones(3, 2), inplace=True)
     assert made.x is before and before.sum() == 6
@@ -554,6 +554,13 @@ def test_texts_in_annotations_are_no_names() -> None:
     kinds = {"a": Literal["no name!"], "b": Annotated[torch.Tensor, "a text, too"]}
     made = type("Texts", (TensorClass["autocast"],), {"__annotations__": kinds})("no name!", torch.ones(1))  # type: ignore[misc]
     assert made.a == "no name!" and made.b.sum() == 1
+
+
+def test_defaults_are_not_for_fields_that_are_none() -> None:
+    made = Data(torch.zeros(2), batch_size=[2])
+    for read in (made, lazy_stack([made, made])):
+        assert read.get("other", 5) is read.get(("other",), 5) is read.get("other") is None
+        assert read.get("unknown", 5) == 5
 
 
 def test_nocast_keeps_arrays_and_numbers() -> None:

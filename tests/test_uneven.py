@@ -133,3 +133,14 @@ def test_failed_update_at_changes_nothing() -> None:
         stack.update_at_(uneven(2, 10), slice(1, 3))
     assert [leaf.tolist() for leaf in stack.get("a", as_list=True)] == [[0], [1, 1], [2, 2, 2]]
     assert "extra" not in stack[1]
+
+
+def test_padding_with_a_mask() -> None:
+    stack = lazy_stack([TensorDict(a=torch.ones(2, 1)), TensorDict(a=torch.ones(3, 2))])
+    for holder, key in ((stack, "a"), (TensorDict(n=stack), ("n", "a"))):
+        for side in ("left", "right"):
+            tensor, mask = holder.get(key, as_padded_tensor=True, padding_side=side, padding_value=7, return_mask=True)
+            assert mask.dtype is torch.bool and mask.shape == tensor.shape == (2, 3, 2)
+            assert torch.equal(tensor == 7, ~mask) and mask.sum() == 2 + 6
+    with pytest.raises(ValueError, match="as_padded_tensor=True only"):
+        stack.get("a", return_mask=True)

@@ -226,8 +226,8 @@ class TensorClass(Declared, metaclass=_Dataclass):
 
         Args:
             key: the name of a field, or a tuple of names.
-            default: returned when there is no such entry, see any container's; a field that is `None` gives it too,
-                and is no missing entry.
+            default: returned when there is no such entry, see any container's; a field that is `None` is none that is
+                missing, and gives `None`.
             **kwargs: how a lazy stack gives its leaves, see :meth:`LazyStackedTensorDict.get`.
 
         Example:
@@ -236,15 +236,16 @@ class TensorClass(Declared, metaclass=_Dataclass):
             >>> class Named(TensorClass):
             ...     name: str
             ...     value: torch.Tensor | None = None
-            >>> Named("a").get("name"), Named("a").get("value", 0)
-            ('a', 0)
+            >>> Named("a").get("name"), Named("a").get("value", 0), Named("a").get("other", 0)
+            ('a', None, 0)
         """
         if type(key) is str:
             value = None if kwargs else self._tensordict._entries.get(key)
             if type(value) is Tensor:
                 return value
-            if (default is AS_SET or default is NO_DEFAULT) and key in self._layout.names:
-                default = None
+        name = key[0] if type(key) is tuple and len(key) == 1 else key
+        if type(name) is str and name in self._layout.names:
+            default = None
         return unwrap(self._tensordict.get(key, default, **kwargs))
 
     def set(  # type: ignore[override]

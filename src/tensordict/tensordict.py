@@ -10,6 +10,7 @@ import torch
 from tensordict import pytree, registry
 from tensordict.base import TensorDictBase
 from tensordict.contract import Contract, Names
+from tensordict.convert.frames import columns_of
 from tensordict.devices import as_device
 from tensordict.errors import meant
 from tensordict.ops.naming import checked_names
@@ -149,6 +150,8 @@ class TensorDict(TensorDictBase):
 
 
 def _as_mapping(source: Any) -> dict[Any, Any]:
+    if (columns := columns_of(source)) is not None:
+        return columns
     try:
         return dict(source)
     except (TypeError, ValueError):

@@ -22,6 +22,8 @@ from tensordict import (
     TensorDict,
     TensorDictBase,
     TypedTensorDict,
+    from_any,
+    lazy_stack,
 )
 
 
@@ -173,8 +175,6 @@ def test_open_hdf5_files(tmp_path: pathlib.Path) -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(TypeError, match="got 1 of type int under 'a'; from_pytree"):
         TensorDict.from_any({"a": {1: 2}})
-    with pytest.raises(TypeError, match=r"entry \('a', 'rows'\).*nested tensor"):
-        TensorDict.from_any({"a": {"rows": [[1, 2], [3]]}})
     with pytest.raises(TypeError, match="named tuple, got tuple"):
         TensorDict.from_namedtuple((1, 2))
     with pytest.raises(TypeError, match="tuple or a list, got dict"):
@@ -323,3 +323,46 @@ def test_stack_and_cat_of_entries() -> None:
         TensorDict(a="x").stack_from_tensordict()
     point = Point(shape(2), torch.ones(2))
     assert point.stack_from_tensordict().tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    "rows", [[[1, 2], [3]], [[], [1]], [[[1], [2]], [[3]]], [torch.zeros(2), torch.zeros(3)]], ids=str
+)
+def test_rows_of_unequal_lengths_are_stacks_of_values(rows: list[Any]) -> None:
+    for made in (from_any({"a": rows}).get("a"), from_any(rows), from_any({"n": ({"a": rows},)})["n", "0"].get("a")):
+        assert type(made) is NonTensorStack and len(made) == 2
+        assert all(
+            torch.equal(*pair) if isinstance(pair[0], torch.Tensor) else pair[0] == pair[1]
+            for pair in zip(made.tolist(), rows, strict=True)
+        )
+    if not isinstance(rows[0], torch.Tensor):
+        with pytest.raises(TypeError, match="'a'.*no.* a regular array"):
+            TensorDict(a=rows)
+    assert torch.equal(from_any({"a": [[1, 2], [3, 4]]})["a"], torch.tensor([[1, 2], [3, 4]]))
+
+
+def test_data_frames() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2, 3], "b": [1.5, 2, 3], "s": ["x", "y", None]})
+    for made in (from_any(frame), from_any({"k": frame})["k"], TensorDict.from_any((frame,))["0"]):
+        assert type(made) is TensorDict and made.batch_size == (3,) and made[1]["s"] == "y"
+        assert made["a"].tolist() == [1, 2, 3] and made["b"].dtype == torch.float64 and made["s"][0] == "x"
+    made = TensorDict(frame, batch_size=[3])
+    assert made["a"].tolist() == [1, 2, 3] and made[0]["s"] == "x" and TensorDict(frame)["s"][:2] == ["x", "y"]
+    assert from_any({"c": frame["s"]}).get("c").batch_size == (3,)
+    assert from_any(frame[["a"]], auto_batch_size=True).batch_size == (3,)
+    with pytest.raises(TypeError, match="column 0 of the data frame is called 0"):
+        from_any(pandas.DataFrame([[1]]))
+    with pytest.raises(ValueError, match="two columns called 'a'"):
+        from_any(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
+
+
+@pytest.mark.parametrize("method", ["to_dict", "to_namedtuple", "numpy"])
+def test_entries_that_only_some_members_have_are_not_lost(method: str) -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2), x=torch.zeros(1)), TensorDict(a=torch.ones(2))])
+    for container in (stack, TensorDict(n=stack), lazy_stack([stack, stack])):
+        with pytest.raises(RuntimeError, match=r"cannot complete when there are exclusive keys: .*\['x'\]"):
+            getattr(container, method)()
+    ragged = lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))])
+    with pytest.raises(RuntimeError, match="Failed to stack tensors within a tensordict"):
+        getattr(ragged, method)()

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tensordict import registry
 from tensordict.contract import Contract
-from tensordict.convert.numpy import container_of
+from tensordict.convert.frames import columns_of, values_of
+from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
 from tensordict.errors import DuplicateKeyError
 from tensordict.keys import Path, joined, path_of
 
@@ -28,8 +29,8 @@ def opened(obj: Any, path: Path = ()) -> Any:
     """A structure as a nested dict, whose keys are names; anything else as it is.
 
     Mappings, dataclasses, named tuples and tuples (with `"0"`, `"1"`, ... for names) are structures, at every level.
-    Structured arrays become containers over the same memory, HDF5 groups containers over the file, and writable buffers
-    tensors.
+    Structured arrays become containers over the same memory, HDF5 groups containers over the file, data frames
+    containers of their columns, writable buffers tensors, and rows of numbers of unequal lengths stacks of values.
 
     Args:
         obj: what to open; it is not changed.
@@ -40,6 +41,8 @@ def opened(obj: Any, path: Path = ()) -> Any:
         DuplicateKeyError: two keys lead to the same place.
     """
     kind = type(obj)
+    if kind is list:
+        return _of_rows(obj)
     if kind in _PLAIN or (kind is not dict and isinstance(obj, (Tensor, Contract))):
         return obj
     if kind is dict:
@@ -56,7 +59,9 @@ def opened(obj: Any, path: Path = ()) -> Any:
         return container_of(obj, path)
     if isinstance(obj, (memoryview, array.array)):
         return _tensor_over(obj)
-    return obj
+    if (columns := columns_of(obj)) is not None:
+        return registry.lookup("TensorDict")(columns, batch_size=[len(obj)])
+    return values_of(obj)
 
 
 def is_h5(obj: Any) -> bool:
@@ -68,11 +73,18 @@ def _opened_mapping(source: Mapping[Any, Any], path: Path) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in source.items():
         if type(key) is str and key not in tree:
-            tree[key] = value if type(value) in _PLAIN else opened(value, (*path, key))
+            tree[key] = value if type(value) in _PLAIN and type(value) is not list else opened(value, (*path, key))
         else:
             names = _names(key, path)
             _place(tree, names, opened(value, (*path, *names)), path)
     return tree
+
+
+def _of_rows(rows: list[Any]) -> Any:
+    """The stack of the values in lists of numbers, or in tensors, of unequal lengths; any other list as it is."""
+    if rows and isinstance(rows[0], (list, Tensor)) and is_numeric(rows) and shape_of_rows(rows) is None:
+        return registry.lookup("NonTensorStack").from_list(rows)
+    return rows
 
 
 def _names(key: Any, path: Path) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tensordict import registry
+from tensordict.errors import KeyMismatchError
 
 if TYPE_CHECKING:
     from tensordict.tensordict import TensorDict
@@ -69,3 +70,18 @@ def fromkeys(keys: Iterable[Any], value: Any = 0) -> TensorDict:
         {'a': 2, 'b': 2}
     """
     return registry.lookup("TensorDict").fromkeys(keys, value)  # type: ignore[no-any-return]
+
+
+def refuse_exclusive(container: Any, method: str) -> None:
+    """Raise when a lazy stack has entries that only some of its members have, which a dense form would lose."""
+    members = container._members()
+    if not members:
+        return
+    for member in members:
+        refuse_exclusive(member, method)
+    names = [set(member._outline()) for member in members]
+    if odd := sorted(set().union(*names) - set.intersection(*names)):
+        raise KeyMismatchError(
+            f"the method {method} cannot complete when there are exclusive keys: only some members of the lazy stack "
+            f"have {odd}. Call it for each of the members, as in stack.tolist(), or select the common keys first"
+        )

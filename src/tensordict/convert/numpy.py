@@ -166,3 +166,22 @@ def _values(holder: Any, path: Path) -> Any:
 
 
 _SCALARS = (bool, int, float, complex, np.generic)
+
+
+def is_numeric(item: Any) -> bool:
+    """Whether there is nothing but numbers, tensors and arrays of them in nested lists."""
+    if isinstance(item, (list, tuple)):
+        return all(map(is_numeric, item))
+    if isinstance(item, np.ndarray):
+        return item.dtype.kind in "biufc"
+    return isinstance(item, (bool, int, float, complex, np.number, np.bool_, torch.Tensor, range))
+
+
+def shape_of_rows(value: Any) -> tuple[int, ...] | None:
+    """The shape of nested lists, or of a tensor or array; `None` when they are not regular."""
+    if not isinstance(value, (list, tuple)):
+        return tuple(value.shape) if isinstance(value, (torch.Tensor, np.ndarray)) else ()
+    shapes = set(map(shape_of_rows, value))
+    if len(shapes) > 1 or None in shapes:
+        return None
+    return (len(value), *(shapes.pop() or ())) if shapes else (0,)

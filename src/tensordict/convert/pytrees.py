@@ -16,6 +16,7 @@ from torch.utils import _pytree
 
 from tensordict import registry
 from tensordict.contract import Contract, is_node
+from tensordict.convert.mappings import refuse_exclusive
 from tensordict.errors import FieldError
 from tensordict.keys import Path, joined
 
@@ -146,6 +147,7 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
         ValueError: the name of an entry can be no field.
         TypeError: the entries are not the fields of `dest_cls`.
     """
+    refuse_exclusive(node, "to_namedtuple")
     # A tensorclass has no entry for a field that is `None`.
     layout = getattr(node, "_layout", None)
     fields = dict.fromkeys(layout.names) if layout is not None else {}

@@ -33,7 +33,8 @@ def as_ours(cls: Any, state: dict[str, Any]) -> dict[str, Any]:
         UnsupportedEntryError: it is of a class that this program does not know.
     """
     for name, read in _READERS.items():
-        if name in state:
+        # A view of ours has a source, too, and entries that the reference's typed containers have not.
+        if name in state and not (name == _TYPED and "_entries" in state):
             made = read(cls, state)
             if state.get("_is_locked") is True:
                 made._lock_tree()

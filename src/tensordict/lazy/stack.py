@@ -262,6 +262,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         padding_side: str = "right",
         layout: torch.layout | None = None,
         padding_value: float | int | bool = 0.0,
+        return_mask: bool = False,
     ) -> Any:
         """The entry at a nested key: stacked, or in one of the forms for leaves of unequal shapes.
 
@@ -276,10 +277,12 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             padding_side: `"right"` to fill up behind the elements, `"left"` before them.
             layout: that of the nested tensor: `torch.jagged` (the default) or `torch.strided`.
             padding_value: what to fill up with.
+            return_mask: with `as_padded_tensor`, give a pair: the tensor, and a bool tensor of its shape that is `True`
+                where it holds elements of the members.
 
         Raises:
             RuntimeError: the leaves cannot be put in this form; their key and shapes are named.
-            ValueError: more than one form is asked for.
+            ValueError: more than one form is asked for, or a mask without padding.
 
         Example:
             >>> import torch
@@ -294,6 +297,10 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             tensor([0, 1, 3])
         """
         forms = as_list + as_padded_tensor + as_nested_tensor
+        if return_mask and not as_padded_tensor:
+            raise ValueError(
+                "get gives a mask with as_padded_tensor=True only: return_mask says where there is no padding"
+            )
         if not forms:
             return super().get(key, default)
         if forms > 1:
@@ -313,7 +320,11 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             leaves = holder._leaves_of(path[-1])
             if not leaves:
                 return holder._entries.read(path[-1])
-            return _restacked(holder, iter(padded(leaves, padding_side, padding_value, path)))
+            tensor = _restacked(holder, iter(padded(leaves, padding_side, padding_value, path)))
+            if not return_mask:
+                return tensor
+            there = [torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
+            return tensor, _restacked(holder, iter(padded(there, padding_side, False, path)))
         return _nested(holder, _rows(holder, path), torch.jagged if layout is None else layout, path)
 
     def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Any:

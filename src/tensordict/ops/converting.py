@@ -12,6 +12,7 @@ from tensordict import registry
 from tensordict.contract import Contract, named_error
 from tensordict.convert.any import opened
 from tensordict.convert.dataclasses import from_dataclass
+from tensordict.convert.mappings import refuse_exclusive
 from tensordict.keys import path_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class Converting(Contract):
                 numbers, `"numpy"` into arrays, which share memory with CPU tensors.
             tolist_first: turn nested containers with batch dims into lists of dicts; see :meth:`tolist`.
 
+        Raises:
+            RuntimeError: of a lazy stack, when only some members have an entry, or the entries cannot be stacked.
+
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -45,6 +49,7 @@ class Converting(Contract):
         """
         if convert_tensors not in (True, False, "numpy"):
             raise ValueError(f"convert_tensors is True, False or 'numpy', got {convert_tensors!r}")
+        refuse_exclusive(self, "to_dict")
         plain: dict[str, Any] = dict(self._entries)
         for name, value in plain.items():
             if type(value) is not Tensor and isinstance(value, Converting):

@@ -42,7 +42,8 @@ class Foreign(Converting):
 
         Mappings, dataclasses, named tuples and tuples become containers (tuples with the keys `"0"`, `"1"`, ...), and
         structured arrays, DLPack objects and writable buffers are taken over without copying their memory. Open HDF5
-        files and groups become containers over the file, see :meth:`from_h5`.
+        files and groups become containers over the file, see :meth:`from_h5`; data frames of pandas, containers of
+        their columns with one element a row. Rows of numbers of unequal lengths become stacks of values.
 
         Args:
             obj: what to convert; it is not changed. A container is given back as it is, or, when any of the following
@@ -56,7 +57,7 @@ class Foreign(Converting):
             a container; a tensor, or a stack of values, for a list; anything that has no parts, as it is.
 
         Raises:
-            TypeError: a key is no (nested) string, or a list of numbers is ragged.
+            TypeError: a key is no (nested) string.
             ValueError: `batch_size` and `batch_dims` are both given, or two keys lead to the same entry.
             RuntimeError: an entry does not fit the batch size.
 
@@ -79,9 +80,9 @@ class Foreign(Converting):
             return cls.from_struct_array(obj, **given)
         if is_h5(obj):
             return cls.from_h5(obj, **given)  # type: ignore[attr-defined]
-        if type(obj) is list:
-            return stored(obj, ("obj",), torch.Size(()), device)
         tree = opened(obj)
+        if type(tree) is list:
+            return stored(tree, ("obj",), torch.Size(()), device)
         if isinstance(tree, dict):
             return cls.from_dict(tree, **given)
         if not isinstance(tree, Contract) or isinstance(tree, Tensor):

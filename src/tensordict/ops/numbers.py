@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict import registry
 from tensordict.contract import Contract
-from tensordict.convert.numpy import container_of
+from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
 from tensordict.keys import Path, joined
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
@@ -47,9 +47,13 @@ def _as_numbers(item: Any, path: Path, device: torch.device | None) -> Tensor | 
                 return torch.stack([torch.as_tensor(x, device=device) for x in item])
             # torch is slow with a list of arrays, and warns.
             by_numpy = isinstance(item, range) or any(isinstance(x, np.ndarray) for x in item)
-            return torch.as_tensor(np.asarray(item) if by_numpy else item, device=device)
+            tensor = torch.as_tensor(np.asarray(item) if by_numpy else item, device=device)
+            if not tensor.numel() and shape_of_rows(item) is None:
+                # Torch takes the first row for all: what the others have would be lost.
+                raise ValueError(f"expected rows of length {tensor.shape[-1]}")
+            return tensor
         except (TypeError, ValueError, RuntimeError) as error:
-            if not _numeric(item):
+            if not is_numeric(item):
                 return None
             raise TypeError(
                 f"entry {joined(path)!r}: a {type(item).__name__} that is not a regular array of numbers ({error}): "
@@ -62,15 +66,6 @@ def _as_numbers(item: Any, path: Path, device: torch.device | None) -> Tensor | 
             # An array of something else than numbers, such as strings.
             return None
     return None
-
-
-def _numeric(item: Any) -> bool:
-    """Whether there is nothing but numbers, tensors and arrays of them in nested lists."""
-    if isinstance(item, (list, tuple)):
-        return all(map(_numeric, item))
-    if isinstance(item, np.ndarray):
-        return item.dtype.kind in "biufc"
-    return isinstance(item, (*_NUMBERS, Tensor, range))
 
 
 def stored(item: Any, path: Path, size: torch.Size, device: torch.device | None) -> Any:

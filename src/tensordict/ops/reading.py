@@ -136,6 +136,7 @@ class Reading(Contract):
         padding_side: str = "right",
         layout: torch.layout | None = None,
         padding_value: float | int | bool = 0.0,
+        return_mask: bool = False,
     ) -> Any:
         """The entry at a nested key.
 
@@ -144,8 +145,9 @@ class Reading(Contract):
             default: returned when there is no such entry; `tensordict.base.NO_DEFAULT` makes that a `KeyError`. Without
                 a default, a missing entry gives `None`, or a `KeyError` after
                 :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
-            as_list, as_padded_tensor, as_nested_tensor, padding_side, layout, padding_value: how an entry of a nested
-                lazy stack is given; see :meth:`LazyStackedTensorDict.get`. Any other entry is given as it is.
+            as_list, as_padded_tensor, as_nested_tensor, padding_side, layout, padding_value, return_mask: how an entry
+                of a nested lazy stack is given; see :meth:`LazyStackedTensorDict.get`. Any other entry is given as it
+                is.
 
         Returns:
             the stored tensor or container itself, not a copy; for a value that is no tensor its holder.
@@ -171,6 +173,7 @@ class Reading(Contract):
                     padding_side=padding_side,
                     layout=layout,
                     padding_value=padding_value,
+                    return_mask=return_mask,
                 )
         try:
             if type(key) is str:
