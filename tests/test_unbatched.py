@@ -109,3 +109,9 @@ def test_in_containers_of_parameters() -> None:
         assert torch.stack([made.data], -1).batch_size == (3, 1)
     assert copy.deepcopy(params)["b"].data_ptr() != params["b"].data_ptr()
     assert list(params.state_dict()) == ["b", "a", "n.c"]
+
+
+def test_another_dtype_of_the_same_bytes() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.zeros(2)), "n": {"v": UnbatchedTensor(torch.zeros(4))}}, [3])
+    wide = td.view(torch.float64)
+    assert wide.batch_size == (3,) and wide["u"].tolist() == [0] and wide["n", "v"].tolist() == [0, 0]

@@ -743,6 +743,8 @@ def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
     """Raise when an entry's shape does not begin with the batch size."""
     size = node._batch_size
     for name, value in node._outline().items():
+        if isinstance(value, Contract) and not is_node(value):
+            continue  # an `UnbatchedTensor` has a shape of its own
         if node._shape_of(name)[: len(size)] != size:
             raise ShapeError(
                 f"entry {(*path, name)!r} has shape {list(value.shape)} in the new dtype, which does not begin with "
