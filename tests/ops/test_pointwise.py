@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensordict import TensorClass, TensorDict, lazy_stack
+from tensordict import TensorClass, TensorDict, assert_close, lazy_stack
 from tensordict.errors import KeyMismatchError
 
 # Torch warns of complex numbers of 32 bits, which half precision and complex numbers give together.
@@ -879,3 +879,15 @@ def test_results_require_grad_where_an_operand_does(call: Callable[[Any], Any]) 
     assert td["b"].grad is not None
     everywhere = td + torch.ones(2, requires_grad=True)
     assert all(leaf.requires_grad for leaf in everywhere.values())
+
+
+def test_in_place_with_a_part_of_the_container_itself() -> None:
+    for size in (2, 40):
+        leaf = torch.rand(size, 3)
+        td = TensorDict({"a": leaf, "n": {"b": leaf[:, 0].clone()}}, [size])
+        for name in ("add", "sub", "mul", "pow", "clamp_min", "clamp_max"):
+            made = td.clone()
+            assert_close(getattr(made, name + "_")(made[:1]), getattr(td, name)(td[:1]))
+        made = td.clone()
+        assert_close(made.addcmul_(made[:1], made), td.addcmul(td[:1], td))
+        made *= made[:1]

@@ -413,6 +413,10 @@ class Arithmetic(Leaves):
             _, left, right = pair_up(self, value)
             if _shapes(left) != _shapes(right):
                 self._refuse_larger(left, right, what)
+                # What is broadcast may be a part of the leaf that changes: its values are those from before.
+                right = [
+                    two if two.is_nested or two.shape == one.shape else two.clone() for one, two in zip(left, right)
+                ]
             return left, right
         if isinstance(value, Tensor):
             # A copy: the tensor may be one of the leaves, which change one after the other.
