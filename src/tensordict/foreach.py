@@ -163,8 +163,12 @@ def copy_(
         # Subclasses that do everything themselves, such as `DTensor`, do not know it.
         if len(targets) > 1:
             refuse_graph_leaves(targets, container)
-        for target, value in zip(targets, values, strict=True):
-            target.copy_(value, non_blocking)
+        try:
+            for target, value in zip(targets, values, strict=True):
+                target.copy_(value, non_blocking)
+        except RuntimeError:
+            refuse_graph_leaves(targets, container)  # names the entry
+            raise
     else:
         # A plain list: for leaves of other classes torch makes its copies of what it is given, of the same kind.
         torch._foreach_copy_(targets[:], values, non_blocking=non_blocking)
@@ -305,7 +309,14 @@ def refuse_graph_leaves(leaves: Sequence[Any], container: Contract | None) -> No
         leaves: the tensors that are written to: leaves of the container, or views of them.
         container: names the entry in the error, if there is one.
     """
-    if _transformed() or not torch.is_grad_enabled() or True not in map(_requires_grad, leaves):
+    if not torch.is_grad_enabled():
+        return
+    for leaf in leaves:
+        if leaf.requires_grad:
+            break
+    else:
+        return
+    if _transformed():
         # What torch refuses of what it transforms it refuses while it traces, when nothing has changed yet.
         return
     for leaf in leaves:
