@@ -582,3 +582,15 @@ def test_nested_states(assign: bool) -> None:
     with pytest.raises(RuntimeError, match="b.c"):
         target.load_state_dict(state)
     assert list(source.state_dict(flatten=True)) == list(source.state_dict())
+
+
+def test_a_module_that_has_parameters_is_assigned() -> None:
+    modules = [nn.Module(), nn.Module()]
+    for value, module in enumerate(modules):
+        module.params = make()
+        module.params.data.apply_(lambda leaf, value=value: leaf.fill_(value))
+    modules[0].load_state_dict(modules[1].state_dict(), assign=True)
+    params = modules[0].params
+    assert [name for name, _ in params.named_parameters()] == ["a", "b.c"]
+    assert bool((params.data == 1).all())
+    assert type(params["b", "i"]) is torch.Tensor

@@ -557,6 +557,13 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
         nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, odd, error_msgs)
         unexpected_keys += [key for key in odd if key[len(prefix) :] not in names]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "." in name:
+            # What `load_state_dict(assign=True)` of a module sets, of which torch refuses such names.
+            (self._parameters if is_parameter(value) else self._buffers)[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         """The class and the container."""
         return f"TensorDictParams(params={self._param_td!r})"
