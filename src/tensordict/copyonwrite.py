@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tensordict.blocks import fresh
-from tensordict.io import files
+from tensordict.io import files, system
 
 # What a tensor of any dtype may begin at.
 _ALIGN = 16
@@ -178,7 +178,7 @@ def _opened(region: _Region) -> int | None:
 
 def _opened_at(path: str, region: _Region) -> int | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
     except OSError:
         # Gone, or not ours: the caller goes on to the next, and copies after the last.
         return None

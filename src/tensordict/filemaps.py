@@ -13,7 +13,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy
@@ -23,7 +23,7 @@ from torch.multiprocessing import reductions
 
 from tensordict import rows
 from tensordict.errors import SaveError
-from tensordict.io import files
+from tensordict.io import files, system
 
 _PAGEMAP = "/proc/self/pagemap"
 _PAGE = mmap.PAGESIZE
@@ -100,7 +100,7 @@ class FileMap:
 
     def _open(self) -> None:
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(self.path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
         except OSError:
             # Deleted, or not ours any more: what is mapped is still there.
             return
@@ -114,7 +114,7 @@ class FileMap:
     def pieces(self) -> list[Piece]:
         """The pages that were written to; all in one where the system does not tell."""
         try:
-            fd = os.open(_PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(_PAGEMAP, os.O_RDONLY | system.CLOEXEC)
             try:
                 written = list(self._written(fd))
             finally:
@@ -135,7 +135,7 @@ class FileMap:
         count = -(-self.nbytes // _PAGE)
         for at in range(0, count, _PAGES):
             pages = min(_PAGES, count - at)
-            content = os.pread(pagemap, pages * _ENTRY, (self.start // _PAGE + at) * _ENTRY)
+            content = system.pread(pagemap, pages * _ENTRY, (self.start // _PAGE + at) * _ENTRY)
             if len(content) < pages * _ENTRY:
                 raise OSError(f"{_PAGEMAP} has {len(content)} bytes on {pages} pages")
             entries = numpy.frombuffer(content, numpy.uint64)
@@ -240,13 +240,13 @@ def _reduce(file_map: FileMap) -> Any:
     if fd is None:
         return _copied, (file_map.whole(),)
     if not file_map.shared:
-        return _received, (DupFd(fd), file_map.nbytes, file_map.path, file_map.pieces())
+        return _received, (system.sent(fd), file_map.nbytes, file_map.path, file_map.pieces())
     if file_map.storage is not None:
         # As torch does, so that what comes back from there is known. It does so with its "file_descriptor" strategy
         # only; with the other one it would move the bytes out of the file.
         known = reductions.StorageWeakRef(file_map.storage)  # type: ignore[no-untyped-call]
         reductions.shared_cache[reductions.fd_id(fd)] = known  # type: ignore[no-untyped-call]
-    return _received_shared, (DupFd(fd), file_map.nbytes, file_map.path)
+    return _received_shared, (system.sent(fd), file_map.nbytes, file_map.path)
 
 
 def _copied(pieces: list[Piece]) -> Tensor:

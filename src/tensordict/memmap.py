@@ -11,7 +11,7 @@ import pickle
 import stat
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Union
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tensordict import ragged
 from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files
+from tensordict.io import files, system
 from tensordict.io.datasets import Stored
 from tensordict.io.names import local_path
 from tensordict.keys import Path, joined
@@ -64,8 +64,7 @@ class SharedBlock:
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         self.nbytes = nbytes
         if fd is None:
-            fd = os.memfd_create("tensordict", os.MFD_CLOEXEC)
-            os.ftruncate(fd, nbytes)
+            fd = system.new_memory(nbytes)
         self.fd = fd
         weakref.finalize(self, os.close, fd)
         status = os.fstat(fd)
@@ -736,7 +735,7 @@ def _from_descriptor(descriptor: Any, nbytes: int) -> SharedBlock:
 
 def _reduce_block(block: SharedBlock) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
     """How `multiprocessing` sends a block: once for all tensors of a message."""
-    return _from_descriptor, (DupFd(block.fd), block.nbytes)
+    return _from_descriptor, (system.sent(block.fd), block.nbytes)
 
 
 def _over_block(

@@ -12,13 +12,14 @@ import errno
 import functools
 import mmap
 import os
-import resource
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tensordict.io import system
 
 # Smaller files are in memory after a few of the kernel's readings anyway.
 _LARGE = 32 << 20
@@ -42,7 +43,7 @@ _GRAIN = 32768
 _WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _SHORTEST = 512
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc = system.libc
 
 # The large maps that are no part of a `MemoryMappedTensor`, which knows by itself: where they begin and end.
 maps: dict[int, int] = {}
@@ -101,16 +102,16 @@ def rows_of(leaf: Tensor, at: Tensor) -> Tensor:
         asked = not _seem_in_memory(leaf.data_ptr(), row, part)
         if asked:
             _ask_for(leaf.data_ptr(), row, part)
-        faults = 0 if asked else _faults()
+        faults = 0 if asked else system.major_faults()
         _copy(leaf, part, out[start : start + step])
-        if not asked and _faults() - faults > len(part) // _SAMPLE:
+        if not asked and system.major_faults() - faults > len(part) // _SAMPLE:
             _mistaken[leaf.data_ptr()] = _DISTRUST
     return out.view(shape)
 
 
 def _prefer_large_pages(new: Tensor) -> None:
     """Ask for pages of 2 MiB: in those of 4 KiB, making 38 MiB of memory takes as long again as copying them."""
-    if _HUGE is not None and new.nbytes >= _MANY_PAGES:
+    if _HUGE is not None and _libc is not None and new.nbytes >= _MANY_PAGES:
         first = -(-new.data_ptr() // _PAGE) * _PAGE
         last = (new.data_ptr() + new.nbytes) // _PAGE * _PAGE
         # Advice: a system that has none refuses it.
@@ -165,6 +166,8 @@ def _seem_in_memory(start: int, size: int, positions: Tensor) -> bool:
     The kernel says so of every page of a file that the process could not write. Where that turns out to be wrong, it
     is not believed for some time.
     """
+    if not hasattr(_libc, "mincore"):
+        return True
     left = _mistaken.pop(start, 0)
     if left:
         _mistaken[start] = left - 1
@@ -175,11 +178,6 @@ def _seem_in_memory(start: int, size: int, positions: Tensor) -> bool:
         if _libc.mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), there) or not there[0] & 1:
             return False
     return True
-
-
-def _faults() -> int:
-    """How many pages this process had to wait for."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def _ask_for(start: int, size: int, positions: Tensor) -> None:

@@ -76,7 +76,7 @@ def test_a_kernel_that_was_wrong_is_not_believed_for_some_time(saves: Path, monk
     asked: list[int] = []
     waits = iter(range(0, 10_000, 1_000))
     monkeypatch.setattr(rows, "_ask_for", lambda start, size, positions: asked.append(len(positions)))
-    monkeypatch.setattr(rows, "_faults", lambda: next(waits))
+    monkeypatch.setattr(rows.system, "major_faults", lambda: next(waits))
     for _ in range(3):
         _ = large[at]
     assert asked == [len(at)] * 2

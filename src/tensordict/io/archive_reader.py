@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tensordict import filemaps
 from tensordict.errors import SaveError
-from tensordict.io import zipping
+from tensordict.io import system, zipping
 from tensordict.io.names import TABLE_SUFFIX
 from tensordict.io.zipping import BZIP2, DEFLATE, LZMA, METHODS, STORED, Entry
 from tensordict.keys import Path, joined
@@ -284,7 +284,7 @@ def _mapped(path: str, writable: bool, fd: int | None) -> mmap.mmap:
     opened = fd
     if opened is None:
         # Not blocking, so that a pipe cannot hang the loader.
-        opened = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | system.NONBLOCK | system.CLOEXEC)
     try:
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from tensordict.errors import SaveError
-from tensordict.io import files, zipping
+from tensordict.io import files, system, zipping
 from tensordict.io.checksums import Crc32
 from tensordict.io.progress import Progress
 from tensordict.io.writing import watching
@@ -143,7 +143,7 @@ def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress 
     start = parts[0].header
     total = parts[-1].start + parts[-1].size - start
     try:
-        done = os.pwritev(fd, buffers, start)
+        done = system.pwritev(fd, buffers, start)
         if done < total:
             files.write_bytes(fd, b"".join(buffers)[done:], start + done)
     except OSError as error:
@@ -209,11 +209,11 @@ def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress
 
 
 def _read_range(path: str, start: int, stop: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | system.CLOEXEC)
     try:
-        content = os.pread(fd, stop - start, start)
+        content = system.pread(fd, stop - start, start)
         while len(content) < stop - start:
-            more = os.pread(fd, stop - start - len(content), start + len(content))
+            more = system.pread(fd, stop - start - len(content), start + len(content))
             if not more:
                 raise SaveError(f"the file {path!r} becomes shorter while it is packed")
             content += more

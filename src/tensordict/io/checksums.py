@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tensordict.errors import SaveError
+from tensordict.io import system
 
 # As zlib measures a polynomial: bit 31 is the constant term.
 _POLYNOMIAL = 0xEDB88320
@@ -119,10 +120,10 @@ def differs(
         checksum = new(algorithm(name))
     except ValueError:
         return f"its recorded checksum is {recorded!r:.80}, of no known algorithm"
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | system.CLOEXEC)
     try:
         stop = sys.maxsize if nbytes is None else start + nbytes
-        while piece := os.pread(fd, min(_PIECE, stop - start), start):
+        while piece := system.pread(fd, min(_PIECE, stop - start), start):
             checksum.update(piece)
             start += len(piece)
             if add is not None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -27,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 from tensordict.errors import SaveError
-from tensordict.io import files
+from tensordict.io import files, system
 from tensordict.io.forms import BEHIND_FACE
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, listed_apart
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
@@ -50,8 +49,6 @@ _PATIENCE = 2.0
 _TRIES = 20
 
 T = TypeVar("T")
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Created:
@@ -228,7 +225,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def locked(path: str, shown: str = "", flags: int = os.O_DIRECTORY, patience: float = 0) -> Iterator[bool]:
+def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: float = 0) -> Iterator[bool]:
     """Hold the lock on a folder or a file; gives `False` on a file system that has no locks (as some of networks).
 
     Args:
@@ -241,12 +238,15 @@ def locked(path: str, shown: str = "", flags: int = os.O_DIRECTORY, patience: fl
         SaveError: another process or thread holds it.
         OSError: it cannot be opened.
     """
+    if not system.HAS_LOCKS:
+        yield False
+        return
     fd, sure = _acquired(path, shown or path, flags, time.monotonic() + patience)
     try:
         yield sure
     finally:
         # Explicitly, because a forked child may have the descriptor too.
-        _unless_it_fails(fcntl.flock, fd, fcntl.LOCK_UN)
+        _unless_it_fails(system.unlock, fd)
         os.close(fd)
 
 
@@ -255,7 +255,7 @@ def _acquired(path: str, shown: str, flags: int, limit: float) -> tuple[int, boo
     while True:
         fd = _opened(path, shown, flags)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(fd)
             # It may have been replaced since it was opened.
             if _is_still(path, fd):
                 return fd, True
@@ -274,7 +274,7 @@ def _acquired(path: str, shown: str, flags: int, limit: float) -> tuple[int, boo
 
 def _opened(path: str, shown: str, flags: int) -> int:
     try:
-        return os.open(path, os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o666)
+        return os.open(path, system.CLOEXEC | system.NOFOLLOW | flags, 0o666)
     except FileNotFoundError:
         if flags & os.O_CREAT:
             # Its folder is missing.
@@ -298,10 +298,10 @@ def _is_still(path: str, fd: int) -> bool:
 
 def path_beside(real: str, what: str = "new") -> str:
     """The path beside a save under which its replacement is built ("new"), it waits itself ("old"), or its lock is."""
-    parent, _, name = real.rpartition("/")
+    parent, name = os.path.split(real)
     if len(name.encode()) > _LONGEST_NAME:
         name = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
-    return f"{parent}/.{name}.tensordict-{what}"
+    return os.path.join(parent, f".{name}.tensordict-{what}")
 
 
 def _swap(first: str, second: str) -> None:
@@ -325,7 +325,7 @@ def _swap(first: str, second: str) -> None:
 
 
 def _rename_exchange(first: str, second: str) -> None:
-    call = getattr(_libc, "renameat2", None)
+    call = getattr(system.libc, "renameat2", None)
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     if call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE):

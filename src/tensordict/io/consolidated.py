@@ -31,7 +31,7 @@ from tensordict import filemaps, ragged
 from tensordict.blocks import ALIGN, Block, Layout, fresh
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files
+from tensordict.io import files, system
 from tensordict.io.checksums import Recorded
 from tensordict.io.columns import Column, is_ragged
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, put_together, taken_apart
@@ -426,7 +426,7 @@ def _read(fd: int) -> _Content:
     if not stat.S_ISREG(status.st_mode):
         raise SaveError("it is not a regular file")
     foreign, start = _json_before(fd, status.st_size, "at the end of the file")
-    has_own = start >= len(MAGIC) and os.pread(fd, len(MAGIC), start - len(MAGIC)) == MAGIC
+    has_own = start >= len(MAGIC) and system.pread(fd, len(MAGIC), start - len(MAGIC)) == MAGIC
     own: dict[str, Any] = {}
     if has_own:
         own, start = _json_before(fd, start - len(MAGIC), "of the description by tensordict")
@@ -448,7 +448,7 @@ def _read(fd: int) -> _Content:
 def _json_before(fd: int, end: int, what: str) -> tuple[dict[str, Any], int]:
     """The JSON object whose length ends at byte `end`, and where it begins."""
     size = _LENGTH.size
-    length = _LENGTH.unpack(os.pread(fd, size, end - size))[0] if end >= size else -1
+    length = _LENGTH.unpack(system.pread(fd, size, end - size))[0] if end >= size else -1
     if not 2 <= length <= min(end - size, _MOST_JSON):
         raise SaveError(
             f"it is no consolidated container, or was cut off: the length {what} is {length}, where there are "
@@ -456,7 +456,7 @@ def _json_before(fd: int, end: int, what: str) -> tuple[dict[str, Any], int]:
         )
     start = end - size - length
     try:
-        found = json.loads(os.pread(fd, length, start).decode(), object_pairs_hook=once)
+        found = json.loads(system.pread(fd, length, start).decode(), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise SaveError(f"it is no consolidated container: what is {what} is not JSON ({error})") from error
     if type(found) is not dict:

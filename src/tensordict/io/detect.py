@@ -8,6 +8,7 @@ import os
 import stat
 
 from tensordict.errors import SaveError
+from tensordict.io import system
 from tensordict.io.names import META, local_path
 from tensordict.memmap import PathLike
 
@@ -35,7 +36,7 @@ def detect_format(path: PathLike) -> str:
             return "directory"
         raise FileNotFoundError(errno.ENOENT, f"there is no save in this folder: it has no {META}", shown)
     # Not blocking, so that a pipe cannot hang us.
-    fd = os.open(shown, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(shown, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
     try:
         status = os.fstat(fd)
         found = _format_of(fd, status.st_size) if stat.S_ISREG(status.st_mode) else ""
@@ -53,24 +54,25 @@ def detect_format(path: PathLike) -> str:
 
 
 def _format_of(fd: int, size: int) -> str:
-    head = os.pread(fd, 9, 0)
+    head = system.pread(fd, 9, 0)
     if head[:4] in _ZIP:
         return "archive"
-    if any(os.pread(fd, len(_HDF5), start) == _HDF5 for start in _HDF5_STARTS if start < size):
+    if any(system.pread(fd, len(_HDF5), start) == _HDF5 for start in _HDF5_STARTS if start < size):
         return "h5"
     length = int.from_bytes(head[:8], "little")
-    if 2 <= length <= min(_MOST_HEADER, size - 8) and head[8:] == b"{" and _is_object(os.pread(fd, length, 8)):
+    if 2 <= length <= min(_MOST_HEADER, size - 8) and head[8:] == b"{" and _is_object(system.pread(fd, length, 8)):
         return "safetensors"
-    length = int.from_bytes(os.pread(fd, 8, size - 8), "little") if size >= 8 else 0
-    if 2 <= length <= size - 8 and os.pread(fd, 1, size - 8 - length) == b"{" and os.pread(fd, 1, size - 9) == b"}":
-        return "consolidated"
+    length = int.from_bytes(system.pread(fd, 8, size - 8), "little") if size >= 8 else 0
+    if 2 <= length <= size - 8:
+        first, last = system.pread(fd, 1, size - 8 - length), system.pread(fd, 1, size - 9)
+        return "consolidated" if (first, last) == (b"{", b"}") else ""
     return ""
 
 
 def _is_of_torch(fd: int) -> bool:
     """Whether the first entry of a zip file is the one that `torch.save` begins with."""
-    length = int.from_bytes(os.pread(fd, 2, 26), "little")
-    return os.pread(fd, length, 30).endswith(b"/data.pkl")
+    length = int.from_bytes(system.pread(fd, 2, 26), "little")
+    return system.pread(fd, length, 30).endswith(b"/data.pkl")
 
 
 def _is_object(content: bytes) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tensordict.errors import SaveError
+from tensordict.io import system
 from tensordict.io.datasets import Stored, in_memory
 from tensordict.keys import Path, joined
 
@@ -45,25 +46,21 @@ _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, er
 
 def create(path: str) -> int:
     """A descriptor of the new, empty file `path`; `FileExistsError` when there is one (or a link) already."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.CLOEXEC, 0o666)
 
 
 def open_file(path: str) -> int:
     """A descriptor of the file `path`, to be read; an `OSError` that names it."""
     try:
         # Not blocking, so that a pipe of that name cannot hang the loader.
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
     except OSError as error:
         raise named_os_error(error, "read the file", path) from error
 
 
-# Private maps are not counted as memory that may be needed: nobody writes to all of them.
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-
-
 def map_privately(fd: int, nbytes: int, offset: int = 0, kind: type[mmap.mmap] = mmap.mmap) -> mmap.mmap:
     """Map a part of a file, from a multiple of the page size on: what is written to it stays in this process."""
-    return kind(fd, nbytes, mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+    return system.map_privately(fd, nbytes, offset, kind)
 
 
 def temporary_name(folder: str) -> str:
@@ -103,12 +100,12 @@ def write_range(fd: int, tensor: Tensor, start: int, stop: int, offset: int, wat
     if watch is not None:
         step = _WATCHED
     elif size <= CHUNK:
-        done = os.pwrite(fd, buffer, offset)
+        done = system.pwrite(fd, buffer, offset)
         if done == size:
             return
     view = memoryview(buffer).cast("B")
     while done < size:
-        written = os.pwrite(fd, view[done : done + step], offset + done)
+        written = system.pwrite(fd, view[done : done + step], offset + done)
         if watch is not None:
             watch(view[done : done + written])
         done += written
@@ -132,7 +129,7 @@ def write_tensors(fd: int, tensors: Sequence[Tensor], offset: int, watches: Sequ
         part = [tensor for tensor in tensors[start : start + _VECTORS] if tensor.numel()]
         buffers = [(ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) for tensor in part]
         end = offset + sum(map(len, buffers))
-        done = os.pwritev(fd, buffers, offset) if buffers else 0
+        done = system.pwritev(fd, buffers, offset) if buffers else 0
         if offset + done < end:
             # The system took only a part: the rest goes one tensor at a time.
             for tensor in part:
@@ -183,17 +180,18 @@ def write_bytes(fd: int, content: bytes | memoryview, offset: int = 0) -> None:
     """Write all of `content` at byte `offset`."""
     done = 0
     while done < len(content):
-        done += os.pwrite(fd, content[done:], offset + done)
+        done += system.pwrite(fd, content[done:], offset + done)
 
 
 def sync_folder(folder: str) -> None:
-    """Have the names in a folder survive a loss of power."""
-    sync_file(folder)
+    """Have the names in a folder survive a loss of power, where folders can be opened."""
+    if system.DIRECTORY:
+        sync_file(folder)
 
 
 def sync_file(path: str) -> None:
     """Have the content of a file survive a loss of power."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | system.CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -210,26 +208,28 @@ def allocate(fd: int, nbytes: int) -> None:
     """Make the file `nbytes` long with the space reserved, so that a full disk is an error now and no crash later."""
     if not nbytes:
         return
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-        # The file system cannot reserve space; all that is left is a sparse file.
-        os.ftruncate(fd, nbytes)
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+        else:
+            return
+    # Nobody can reserve space; all that is left is a sparse file.
+    os.ftruncate(fd, nbytes)
 
 
 def copy_file(source: int, target: int, nbytes: int) -> None:
-    """Copy the first `nbytes` of one file to another inside the kernel."""
+    """Copy the first `nbytes` of one file to another, inside the kernel where it can."""
     done = 0
     while done < nbytes:
         try:
             step = os.copy_file_range(source, target, nbytes - done, done, done)
-        except OSError as error:
-            if error.errno not in _NO_KERNEL_COPY:
+        except (OSError, AttributeError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_KERNEL_COPY:
                 raise
-            os.lseek(target, done, os.SEEK_SET)
-            step = os.sendfile(target, source, done, nbytes - done)
+            step = system.pwrite(target, system.pread(source, min(SLAB, nbytes - done), done), done)
         if step == 0:
             raise OSError(errno.EIO, "the source file became shorter while it was copied")
         done += step

@@ -152,7 +152,8 @@ def _flush_before_fork() -> None:
         file.flush()
 
 
-os.register_at_fork(before=_flush_before_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_flush_before_fork)
 
 
 def _opening_error(error: OSError, name: str, mode: str) -> OSError:

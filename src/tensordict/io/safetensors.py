@@ -19,7 +19,7 @@ from torch import Tensor
 from tensordict import filemaps
 from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files
+from tensordict.io import files, system
 from tensordict.io.checksums import Recorded
 from tensordict.io.forms import DICT, Build, Form, put_together
 from tensordict.io.meta import is_countable
@@ -319,7 +319,7 @@ def _read_header(fd: int, path: str) -> _Header:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise SaveError(f"{path!r} is not a regular file")
-    raw = os.pread(fd, _LENGTH.size, 0)
+    raw = system.pread(fd, _LENGTH.size, 0)
     length = _LENGTH.unpack(raw)[0] if len(raw) == _LENGTH.size else -1
     data = _LENGTH.size + length
     if length < 2 or length > _MAX_HEADER or data > status.st_size:
@@ -327,7 +327,7 @@ def _read_header(fd: int, path: str) -> _Header:
             f"{path!r} is no safetensors file: it has {status.st_size} bytes and says that {max(length, 0)} of them "
             f"are its header, which has at most {_MAX_HEADER}"
         )
-    content = os.pread(fd, length, _LENGTH.size)
+    content = system.pread(fd, length, _LENGTH.size)
     if len(content) != length or content[:1] != b"{":
         raise SaveError(f"{path!r} is no safetensors file: its header does not begin with '{{'")
     try:

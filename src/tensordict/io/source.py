@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.errors import SaveError
+from tensordict.io import system
 from tensordict.keys import Path, joined
 from tensordict.memmap import MemoryMappedTensor, map_file
 
@@ -45,7 +46,7 @@ class Folders:
 
     def read(self, path: str) -> bytes:
         # Not blocking, so that a pipe of that name cannot hang the loader.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
         with open(fd, "rb") as file:
             mode = os.fstat(fd).st_mode
             if stat.S_ISDIR(mode):

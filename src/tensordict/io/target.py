@@ -13,7 +13,7 @@ import os
 import stat
 
 from tensordict.errors import SaveError
-from tensordict.io import commit, files
+from tensordict.io import commit, files, system
 from tensordict.io.names import local_path
 from tensordict.memmap import PathLike
 
@@ -71,7 +71,7 @@ class Target:
     def _created(self) -> int:
         # Not written over: a saver that was killed may have given it a second name already, that of the save.
         _unlink(self.temporary)
-        return os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.CLOEXEC, 0o666)
 
     def __enter__(self) -> Target:
         return self
@@ -90,7 +90,7 @@ class Target:
 
     def _commit(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.fchmod(self.fd, stat.S_IMODE(os.stat(self._real).st_mode))
+            os.chmod(self.temporary, stat.S_IMODE(os.stat(self._real).st_mode))
         if self._durable:
             os.fsync(self.fd)
         if self._existsok:

@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor
 
-from tensordict.io import checksums, files
+from tensordict.io import checksums, files, system
 from tensordict.io.commit import Created
 from tensordict.io.progress import Progress
 from tensordict.keys import Path
@@ -115,7 +115,7 @@ class LeafFile:
 
     def _write_piece(self, start: int, stop: int) -> None:
         try:
-            fd = os.open(self.target, os.O_WRONLY | os.O_CLOEXEC)
+            fd = os.open(self.target, os.O_WRONLY | system.CLOEXEC)
             try:
                 files.write_range(fd, self.tensor, start, stop, start, self._watch(start))
                 if self.means.durable:
@@ -143,7 +143,7 @@ class LeafFile:
 def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:
     """Copy file to file; `False` when the path of the source no longer is the file that is mapped."""
     try:
-        opened = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(source.path, os.O_RDONLY | system.CLOEXEC)
     except FileNotFoundError:
         return False
     try:

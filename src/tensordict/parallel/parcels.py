@@ -14,7 +14,6 @@ import os
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from tensordict import pickling, registry
 from tensordict.contract import Contract
+from tensordict.io import system
 from tensordict.io.files import write_bytes
 from tensordict.memmap import SharedBlock
 from tensordict.parallel.references import Common, Handle, Referred, Referring
@@ -32,10 +32,11 @@ _INLINE = 64 << 10
 _ALIGN = 64
 _PROTOCOL = 5
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc = system.libc
+if _libc is not None:
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -114,8 +115,8 @@ class Parcel:
 
     def __reduce__(self) -> Any:
         # How a pool sends it: the receiver asks this process for the descriptor, when it opens the parcel.
-        descriptor = DupFd(self.fd) if self.nbytes else None
-        handles = [handle._replace(descriptor=DupFd(handle.descriptor)) for handle in self.handles]
+        descriptor = system.sent(self.fd) if self.nbytes else None
+        handles = [handle._replace(descriptor=system.sent(handle.descriptor)) for handle in self.handles]
         return Parcel, (self.head, self.parts, self.nbytes, descriptor, handles)
 
 

@@ -1,0 +1,129 @@
+"""What is not the same on every operating system: Linux has all of what saving uses, and stand-ins take the rest.
+
+What there is decides, not the name of the system: without locks, saving goes on as on a file system that has none;
+without reserved space, files are sparse; without positioned reads and writes, the position is moved under a lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from multiprocessing import reduction
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+try:
+    import resource
+except ImportError:
+    resource = None  # type: ignore[assignment]
+
+# How files are opened; 0 is what a system knows nothing of. Where there is text, files are opened as bytes.
+CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
+NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
+NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
+
+HAS_LOCKS = fcntl is not None
+_position = threading.Lock()
+
+
+def _own_library() -> Any:
+    try:
+        return ctypes.CDLL(None, use_errno=True)
+    except (OSError, TypeError):
+        return None
+
+
+# The C library, whose functions may be missing; `None` where a program is not linked to one.
+libc: Any = _own_library()
+
+
+def lock(fd: int) -> None:
+    """Lock an open file or folder; `BlockingIOError` when somebody else has. Needs `HAS_LOCKS`."""
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def unlock(fd: int) -> None:
+    """Give up the lock."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def major_faults() -> int:
+    """How many pages this process had to wait for; 0 where the system does not count."""
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def pread(fd: int, size: int, offset: int) -> bytes:
+    """Read at a position, as `os.pread`."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, size, offset)
+    with _position:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, size)
+
+
+def pwrite(fd: int, content: Any, offset: int) -> int:
+    """Write at a position, as `os.pwrite`."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, content, offset)
+    with _position:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, content)
+
+
+def pwritev(fd: int, contents: Sequence[Any], offset: int) -> int:
+    """Write several buffers at a position, as `os.pwritev`, which may write a part."""
+    if hasattr(os, "pwritev"):
+        return os.pwritev(fd, contents, offset)
+    done = 0
+    for content in contents:
+        written = pwrite(fd, content, offset + done)
+        done += written
+        if written < len(content):
+            break
+    return done
+
+
+def new_memory(nbytes: int) -> int:
+    """The descriptor of new memory of zeros, which other processes can map: on disk where the system has no other."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("tensordict", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+def map_privately(fd: int, nbytes: int, offset: int, kind: type[mmap.mmap]) -> mmap.mmap:
+    """Map a part of a file so that what is written to it stays in this process."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return kind(fd, nbytes, access=mmap.ACCESS_COPY, offset=offset)
+    # Not counted as memory that may be needed: nobody writes to all of it.
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", _NO_RESERVE)
+    return kind(fd, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+
+
+# That of Linux, which Python's module does not always know.
+_NO_RESERVE = 0x4000 if hasattr(os, "memfd_create") else 0
+
+
+def sent(fd: int) -> Any:
+    """How `multiprocessing` sends a descriptor to another process.
+
+    Raises:
+        OSError: it cannot, on this system.
+    """
+    send = getattr(reduction, "DupFd", None)
+    if send is None:
+        raise OSError(
+            "this system hands no descriptors to other processes: save to a folder with memmap(prefix), and send that"
+        )
+    return send(fd)
