@@ -210,6 +210,9 @@ class Saved(Contract):
         Raises:
             ShapeError: a tensor, or a number that would be one, is written over a value; or a list over a single one.
         """
+        if type(item) is str:
+            # What nearly all values are: 2 of 8 us.
+            return self._replacing(parent, name, item, (), size, path)  # type: ignore[attr-defined, no-any-return]
         made = item if isinstance(item, (Tensor, Contract)) else stored(item, path, size, None)
         single = hasattr(self, "_value")
         if isinstance(made, Tensor) and not isinstance(item, (tuple, range)):
