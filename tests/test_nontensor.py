@@ -925,6 +925,17 @@ def test_assert_close_compares_values():
             assert_close(one, two)
 
 
+def test_new_containers_of_another_dtype_have_no_values():
+    stack = lazy_stack([TensorDict({"s": s, "a": torch.ones(2)}, [2]) for s in (["x", "y"], ["y", "z"])])
+    for dtype in (torch.float64, torch.bool, torch.int8):
+        for made in (stack.new_zeros(dtype=dtype), stack.new_ones(2, 1, dtype=dtype)):
+            assert made["a"].dtype == dtype and set(flat(made["s"])) == {None}
+
+
+def flat(values):
+    return [item for part in values for item in flat(part)] if isinstance(values, list) else [values]
+
+
 def test_descriptions_leave_values_out():
     td = make()
     assert set(td.attrs().keys()) == {"a"} and set(td.data_ptr().keys()) == {"a"}

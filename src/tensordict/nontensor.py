@@ -661,8 +661,9 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         """The elements where `fn` moves those of a tensor; `None` where it puts what is no element, as padding does."""
         numbers = self._numbers()
         count = numbers.numel()
-        found = fn(numbers)
-        shifted = fn(numbers + count)
+        # What makes tensors of a dtype, such as new_ones, makes no element.
+        found = fn(numbers).to(torch.int64)
+        shifted = fn(numbers + count).to(torch.int64)
         return self._of_elements(torch.where(shifted - found == count, found, -1))
 
     def _dense(self, hooked: bool = False) -> Any:
