@@ -7,6 +7,8 @@ supplies the abstract primitives; everything else follows.
 from __future__ import annotations
 
 import itertools
+import pathlib  # these two so that `typing.get_type_hints` can read the annotations of subclasses
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,9 +19,6 @@ from tensordict import ragged
 from tensordict.errors import KeyMismatchError
 
 if TYPE_CHECKING:
-    import pathlib
-    import weakref
-
     from typing_extensions import Self
 
 Names = list["str | None"]
