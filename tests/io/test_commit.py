@@ -359,7 +359,7 @@ def test_an_entry_that_another_container_made(tmp_path: pathlib.Path) -> None:
         "y": 3.0,
     }
     with commit.locked(str(tmp_path)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensordict.ops.saving._PATIENCE", 0.01)
+        patch.setattr("tensordict.ops.adding._PATIENCE", 0.01)
         with pytest.raises(SaveError, match="another process or thread"):
             first.make_memmap("z", (3,))
     assert "z" not in first.keys()
