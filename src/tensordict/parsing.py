@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,11 +16,14 @@ from torch._subclasses import FakeTensorMode
 from tensordict import registry
 from tensordict.memmap import MemoryMappedTensor
 from tensordict.settings import set_lazy_legacy
-from tensordict.tensordict import TensorDict
+from tensordict.collection import TensorCollection
 from tensordict.unbatched import UnbatchedTensor
 
+if TYPE_CHECKING:
+    from tensordict.collection import TensorCollection
 
-def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: Any = None) -> Any:
+
+def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: Any = None) -> TensorCollection:
     """A container of the structure that a `repr` shows: made to take up a printed container in a debugger.
 
     Args:
@@ -59,7 +62,7 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: Any = N
         reader.end()
         if value.is_leaf:
             _fail(s, value.at, "a container, such as TensorDict(fields={...}, ...)")
-        return maker.container(value)
+        return maker.container(value)  # type: ignore[no-any-return]
     except RecursionError:
         raise ValueError("the containers in the text are nested more deeply than Python's recursion limit") from None
 

@@ -213,7 +213,7 @@ class PersistentTensorDict(OnDisk):
         device: Any = None,
         backend: str = "h5",
         **kwargs: Any,
-    ) -> Any:
+    ) -> PersistentTensorDict:
         """Write a (nested) dict, or another container, as an HDF5 file.
 
         Args:
@@ -249,7 +249,7 @@ class PersistentTensorDict(OnDisk):
         target = None if device is None else as_device(device)
         result = source.to_h5(filename, **kwargs)
         result._device = target
-        return result
+        return result  # type: ignore[no-any-return]
 
     def clone(self, recurse: bool = True, *, newfile: Any = None, **kwargs: Any) -> Any:
         """A copy in memory, or in another HDF5 file.

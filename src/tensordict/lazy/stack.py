@@ -327,7 +327,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             return tensor, _restacked(holder, iter(padded(there, padding_side, False, path)))
         return _nested(holder, _rows(holder, path), torch.jagged if layout is None else layout, path)
 
-    def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Any:
+    def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Tensor:
         """The members' leaves at a nested key as a nested tensor, over dim 0.
 
         Args:
@@ -360,7 +360,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
             elif default is NO_DEFAULT:
                 raise self._missing(key)
             else:
-                return default
+                return default  # type: ignore[no-any-return]
             if isinstance(column[-1], Contract):
                 raise TypeError(f"entry {joined(path)!r} is a container, and no nested tensor: read it with get")
         return _nested(self, column, torch.strided if layout is None else layout, path)
