@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from tensordict import registry
 from tensordict.memmap import MemoryMappedTensor
 from tensordict.settings import set_lazy_legacy
-from tensordict.collection import TensorCollection
+from tensordict.tensordict import TensorDict
 from tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
