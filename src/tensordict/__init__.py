@@ -4,7 +4,6 @@ from tensordict import _reductions as _reductions  # makes itself known to torch
 from tensordict import collating as collating  # makes containers known to data loaders
 from tensordict import following as following  # makes itself known to the loaders
 from tensordict import llm as llm  # makes its records known to the loaders
-from tensordict.attributes import TensorAttrs
 from tensordict.base import TensorDictBase
 from tensordict.collection import TensorCollection
 from tensordict.convert.any import from_any, from_namedtuple, from_tuple
@@ -56,7 +55,7 @@ from tensordict.settings import (
     set_lazy_legacy,
     set_list_to_stack,
 )
-from tensordict.tensorclass import TensorClass, is_tensorclass, tensorclass
+from tensordict.tensorclass import TensorAttrs, TensorClass, is_tensorclass, tensorclass
 from tensordict.tensordict import TensorDict
 from tensordict.testing import assert_allclose_td, assert_close
 from tensordict.typed import TypedTensorDict

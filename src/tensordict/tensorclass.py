@@ -14,7 +14,6 @@ from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from tensordict import registry
-from tensordict.attributes import TensorAttrs
 from tensordict.contract import Contract
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.errors import ContainerExpected, FieldError
@@ -512,3 +511,24 @@ def is_tensorclass(obj: Any) -> bool:
     """
     cls = obj if isinstance(obj, type) else type(obj)
     return issubclass(cls, Contract) and getattr(cls, "_is_tensorclass", False)
+
+
+@registry.register
+class TensorAttrs(TensorClass["nocast"]):  # type: ignore[type-arg, misc]
+    """What is known of a tensor; `td.attrs()` puts one in the place of each leaf.
+
+    Args:
+        tgt_device: the device, `None` when it does not matter.
+        tgt_dtype: the dtype, `None` when it does not matter.
+        tgt_shape: the shape, `None` when it does not matter.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorAttrs
+        >>> TensorAttrs("cpu", torch.float32).tgt_dtype
+        torch.float32
+    """
+
+    tgt_device: Any = None
+    tgt_dtype: Any = None
+    tgt_shape: Any = None

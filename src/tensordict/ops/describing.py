@@ -39,8 +39,8 @@ class Describing(Leaves):
             >>> import torch
             >>> from tensordict import TensorDict
             >>> wanted = TensorDict(a=torch.zeros(3, dtype=torch.int32)).attrs(fields=["dtype"])
-            >>> wanted["a"]
-            TensorAttrs(tgt_device=None, tgt_dtype=torch.int32, tgt_shape=None)
+            >>> wanted["a"].tgt_dtype
+            torch.int32
             >>> TensorDict(a=torch.ones(3)).to(wanted)["a"]
             tensor([1, 1, 1], dtype=torch.int32)
         """
@@ -56,7 +56,8 @@ class Describing(Leaves):
                 entries[name] = value.attrs(fields=fields)
             else:
                 entries[name] = make(**{f"tgt_{field}": getattr(value, field) for field in fields})
-        return registry.lookup("TensorDict")._make(entries, torch.Size(()), None, None)  # type: ignore[no-any-return]
+        made = registry.lookup("TensorDict")._make(entries, torch.Size(()), None, None)
+        return self._faced(made)  # type: ignore[no-any-return]
 
 
 def is_description(container: Contract) -> bool:
