@@ -59,12 +59,12 @@ class TensorDictBase(TensorCollection):
 
     if TYPE_CHECKING:
         # What is another class than that of the container, whose faces keep theirs.
-        def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...  # type: ignore[override]
-        def to_h5(  # type: ignore[override]
+        def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...
+        def to_h5(
             self, filename: Any, *, durable: bool = False, progress: bool = False, **kwargs: Any
         ) -> PersistentTensorDict: ...
         @classmethod
-        def from_h5(  # type: ignore[override]
+        def from_h5(
             cls,
             filename: Any,
             *,

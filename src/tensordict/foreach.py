@@ -70,7 +70,7 @@ def results(container: Contract, one: One, many: Many, leaves: list[Any], *other
             pass
         else:
             # Where one operand requires grad, all results of a call on lists do.
-            return _as_recorded(made, leaves, others) if made[0].requires_grad else made  # type: ignore[no-any-return]
+            return _as_recorded(made, leaves, others) if made[0].requires_grad else made
     try:
         return _one_by_one(container, one, _rows(leaves, others))
     except _REFUSALS:

@@ -124,7 +124,7 @@ def _reduced(cls: Any) -> Any:
     return cls.__qualname__
 
 
-copyreg.pickle(OfTypeMeta, _reduced)  # type: ignore[arg-type]
+copyreg.pickle(OfTypeMeta, _reduced)
 
 
 @dataclass

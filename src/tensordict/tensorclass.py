@@ -514,7 +514,7 @@ def is_tensorclass(obj: Any) -> bool:
 
 
 @registry.register
-class TensorAttrs(TensorClass["nocast"]):  # type: ignore[type-arg, misc]
+class TensorAttrs(TensorClass, nocast=True):
     """What is known of a tensor; `td.attrs()` puts one in the place of each leaf.
 
     Args:

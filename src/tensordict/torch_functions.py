@@ -116,7 +116,7 @@ def _loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
         if size_average is not None or reduce is not None:
             reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
         size = None if reduction == "none" else torch.Size(())
-        return input.apply(partial(loss, reduction=reduction, **kwargs), target, batch_size=size)  # type: ignore[attr-defined]
+        return input.apply(partial(loss, reduction=reduction, **kwargs), target, batch_size=size)
 
     return implementation
 

@@ -130,7 +130,7 @@ class UnbatchedTensor(Tensor, Contract):
         """What was made of the tensor as an entry of the same container; a parameter is the very one."""
         if type(result) is type(self) and getattr(result, "_is_param", False):
             result._batch_size = self._batch_size
-            return result  # type: ignore[no-any-return]
+            return result
         return self._over(result, self._batch_size)
 
     def _map_many(

@@ -157,7 +157,7 @@ def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice,
 
 
 def _unpacked(source: Any) -> Tensor:
-    return source.read() if isinstance(source, Compressed) else source  # type: ignore[no-any-return]
+    return source.read() if isinstance(source, Compressed) else source
 
 
 def _read(source: Tensor, index: tuple[int | slice, ...]) -> Tensor:

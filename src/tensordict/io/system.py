@@ -57,7 +57,7 @@ def unlock(fd: int) -> None:
 
 def major_faults() -> int:
     """How many pages this process had to wait for; 0 where the system does not count."""
-    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_majflt  # type: ignore[redundant-expr]
 
 
 def pread(fd: int, size: int, offset: int) -> bytes:

@@ -180,7 +180,7 @@ class LazyCore(TensorDictBase):
     # The same of memory-mapped and shared ones; a stack without members keeps what was said of it.
 
     @property
-    def _is_memmap(self) -> bool:  # type: ignore[override]
+    def _is_memmap(self) -> bool:
         members = self._entries.containers
         return all(member._is_memmap for member in members) if members else self.__dict__.get("_is_memmap", False)
 
@@ -189,7 +189,7 @@ class LazyCore(TensorDictBase):
         self.__dict__["_is_memmap"] = memmap
 
     @property
-    def _is_shared(self) -> bool:  # type: ignore[override]
+    def _is_shared(self) -> bool:
         members = self._entries.containers
         return all(member._is_shared for member in members) if members else self.__dict__.get("_is_shared", False)
 

@@ -93,7 +93,7 @@ def _register(container: Any, prefix: str, parameters: bool, found: dict[str, An
 
 
 @registry.register
-class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  # apply() is that of containers
+class TensorDictParams(Face, TensorDictBase, nn.Module):  # apply() is that of containers
     """A container of parameters and buffers that can be part of a module.
 
     `parameters()`, `state_dict()` and `to()` of the module that has it reach its leaves; an optimizer can train them.
@@ -524,7 +524,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # type: ignore[misc]  
             return nn.Module.state_dict(self, *args, **kwargs)
         return self._tensordict.state_dict(*args, flatten=False, **kwargs)
 
-    def load_state_dict(  # type: ignore[override]
+    def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, from_flatten: bool | None = None
     ) -> Self:
         """Load what :meth:`state_dict` gave, as :meth:`torch.nn.Module.load_state_dict` does; returns this container.

@@ -99,7 +99,7 @@ class Casting(Leaves):
             else:
                 result = remember(self._same_lock(result), self, _undo(self))
         if request.batch_size is not None and result is self:
-            self.batch_size = request.batch_size  # type: ignore[misc]
+            self.batch_size = request.batch_size
         elif request.batch_size is not None:
             # What is new can be given it, be it frozen or not.
             result._rebatch(request.batch_size)  # type: ignore[attr-defined]

@@ -342,7 +342,7 @@ class Indexing(Writing):
         current = self._targets()[name]
         if isinstance(current, Contract) or current.is_nested:
             if is_node(current) and not current._is_non_tensor:
-                current[index] = value  # type: ignore[index]
+                current[index] = value
             else:
                 self._plan_at(name, value, index, path).run()
             return
