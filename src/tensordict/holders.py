@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import numbers
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,6 @@ from tensordict.errors import ShapeError
 from tensordict.io.forms import taken_apart
 from tensordict.io.held import Place
 from tensordict.keys import Path, joined
-from tensordict.ops.comparison import Comparison
-from tensordict.ops.numbers import stored
-from tensordict.shapes import nested_lists
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -37,22 +33,6 @@ def same_value(one: Any, other: Any) -> bool:
     except (TypeError, ValueError, RuntimeError, KeyError):
         # What cannot be compared, such as arrays of different shapes, is not the same.
         return False
-
-
-def or_with_right(left: Any, right: Any) -> Any:
-    """`right | left`, which for dicts is not `left | right`."""
-    return right | left
-
-
-# What operators on containers do to values; those that ask for an order leave them as they are.
-_ON_VALUES: dict[Any, Callable[[Any, Any], Any]] = {
-    torch.eq: same_value,
-    torch.ne: lambda one, other: not same_value(one, other),
-    torch.bitwise_and: operator.and_,
-    torch.bitwise_or: operator.or_,
-    torch.bitwise_xor: operator.xor,
-    or_with_right: or_with_right,
-}
 
 
 def is_all(at: Any) -> bool:
@@ -136,58 +116,6 @@ class HolderFields:
     _is_non_tensor: bool = True
 
 
-class Operators(Comparison):
-    """Comparison and logic of values: as Python computes them, element by element."""
-
-    def _flat_values(self) -> list[Any]:
-        """The value of every element of the batch, the last dim changing fastest."""
-        raise NotImplementedError
-
-    def _compared_as(self, other: Any, op: Any) -> Any:
-        if isinstance(other, (Tensor, Contract)):
-            return super()._compared_as(other, op)
-        if op in (torch.eq, torch.ne) and not isinstance(other, numbers.Number):
-            return NotImplemented  # A container equals no such thing.
-        return self._compared_with_value(other, op)
-
-    def _compared_with_value(self, other: Any, op: Any) -> Any:
-        return self._compared_with_container(registry.lookup("NonTensorData")._of(other, self._batch_size), op)
-
-    def _compared_with_container(self, other: Any, op: Any) -> Any:
-        """A tensor of bools when all results are bools, a holder of the results otherwise.
-
-        Raises:
-            TypeError: Python does not know the operator for these values.
-            ShapeError: the other side is no holder, or of another batch size.
-        """
-        fn = _ON_VALUES.get(op)
-        if fn is None:
-            return self.copy()  # type: ignore[attr-defined]
-        size, device = self._batch_size, self._device
-        if not other._is_non_tensor or size != other._batch_size:
-            raise ShapeError(
-                f"values that are no tensors can be compared with such of the same batch size: one side has "
-                f"{list(size)}, the other is a {type(other).__name__} of {list(other._batch_size)}"
-            )
-        if hasattr(self, "_value") and hasattr(other, "_value"):
-            result = fn(self._value, other._value)
-            if type(result) is bool:
-                return torch.full(size, result, device=device)
-            return self._of(result, size, device, self._names)  # type: ignore[attr-defined]
-        results = [fn(*pair) for pair in zip(self._flat_values(), other._flat_values(), strict=True)]
-        if all(type(result) is bool for result in results):
-            return torch.tensor(results, dtype=torch.bool, device=device).reshape(size)
-        return registry.lookup("NonTensorStack")._of_lists(nested_lists(results, size), size, 0, device)
-
-    def __ror__(self, other: Any) -> Any:
-        return self._compared_with_value(other, or_with_right)
-
-    # A value has no memory to write into: the name is bound to the result.
-    __iand__ = Comparison.__and__
-    __ior__ = Comparison.__or__
-    __ixor__ = Comparison.__xor__
-
-
 class Saved(Contract):
     """What a holder, or a stack of them, knows of the file that it is saved in: what is written into it goes there."""
 
@@ -203,32 +131,6 @@ class Saved(Contract):
         self._place = place
         if follows:
             registry.lookup(f"Following{getattr(self, '_stored_as', type(self).__name__)}")._take(self)
-
-    def _overwriting(self, parent: Any, name: str, item: Any, size: torch.Size, path: Path) -> Callable[[], None]:
-        """As `_replacing` of all of it, for a write in place, which keeps the kind of the entry.
-
-        Raises:
-            ShapeError: a tensor, or a number that would be one, is written over a value; or a list over a single one.
-        """
-        if type(item) is str:
-            # What nearly all values are: 2 of 8 us.
-            return self._replacing(parent, name, item, (), size, path)  # type: ignore[attr-defined, no-any-return]
-        made = item if isinstance(item, (Tensor, Contract)) else stored(item, path, size, None)
-        single = hasattr(self, "_value")
-        if isinstance(made, Tensor) and not isinstance(item, (tuple, range)):
-            values = [self._value] if single else self._flat_values()  # type: ignore[attr-defined]
-            if type(item) not in set(map(type, values)):
-                raise ShapeError(
-                    f"Failed to update {joined(path)!r} in tensordict: it holds a value that is no tensor, and a "
-                    f"{type(item).__name__} written in place would change that. set() and update() replace an entry"
-                )
-        elif single and isinstance(made, Saved) and not hasattr(made, "_value"):
-            raise ShapeError(
-                f"Failed to update {joined(path)!r} in tensordict: Cannot update a NonTensorDataBase with a "
-                f"{type(made).__name__} object in place, since it holds one value for all of its batch: put its "
-                "maybe_to_stack() there first, or replace the entry with set()"
-            )
-        return self._replacing(parent, name, item, (), size, path)  # type: ignore[attr-defined, no-any-return]
 
     def _take_value(self, other: Any) -> None:
         """Take over the values of another holder of this kind and batch size, as they are in the file."""

@@ -20,7 +20,6 @@ from tensordict.errors import ShapeError
 from tensordict.holders import (
     HolderFields,
     OfType,
-    Operators,
     Saved,
     V,
     check_held,
@@ -37,6 +36,7 @@ from tensordict.lazy.members import Members
 from tensordict.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
 from tensordict.ops.converting import LinkedList
 from tensordict.ops.locking import adopt
+from tensordict.ops.logic import Operators
 from tensordict.ops.naming import checked_names
 from tensordict.ops.reading import AS_SET
 from tensordict.shapes import as_size, nested_lists

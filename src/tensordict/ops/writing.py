@@ -14,7 +14,7 @@ from tensordict.devices import wait_for
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, adopt, raise_locked
-from tensordict.ops.numbers import stored, to_tensor
+from tensordict.ops.numbers import overwriting, stored, to_tensor
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.ops.sources import nested_under, one_source, restricted
 from tensordict.views import IsLeaf
@@ -351,7 +351,7 @@ class Writing(Reading, Locking):
             if isinstance(current, Writing) and not current._is_non_tensor and plan.merges(item):
                 current._plan_update(item, path, plan)
             elif plan.inplace and isinstance(current, Contract) and current._is_non_tensor:
-                plan.targets.writes.append(current._overwriting(self, key, item, size, path))  # type: ignore[attr-defined]
+                plan.targets.writes.append(overwriting(current, self, key, item, size, path))
             elif plan.inplace and isinstance(current, Tensor):
                 _plan_copy(current, item, path, plan.targets, plan.values)
             elif not writable:
@@ -414,7 +414,7 @@ class Writing(Reading, Locking):
         current = self._existing(name)
         if is_node(current):
             if current._is_non_tensor:
-                current._overwriting(self, name, item, self._batch_size, path or (name,))()
+                overwriting(current, self, name, item, self._batch_size, path or (name,))()
             else:
                 current.update_(item, non_blocking=non_blocking)
         else:
@@ -488,7 +488,7 @@ class Writing(Reading, Locking):
                 targets.absent = targets.absent or path
                 continue
             if current._is_non_tensor:
-                targets.writes.append(current._overwriting(self, key, item, self._batch_size, path))
+                targets.writes.append(overwriting(current, self, key, item, self._batch_size, path))
                 continue
             if not isinstance(item, (Contract, Mapping)):
                 raise TypeError(
