@@ -495,7 +495,7 @@ def test_stacks_without_members() -> None:
     assert empty.clone().batch_size == torch.Size([0]) and "LazyStackedTensorDict" in repr(empty)
     with pytest.raises(IndexError):
         empty[0]
-    with pytest.raises(KeyError, match="'a'"):
+    with pytest.raises(KeyError, match='key "a" not found'):
         empty["a"]
     empty.append(member(0))
     assert empty.batch_size == torch.Size([1, 3])

@@ -46,8 +46,6 @@ class UnbatchedTensor(Tensor, Contract):
 
     _batch_size = torch.Size(())
     _entries: Any = MappingProxyType({})
-    # Whether there was a warning that another one, joined with this one, is lost.
-    _told = False
 
     @staticmethod
     def __new__(cls, data: Any, batch_size: Any = None) -> Self:
@@ -194,9 +192,6 @@ class UnbatchedTensor(Tensor, Contract):
                     "same for all of the batch"
                 )
             if item.data_ptr() != self.data_ptr() and not torch.equal(plain, item.as_subclass(Tensor)):
-                if self._told:
-                    break
-                self._told = True
                 warnings.warn(
                     "UnbatchedTensors of different content are joined, and the first is kept: use a tensor with batch "
                     "dims where elements of the batch differ",
