@@ -70,7 +70,7 @@ def results(container: Contract, one: One, many: Many, leaves: list[Any], *other
             pass
         else:
             # Where one operand requires grad, all results of a call on lists do.
-            return _as_recorded(made, leaves, others) if made[0].requires_grad else made
+            return as_recorded(made, leaves, others)
     try:
         return _one_by_one(container, one, _rows(leaves, others))
     except _REFUSALS:
@@ -226,9 +226,9 @@ def _write_one_by_one(container: Contract, one: One, leaves: list[Any], others: 
         back()
 
 
-def _as_recorded(made: Sequence[Any], leaves: list[Any], others: tuple[Any, ...]) -> Sequence[Any]:
+def as_recorded(made: Sequence[Any], leaves: list[Any], others: tuple[Any, ...] = ()) -> Sequence[Any]:
     """Results of which only those require grad of which an operand does."""
-    if False not in map(_requires_grad, leaves):
+    if not made[0].requires_grad or False not in map(_requires_grad, leaves):
         return made
     rows = _rows(leaves, others)
     return [result if any(map(_is_recorded, row)) else result.detach() for result, row in zip(made, rows, strict=True)]

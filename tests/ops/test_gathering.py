@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorDict
+from tensordict import TensorDict, UnbatchedTensor
+from tensordict.errors import ShapeError
 
 SIZE = (3, 4)
 
@@ -244,3 +245,10 @@ def test_where_broadcasts_a_container_by_its_batch_size() -> None:
     for size in ((), (2,), (1, 2, 3)):
         with pytest.raises(RuntimeError, match="broadcasts to"):
             td.where(mask, TensorDict(batch_size=size))
+
+
+def test_a_mask_with_no_part_for_an_unbatched_tensor_changes_nothing() -> None:
+    td = TensorDict(a=torch.zeros(2), u=UnbatchedTensor(torch.zeros(3)), batch_size=[2])
+    with pytest.raises(ShapeError, match="UnbatchedTensor"):
+        td.masked_fill_(torch.tensor([True, False]), 1)
+    assert not td["a"].any()

@@ -244,3 +244,10 @@ def test_all_and_any_of_mixed_leaves() -> None:
     large["b"][-1] = 1
     assert large.any() and not large.all()
     assert not TensorDict(a=torch.ones(0)).any() and TensorDict(a=torch.ones(0)).all()
+
+
+@pytest.mark.parametrize("name", ["amax", "norm", "mean", "sum"])
+def test_results_require_grad_where_their_leaf_does(name: str) -> None:
+    td = TensorDict(a=torch.ones(2, requires_grad=True), b=torch.ones(2), batch_size=[2])
+    result = getattr(td, name)()
+    assert result["a"].requires_grad and not result["b"].requires_grad
