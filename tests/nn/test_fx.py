@@ -94,7 +94,7 @@ def test_what_cannot_be_traced():
     reads_all = TensorDictModule(lambda n: n["b"], in_keys=["n"], out_keys=["c"])
     with pytest.raises(ValueError, match=r"reads the container 'n', into which an earlier one writes \('n', 'b'\)"):
         symbolic_trace(TensorDictSequential(linear("a", ("n", "b")), reads_all))
-    with pytest.raises(KeyError, match="'a'"):
+    with pytest.raises(KeyError, match='"a"'):
         symbolic_trace(linear("a", "b"))(TensorDict(z=torch.zeros(2)))
     graph = symbolic_trace(nested())
     td = TensorDict(a=torch.zeros(2, 3), batch_size=[2])

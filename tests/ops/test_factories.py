@@ -60,7 +60,7 @@ def test_new_tensor() -> None:
     assert same["a"].tolist() == same["n", "b"].tolist() == [0, 1, 2]
     assert same["a"].dtype is torch.float32
     assert td.new_tensor([1, 2], dtype=torch.int8)["a"].dtype is torch.int8
-    with pytest.raises(KeyError, match="'a'"):
+    with pytest.raises(KeyError, match='"a"'):
         td.new_tensor(data.exclude("a"))
     with pytest.raises(TypeError, match="'a'"):
         td.new_tensor(data.exclude("a").set("a", {}))
@@ -76,7 +76,7 @@ def test_zero_and_fill() -> None:
     assert (td["a"] == 1).all()
     assert td.zero_() is td
     assert leaf.sum() == td["a"].sum() == td["n", "b"].sum() == 0
-    with pytest.raises(KeyError, match="'q'"):
+    with pytest.raises(KeyError, match='"q"'):
         td.fill_("q", 1)
 
 

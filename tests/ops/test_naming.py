@@ -79,7 +79,7 @@ def test_indices_of_every_kind_keep_the_names_of_the_dims_that_stay() -> None:
     assert td[:, 0].names == ["x", "z"]
     assert td[None, ..., -1].names == [None, "x", "y"]
     assert td[torch.tensor([0, 1])].names == ["x", "y", "z"]
-    assert td[torch.zeros(5, 6, dtype=torch.long)].names == [None, None, "y", "z"]
+    assert td[torch.zeros(5, 6, dtype=torch.long)].names == ["x", "x", "y", "z"]
     assert td[torch.ones(2, dtype=torch.bool)].names == ["x", "y", "z"]
     assert td[torch.ones(2, 3, dtype=torch.bool)].names == [None, "z"]
     assert td[:, [0, 2]].names == ["x", "y", "z"]

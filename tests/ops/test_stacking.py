@@ -317,7 +317,7 @@ def test_stack_tensors_and_cat_tensors() -> None:
 
 def test_joining_entries_that_cannot_be_changes_nothing() -> None:
     td = TensorDict(a=torch.zeros(2), b=torch.ones(3))
-    with pytest.raises(KeyError, match="'q'"):
+    with pytest.raises(KeyError, match='"q"'):
         td.stack_tensors("a", "q", out_key="c")
     with pytest.raises(RuntimeError, match="size"):
         td.stack_tensors("a", "b", out_key="c")

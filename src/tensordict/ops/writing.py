@@ -14,6 +14,7 @@ from tensordict.devices import wait_for
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, adopt, raise_locked
+from tensordict.ops.naming import checked_names
 from tensordict.ops.numbers import overwriting, stored, to_tensor
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.ops.sources import nested_under, one_source, restricted
@@ -655,7 +656,7 @@ def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
     if merged == own:
         return node
     node = node.copy()
-    node._name_tree(merged)
+    node._name_tree(checked_names(merged, len(merged)))
     return node
 
 
