@@ -697,7 +697,7 @@ def test_typos(arguments: list[str], told: str, capsys: pytest.CaptureFixture[st
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     def interrupted(path: Any, complain: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("tensordict.cli.inspect.describe_save", interrupted)
     assert main(["inspect", str(tmp_path)]) == 130
