@@ -113,3 +113,12 @@ def test_another_dtype_of_the_same_bytes() -> None:
     td = TensorDict({"u": UnbatchedTensor(torch.zeros(2)), "n": {"v": UnbatchedTensor(torch.zeros(4))}}, [3])
     wide = td.view(torch.float64)
     assert wide.batch_size == (3,) and wide["u"].tolist() == [0] and wide["n", "v"].tolist() == [0, 0]
+
+
+def test_new_tensor_keeps_it_or_takes_that_of_the_data() -> None:
+    td = of(1.0)
+    data = TensorDict(a=torch.zeros(td["a"].shape), batch_size=td.batch_size)
+    kept = td.new_tensor(data.set("u", of(3.0)["u"]))
+    assert kept["u"].tolist() == [3.0] * 5 and type(kept["u"]) is UnbatchedTensor
+    filled = td.new_tensor(torch.zeros(2))
+    assert filled["u"].tolist() == [1.0] * 5 and filled["u"].data_ptr() != td["u"].data_ptr()

@@ -266,7 +266,10 @@ def _filled_like(node: Any, data: Any, copy: Callable[[Tensor, Tensor], Tensor])
             source = data._entries.get(name)
             if source is None:
                 raise data._missing(name)
-        if isinstance(value, Contract):
+        if isinstance(value, Contract) and isinstance(value, Tensor):
+            # An UnbatchedTensor: a tensor over the batch dims has no part for it.
+            entries[name] = (source if isinstance(source, type(value)) else value).clone()
+        elif isinstance(value, Contract):
             entries[name] = _filled_like(value, source, copy)
         elif isinstance(source, Contract):
             raise TypeError(f"new_tensor: entry {name!r} is a tensor here and a container in the data")
