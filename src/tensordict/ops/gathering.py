@@ -120,16 +120,11 @@ class Gathering(Contract):
         leaves: list[Tensor] = []
         self._gather(leaves)
         foreach.refuse_graph_leaves(leaves, self)
-        parts: list[tuple[Tensor, Tensor]] = []
-
-        def note(leaf: Tensor, part: Tensor) -> Tensor:
-            parts.append((leaf, part))
-            return leaf
-
-        # All masks are cut before the first leaf is written.
-        self._map_with(note, checked)
-        for leaf, part in parts:
-            leaf.masked_fill_(part, value)
+        for leaf in leaves:
+            if isinstance(leaf, Contract):
+                # An UnbatchedTensor, which refuses a mask over the batch: before anything is written.
+                leaf._map_with(torch.logical_and, checked)
+        self._map_with(lambda v, part: v.masked_fill_(part, value), checked)
         return self
 
     def _mask(self, mask: Tensor) -> Tensor:
