@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -57,7 +58,10 @@ class Side:
 
     def send(self, *request: Any) -> None:
         """Hand over a request; `receive` gets the answer."""
-        if self.process is None or self.process.poll() is not None:
+        if self.process is not None and self.process.poll() is not None:
+            self._ended(self.process)
+            self.process = None
+        if self.process is None:
             self.process = self._start()
         assert self.process.stdin is not None
         data = pickle.dumps(request)
@@ -74,7 +78,7 @@ class Side:
             return json.loads(self._read(struct.unpack("q", self._read(8, limit))[0], limit))
         except (EOFError, TimeoutError) as error:
             self.process.kill()
-            status = self.process.wait()
+            status = self._ended(self.process)
             self.process = None
             self.errors.seek(0)
             said = self.errors.read().decode()[-300:]
@@ -99,15 +103,23 @@ class Side:
         return out
 
     def stop(self) -> None:
-        """End the worker."""
-        if self.process is None or self.process.poll() is not None:
-            return
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        """End the worker, for good."""
+        if self.process is not None:
+            self._ended(self.process)
+        self.errors.close()
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit status of a worker whose pipes are closed: it ends by itself, or is killed after 10 seconds."""
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         try:
-            self.process.wait(10)
+            return process.wait(10)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            process.kill()
+            return process.wait()
+        finally:
+            process.stdout.close()
 
 
 class Sides:
