@@ -940,3 +940,14 @@ def test_scalars_of_numpy_and_complex_numbers_stay_values():
         pair = Counted(torch.zeros(2), value, batch_size=[2])
         assert pair.y == value and type(pair.y) is type(value)
         assert type(pair[0].y) is type(value)
+
+
+def test_from_dict_instance_keeps_numbers_in_fields_that_hold_values() -> None:
+    class Counted(TensorClass["autocast"]):
+        a: torch.Tensor
+        n: int = 3
+
+    td = TensorDict({"d": Counted(a=torch.ones(2), batch_size=[2])})
+    again = td.from_dict_instance(td.to_dict(), auto_batch_size=True)
+    assert type(again["d"]) is Counted and again["d"].n == 3 and type(again["d"].n) is int
+    assert again["d"].batch_size == (2,)

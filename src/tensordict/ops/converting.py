@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
 from torch import Tensor
@@ -207,6 +208,9 @@ class Converting(Contract):
             known = self._peek(path_of(key))  # type: ignore[attr-defined]
             if isinstance(known, Converting) and isinstance(value, Mapping):
                 value = known.from_dict_instance(value)
+            elif getattr(self, "_is_tensorclass", False) and hasattr(known, "_value") and isinstance(value, Number):
+                # A field that holds a value, such as one that is cast to `int`, goes on to hold one.
+                value = registry.lookup("NonTensorData")(value)
             entries[key] = value
         return type(self).from_dict(
             entries,
