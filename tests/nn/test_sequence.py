@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, TensorClass, TensorDict
+from tensordict.errors import FieldError
 from tensordict.nn import TensorDictModule, TensorDictSequential, WrapModule
 
 
@@ -150,6 +151,23 @@ def test_a_step_that_fails_leaves_what_earlier_ones_wrote():
     with pytest.raises(KeyError, match="reads 'q'"):
         net(td)
     assert set(td.keys()) == {"x"}
+
+
+def test_a_step_that_writes_no_field_leaves_the_instance_whole():
+    class Fields(TensorClass):
+        a: torch.Tensor
+
+    td = TensorDict(x=1, fields=Fields(a=torch.zeros(2)))
+    net = TensorDictSequential(step("x", "y"), step("y", ["w", ("fields", "b")]))
+    with pytest.raises(FieldError, match="'b', which is no field of Fields"):
+        net(td)
+    assert set(td.keys(True, True)) == {"x", "y", ("fields", "a")}
+    assert (td.clone() + 1)["fields"].a.tolist() == [1, 1]
+    net.inplace = False
+    td = TensorDict(x=1, fields=Fields(a=torch.zeros(2)))
+    with pytest.raises(FieldError):
+        net(td)
+    assert set(td.keys(True, True)) == {"x", ("fields", "a")}
 
 
 def test_other_arguments_are_refused():

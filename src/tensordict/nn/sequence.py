@@ -20,7 +20,8 @@ class TensorDictSequential(TensorDictModule):
     """Modules that read and write containers, run one after the other.
 
     Its in-keys are those that no earlier module writes, its out-keys all that are written. It is indexed, sliced and
-    changed as an `nn.Sequential` or, made from a mapping, by name; the keys follow.
+    changed as an `nn.Sequential` or, made from a mapping, by name; the keys follow. When a module raises, what earlier
+    ones wrote stays in the container; with `inplace=False` or `"empty"` nothing reaches it.
 
     Args:
         *modules: modules or functions that take a container and return one, a list of them, or a mapping from names to
