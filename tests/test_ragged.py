@@ -581,6 +581,18 @@ def test_elements_and_sizes(kind: str) -> None:
 
 
 @kinds
+def test_rows_as_arrays_and_lists(kind: str) -> None:
+    td = TensorDict({"n": container(kind)})
+    arrays = td.numpy()["n"]["x"]
+    assert [array.tolist() for array in arrays] == [row.tolist() for row in rows_for(kind)]
+    assert td.to_dict(convert_tensors=True)["n"]["x"] == [row.tolist() for row in rows_for(kind)]
+    arrays[2][:] = -5  # a tuple of arrays over the memory of the leaf
+    assert (td["n", "x"].unbind()[2] == -5).all()
+    with pytest.raises(TypeError, match=r"\('n', 'x'\) is ragged.*pad it"):
+        td.to_struct_array()
+
+
+@kinds
 @pytest.mark.parametrize("how", ["memmap", "memmap_", "loaded", "anonymous", "again"])
 def test_saved(kind: str, how: str, tmp_path: Any) -> None:
     td = container(kind)

@@ -136,6 +136,11 @@ def _column(value: Any, size: torch.Size, path: Path) -> Any:
     """The values of one entry as an array whose shape begins with `size`."""
     if is_node(value):
         return array_of(value, path) if not value._is_non_tensor else _values(value, path)
+    if value.is_nested:
+        raise TypeError(
+            f"entry {joined(path)!r} is ragged, for which a structured array has no field: exclude it, or pad it with "
+            "torch.nested.to_padded_tensor"
+        )
     try:
         array = value.numpy(force=True)
     except (TypeError, RuntimeError) as error:

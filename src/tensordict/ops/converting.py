@@ -35,7 +35,8 @@ class Converting(Contract):
         Args:
             retain_none: keep entries that are `None`.
             convert_tensors: `False` keeps the tensors themselves, `True` turns them into (nested) lists of
-                numbers, `"numpy"` into arrays, which share memory with CPU tensors.
+                numbers, `"numpy"` into arrays, which share memory with CPU tensors; a ragged leaf becomes a list or
+                a tuple of its rows.
             tolist_first: turn nested containers with batch dims into lists of dicts; see :meth:`tolist`.
 
         Raises:
@@ -82,7 +83,7 @@ class Converting(Contract):
         return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)  # type: ignore[no-any-return]
 
     def numpy(self) -> dict[str, Any]:
-        """A nested dict of numpy arrays; those of CPU tensors share their memory.
+        """A nested dict of numpy arrays; those of CPU tensors share their memory. A ragged leaf is a tuple of its rows.
 
         Raises:
             TypeError: numpy has no such dtype; the entry is named.
@@ -322,6 +323,9 @@ class LinkedList(list[Any]):
 
 def _plain(name: str, value: Tensor, convert: ConvertTensors) -> Any:
     try:
+        if value.is_nested:
+            rows = [_plain(name, row, convert) for row in value.unbind()]
+            return tuple(rows) if convert == "numpy" else rows
         return value.numpy(force=True) if convert == "numpy" else value.tolist()
     except (TypeError, RuntimeError) as error:
         raise named_error(error, (name,)) from error
