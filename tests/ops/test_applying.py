@@ -85,3 +85,10 @@ def test_whole_containers() -> None:
     assert fresh is not None and fresh["b", "d"] is td["b", "c"] and fresh["b"].batch_size == (3,)
     with pytest.raises(RuntimeError, match=r"'b'.*\[3\]"):
         td.apply(lambda v: v if isinstance(v, torch.Tensor) else v[:2], is_leaf=lambda cls: True)
+
+
+def test_containers_that_the_function_returns_get_the_device_of_the_result() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": TensorDict({"b": torch.ones(2)}, [2])}, [2], device="cpu")
+    applied = td.apply(lambda leaf: TensorDict(q=leaf))
+    assert applied["a"].device == applied["n", "b"].device == torch.device("cpu")
+    assert td.apply(lambda leaf: TensorDict(q=leaf), device=None)["a"].device is None

@@ -251,3 +251,10 @@ def test_results_require_grad_where_their_leaf_does(name: str) -> None:
     td = TensorDict(a=torch.ones(2, requires_grad=True), b=torch.ones(2), batch_size=[2])
     result = getattr(td, name)()
     assert result["a"].requires_grad and not result["b"].requires_grad
+
+
+def test_integers_beside_leaves_that_require_grad_are_reduced() -> None:
+    td = TensorDict(a=torch.tensor([1.0, 2.0], requires_grad=True), b=torch.tensor([3, 4], dtype=torch.int32))
+    result = td.amax()
+    assert result["a"].requires_grad and result["a"] == 2.0
+    assert not result["b"].requires_grad and result["b"] == 4 and result["b"].dtype == torch.int32

@@ -218,8 +218,13 @@ class Applying(Writing):
             if in_place:
                 self._plan_copy(value, result, call, (*path, name))
                 continue
-            if type(result) is not Tensor and not isinstance(result, (Tensor, Contract)):
-                result = stored(result, (*path, name), size, self._device)
+            if type(result) is not Tensor:
+                if not isinstance(result, (Tensor, Contract)):
+                    result = stored(result, (*path, name), size, self._device)
+                elif result is not value and call.device is NO_DEFAULT and is_node(result):
+                    # As where a container is set: one with a device has nested ones on that device.
+                    if self._device is not None and result.device != self._device:
+                        result = result.to(self._device)
             own_shape = type(value) is not Tensor and isinstance(value, Contract) and isinstance(value, Tensor)
             # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
             try:

@@ -310,7 +310,11 @@ def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], lead: int) ->
     if keepdim:
         return [op(leaf, tuple(range(leaf.dim())), True) for leaf in leaves]
     if how.many is not None and foreach.usable(leaves):
-        return foreach.as_recorded(how.many(leaves), leaves)
+        try:
+            return foreach.as_recorded(how.many(leaves), leaves)
+        except RuntimeError:
+            # Integers beside leaves that require grad are refused in one call, and fine in calls of their own.
+            return list(map(op, leaves))
     if how.stacked and _alike(leaves):
         return _cut(op(torch.stack(leaves).view(len(leaves), -1), 1), how)
     return map(op, leaves)
