@@ -13,6 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
+    NonTensorStack,
     TensorDict,
     assert_close,
     lazy_stack,
@@ -963,6 +965,21 @@ def test_lists_of_mixed_values_keep_each() -> None:
         assert all(type(member.get("l")) is NonTensorData for member in stack)
 
 
+def test_lists_of_values_give_each_member_its_item() -> None:
+    for value in ([["l", 1], "text"], [(1, 2), "text"], [{"x": 1}, {"x": 2}], [[], "a"], [[1, 2], None], [set(), 1]):
+        for write in ("set", "update"):
+            stack = lazy_stack([TensorDict(), TensorDict()])
+            stack.set("l", value) if write == "set" else stack.update({"l": value})
+            assert [member["l"] for member in stack] == value
+            assert all(type(member.get("l")) is NonTensorData for member in stack)
+    stack = lazy_stack([TensorDict(), TensorDict()])
+    stack["l"] = [[1, 2], ["a", None]]
+    assert [type(member.get("l")) for member in stack] == [NonTensorStack] * 2
+    assert stack["l"] == [[1, 2], ["a", None]]
+    stack["l"] = ("a", "b")  # as in any container, a tuple is one value
+    assert [member["l"] for member in stack] == [("a", "b")] * 2
+
+
 def test_lists_that_make_no_stack_belong_to_every_member() -> None:
     for value in (["a", "b"], ["a", "b", "c"], [{"k": 1}, "text"]):
         stack = _two(1)
@@ -971,7 +988,9 @@ def test_lists_that_make_no_stack_belong_to_every_member() -> None:
         assert [member["l"] for member in stack] == [value] * 2
     with set_list_to_stack(False):
         stack["n"] = [[1.0], [2.0]]
+        stack["a"] = [np.zeros(1), np.ones(1)]
     assert [member["n"].item() for member in stack] == [1, 2]
+    assert [member["a"].tolist() for member in stack] == [[0], [1]]
 
 
 def test_other_batch_sizes_of_stacks_of_ragged_leaves() -> None:

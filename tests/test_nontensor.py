@@ -942,3 +942,12 @@ def test_descriptions_leave_values_out():
     assert td.to(td.attrs())["s"] == "x"
     padded = make(l=["p", "q", "r"]).pad([1, 0], inplace=True)
     assert padded["l"] == [None, "p", "q", "r"] and padded["a"].shape == (4,) and padded.get("s").batch_size == (4,)
+
+
+def test_nested_lists_of_containers_tensors_and_holders_are_stacked() -> None:
+    rows = [[TensorDict(x=0), TensorDict(x=1)], [TensorDict(x=2), TensorDict(x=3)]]
+    td = TensorDict({"c": rows, "t": [[torch.zeros(3)], [torch.ones(3)]]}, [2])
+    td["v"] = [[NonTensorData("a")], [NonTensorData("b")]]
+    assert td["c"].batch_size == (2, 2) and td["c", "x"].tolist() == [[0, 1], [2, 3]]
+    assert td["t"].tolist() == [[[0, 0, 0]], [[1, 1, 1]]]
+    assert td["v"] == [["a"], ["b"]]

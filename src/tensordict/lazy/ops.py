@@ -94,20 +94,15 @@ class LazyOps(LazyCore):
         """
         dim, size = self._entries.dim, self._batch_size
         found = set(_leaf_kinds(item))
-        if not settings.list_to_stack() and type(item) is list and not found <= _NUMBERS | {Tensor}:
-            # A list that makes no stack is one value, and belongs to every member.
+        numeric = all(map(_is_numeric, found))
+        if not numeric and not (type(item) is list and settings.list_to_stack()):
+            # What makes no stack in any container is one value, and belongs to every member.
             return [item] * len(self._entries.containers)
         if found <= _NUMBERS:
             item = _of_one_dtype(item, path)
         columns = _columns(list(item), dim, size, path)
-        if str in found or type(None) in found:
-            hold = registry.lookup("NonTensorData")._of
-            columns = [
-                column
-                if isinstance(column, (str, list, tuple, Contract))
-                else hold(column, size[:dim] + size[dim + 1 :])
-                for column in columns
-            ]
+        if not numeric:
+            columns = _held(columns, size[:dim] + size[dim + 1 :])
         values = [
             torch.stack(column) if dim and isinstance(column, list) and _tensors(column) else column
             for column in columns
@@ -423,6 +418,19 @@ def _leaf_kinds(item: Any) -> Iterator[type[Any]]:
             yield from _leaf_kinds(value)
         else:
             yield Tensor if isinstance(value, (Tensor, Contract)) else type(value)
+
+
+def _is_numeric(kind: type[Any]) -> bool:
+    """Whether the instances of a class become tensors, or are containers."""
+    return kind in _NUMBERS or kind is Tensor or (hasattr(kind, "__array__") and not issubclass(kind, (str, bytes)))
+
+
+def _held(columns: list[Any], size: torch.Size) -> list[Any]:
+    """The pieces of a list of values in holders: stacks where all are lists, as `NonTensorStack.from_list` has it."""
+    if all(isinstance(column, list) for column in columns):
+        return [registry.lookup("NonTensorStack").from_list(column) for column in columns]
+    hold = registry.lookup("NonTensorData")._of
+    return [column if isinstance(column, Contract) else hold(column, size) for column in columns]
 
 
 def _of_one_dtype(item: Any, path: Path) -> Any:

@@ -42,11 +42,15 @@ def _as_numbers(item: Any, path: Path, device: torch.device | None) -> Tensor | 
     if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
         return torch.as_tensor(item, device=device)
     if isinstance(item, (list, tuple, range)):
-        if item and isinstance(item[0], Contract):
+        first = item[0] if item else None
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if isinstance(first, Contract):
+            # To torch, a container is a sequence, and one without batch dims an empty one.
             return None
         try:
-            if any(isinstance(x, Tensor) for x in item):
-                return torch.stack([torch.as_tensor(x, device=device) for x in item])
+            if isinstance(first, Tensor) or any(isinstance(x, Tensor) for x in item):
+                return _stacked(item, device)
             # torch is slow with a list of arrays, and warns.
             by_numpy = isinstance(item, range) or any(isinstance(x, np.ndarray) for x in item)
             tensor = torch.as_tensor(np.asarray(item) if by_numpy else item, device=device)
@@ -70,6 +74,23 @@ def _as_numbers(item: Any, path: Path, device: torch.device | None) -> Tensor | 
     return None
 
 
+def _stacked(item: Any, device: torch.device | None) -> Tensor:
+    """Nested lists with tensors in them as one tensor."""
+    return torch.stack(
+        [_stacked(x, device) if isinstance(x, (list, tuple)) else torch.as_tensor(x, device=device) for x in item]
+    )
+
+
+def _containers_stacked(item: Any) -> Any:
+    """A container, or the stack of those in nested lists; `None` for anything else."""
+    if isinstance(item, Contract):
+        return None if item._is_non_tensor else item
+    if not isinstance(item, list) or not item:
+        return None
+    parts = [_containers_stacked(x) for x in item]
+    return None if any(part is None for part in parts) else type(parts[0]).maybe_dense_stack(parts)
+
+
 def stored(item: Any, path: Path, size: torch.Size, device: torch.device | None) -> Any:
     """What is stored for a value that is no tensor, container or mapping, in a container of this batch size.
 
@@ -81,8 +102,9 @@ def stored(item: Any, path: Path, size: torch.Size, device: torch.device | None)
         return tensor
     if isinstance(item, np.ndarray) and item.dtype.names is not None:
         return container_of(item, path)
-    if isinstance(item, list) and all(isinstance(x, Contract) and not x._is_non_tensor for x in item):
-        return type(item[0]).maybe_dense_stack(item)
+    stack = _containers_stacked(item)
+    if stack is not None:
+        return stack
     return registry.lookup("NonTensorData")._holding(item, size, device)
 
 
