@@ -148,3 +148,9 @@ def test_cuda(td: Any, plain: Plain, kind: Kind) -> None:
     moved["new"] = torch.ones(kind.batch_size)
     assert moved["new"].is_cuda
     assert all(leaf.is_pinned() for leaf in td.clone().clear_device_().pin_memory().values(True, True))
+
+
+def test_detach_in_place(td: Any, plain: Plain, kind: Kind) -> None:
+    # Leaves that are views have nothing to be detached from.
+    assert td.detach_() is td and not td.requires_grad
+    assert_matches(td, plain, kind.batch_size, kind.extra)

@@ -89,6 +89,15 @@ def test_detach_and_data() -> None:
     assert td.requires_grad and not td.detach_().requires_grad
 
 
+def test_detach_in_place_of_views() -> None:
+    td = TensorDict(made=torch.ones(3, requires_grad=True) * 2, part=torch.ones(3)[:2])
+    assert td.detach_() is td and not td.requires_grad and td["part"]._is_view()
+    td = TensorDict(made=torch.ones(3, requires_grad=True) * 2, n={"part": torch.ones(3, requires_grad=True)[:2]})
+    with pytest.raises(RuntimeError, match=r"Can't detach views in-place: entry \('n', 'part'\)"):
+        td.detach_()
+    assert td["made"].requires_grad and td["n", "part"].requires_grad
+
+
 def test_grad_and_zero_grad() -> None:
     td = params()
     td.names = ["t"]

@@ -60,8 +60,26 @@ class Autograd(Leaves):
         return self._same_lock(self._map(Tensor.detach))  # type: ignore[no-any-return]
 
     def detach_(self) -> Self:
-        """Cut every leaf from the autograd graph that made it; returns the same container."""
-        for leaf in self._leaves():
+        """Cut every leaf from the autograd graph that made it; returns the same container.
+
+        Raises:
+            RuntimeError: an entry that requires grad is a view, of which torch refuses it; nothing has changed then.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(2, requires_grad=True) * 2)
+            >>> td.detach_().requires_grad
+            False
+        """
+        recorded = [(path, leaf) for path, leaf in _walk(self) if leaf.requires_grad]
+        for path, leaf in recorded:
+            if leaf._base is not None:
+                raise RuntimeError(
+                    f"Can't detach views in-place: entry {joined(path)!r} is a view of a tensor that requires grad. "
+                    "Use td.detach()"
+                )
+        for _, leaf in recorded:
             leaf.detach_()
         return self
 
