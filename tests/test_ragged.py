@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensordict import LazyStackedTensorDict, TensorDict, assert_close, ragged
+from tensordict import LazyStackedTensorDict, TensorDict, assert_close, lazy_stack, ragged
 
 # Torch says of its nested tensors, once, that they are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -503,6 +503,36 @@ def check_close(td: Any, expected: list[Tensor], kind: str) -> None:
         for row, wanted in zip(leaf.unbind(), expected, strict=True):
             assert row.shape == wanted.shape and row.dtype == wanted.dtype
             assert torch.allclose(row.double(), wanted.double(), equal_nan=True)
+
+
+MASK = torch.tensor([True, False, False, True, True])
+
+
+@kinds
+def test_where_and_masked_fill(kind: str) -> None:
+    td, zero = container(kind), torch.zeros(())
+    expected = [row if keep else torch.zeros_like(row) for row, keep in zip(rows_for(kind), MASK, strict=True)]
+    for other in (0.0, torch.zeros(5), td.clone().zero_(), TensorDict(plain=zero.int(), x=zero, inner={"y": zero})):
+        check(td.where(MASK, other), expected, kind)
+    check(td.masked_fill(~MASK, 0), expected, kind)
+    assert td.masked_fill_(~MASK, 0) is td
+    check(td, expected, kind)
+
+
+@kinds
+def test_where_picks_whole_rows_of_other_lengths(kind: str) -> None:
+    td, rows = container(kind), rows_for(kind)
+    other = td[torch.tensor([4, 3, 2, 1, 0])]
+    expected = [row if keep else rows[4 - i] for i, (row, keep) in enumerate(zip(rows, MASK, strict=True))]
+    check(td.where(MASK, other), expected, kind)
+
+
+def test_where_of_ragged_leaves_of_some_members() -> None:
+    stack = lazy_stack([TensorDict(), TensorDict({"n": container("jagged")}), TensorDict({"n": container("jagged")})])
+    result = stack.where(torch.tensor([True, True, False]), stack.apply(torch.neg))
+    assert "n" not in result[0]
+    check(result[1]["n"], rows_for("jagged"), "jagged")
+    check(result[2]["n"], [-row for row in rows_for("jagged")], "jagged")
 
 
 def test_in_place_keeps_what_is_in_the_holes() -> None:

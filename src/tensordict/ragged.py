@@ -556,6 +556,29 @@ def elementwise(op: Callable[..., Tensor], *operands: Any) -> Tensor:
     return from_buffer(values, _table(form))
 
 
+def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
+    """`torch.where` of leaves and numbers. Where rows of ragged leaves differ, the condition has to pick whole rows.
+
+    Raises:
+        ShapeError: the rows differ, and the condition picks elements of them.
+    """
+    try:
+        return torch.where(condition, ours, theirs)
+    except REFUSALS:
+        leaf = next(filter(is_ragged, (ours, theirs)), None)
+        if leaf is None:
+            raise
+    try:
+        return elementwise(torch.where, condition, ours, theirs)
+    except ShapeError:
+        by_row = condition.numel() in (1, condition.shape[0]) and is_ragged(ours) and is_ragged(theirs)
+        if not by_row or ours.size(0) != theirs.size(0):
+            raise
+    rows = torch.arange(leaf.size(0), device=condition.device)
+    picked = torch.where(condition.reshape(-1), rows, rows + len(rows))
+    return Rows(picked)(Cat(0)((ours, theirs)))  # type: ignore[no-any-return]
+
+
 def in_place(leaf: Any, *operands: Any) -> tuple[list[Any], Callable[[], None] | None]:
     """Plain tensors and numbers in place of a ragged leaf and what stands beside it, to write into the first of them.
 

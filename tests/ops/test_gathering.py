@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorDict, UnbatchedTensor
+from tensordict import TensorDict, UnbatchedTensor, lazy_stack
 from tensordict.errors import ShapeError
 
 SIZE = (3, 4)
@@ -242,9 +242,28 @@ def test_where_broadcasts_a_container_by_its_batch_size() -> None:
             assert result.batch_size == (2, 3)
             assert torch.equal(result["a"], torch.where(mask[..., None], td["a"], other["a"]))
             assert torch.equal(result["n", "b"], torch.where(mask, td["n", "b"], other["n", "b"]))
-    for size in ((), (2,), (1, 2, 3)):
+    for size in ((2,), (1, 2, 3)):
         with pytest.raises(RuntimeError, match="broadcasts to"):
             td.where(mask, TensorDict(batch_size=size))
+
+
+def test_where_broadcasts_the_entries_of_a_container_without_batch_dims() -> None:
+    td = TensorDict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3)}, "v": "x"}, [3])
+    mask = torch.tensor([True, False, True])
+    for shape in ((4,), (1,), (), (3, 4)):
+        other = TensorDict({"a": torch.rand(shape), "n": {"b": torch.rand(())}, "v": "y"})
+        for result in (td.where(mask, other), torch.where(mask, td, other), td.to_lazystack().where(mask, other)):
+            assert result.batch_size == (3,)
+            assert torch.equal(result["a"], torch.where(mask[:, None], td["a"], other["a"]))
+            assert torch.equal(result["n", "b"], torch.where(mask, td["n", "b"], other["n", "b"]))
+            assert [result[i]["v"] for i in range(3)] == ["x", "y", "x"]
+    uneven = lazy_stack([TensorDict(a=torch.zeros(n, 2)) for n in (1, 2, 3)])
+    chosen = uneven.where(mask, TensorDict(a=torch.ones(2)))
+    assert [row["a"].tolist() for row in chosen.unbind()] == [[[0, 0]], [[1, 1]] * 2, [[0, 0]] * 3]
+    padded = td.where(mask, other.set("more", torch.ones(2)), pad=5)
+    assert padded["more"].tolist() == [[5, 5], [1, 1], [5, 5]]
+    with pytest.raises(RuntimeError, match=r"'n', 'b'.*\[2\].*\[3\]"):
+        td.where(mask, other.set(("n", "b"), torch.ones(2)))
 
 
 def test_a_mask_with_no_part_for_an_unbatched_tensor_changes_nothing() -> None:

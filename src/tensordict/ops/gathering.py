@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import foreach
-from tensordict.contract import ByNdim, Contract, Names
+from tensordict import foreach, ragged
+from tensordict.contract import ByNdim, Contract, Names, named_error
 from tensordict.errors import KeyMismatchError, ShapeError
 from tensordict.keys import Path, joined
 from tensordict.ops.sizing import replace_leaves
@@ -101,7 +101,7 @@ class Gathering(Contract):
             >>> td.masked_fill(torch.tensor([True, False, True]), 1.0)["a"]
             tensor([1., 0., 1.])
         """
-        return self._map_with(lambda v, part: v.masked_fill(part, value), self._mask(mask))
+        return self._map_with(lambda v, part: _filled(v, part, value), self._mask(mask))
 
     def masked_fill_(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
         """Write `value` into the entries where the mask holds; arguments as :meth:`masked_fill`.
@@ -120,11 +120,10 @@ class Gathering(Contract):
         leaves: list[Tensor] = []
         self._gather(leaves)
         foreach.refuse_graph_leaves(leaves, self)
-        for leaf in leaves:
-            if isinstance(leaf, Contract):
-                # An UnbatchedTensor, which refuses a mask over the batch: before anything is written.
-                leaf._map_with(torch.logical_and, checked)
-        self._map_with(lambda v, part: v.masked_fill_(part, value), checked)
+        if any(leaf.is_nested or isinstance(leaf, Contract) for leaf in leaves):
+            # A ragged leaf or an UnbatchedTensor may refuse the mask: before anything is written.
+            self._map_with(_check_mask, checked)
+        self._map_with(lambda v, part: _fill_masked(v, part, value), checked)
         return self
 
     def _mask(self, mask: Tensor) -> Tensor:
@@ -159,7 +158,9 @@ class Gathering(Contract):
 
         Args:
             condition: a boolean tensor that broadcasts to the batch size, or to its first dims when it has fewer.
-            other: a container of the same keys, a number, or a tensor that broadcasts as the condition does.
+            other: a container of the same keys, a number, or a tensor that broadcasts as the condition does. The batch
+                size of a container has to broadcast to that of this one; the entries of one without batch dims, to the
+                entries here.
             out: a container whose entries are replaced by the results, as :meth:`update` does; no memory is written.
             pad: stands for the entries that only one of the containers has; without it, they are an error.
             update_batch_size: give `out` the batch size of the result, too.
@@ -178,11 +179,11 @@ class Gathering(Contract):
         self._check_broadcast(condition, "condition")
         if isinstance(other, Contract) and other._batch_size != self._batch_size:
             theirs, own = other._batch_size, self._batch_size
-            if not theirs or len(theirs) > len(own) or any(a not in (1, b) for a, b in zip(theirs[::-1], own[::-1])):
+            if len(theirs) > len(own) or any(a not in (1, b) for a, b in zip(theirs[::-1], own[::-1])):
                 raise ShapeError(
                     f"where needs a container whose batch size broadcasts to {list(own)}, got one of {list(theirs)}"
                 )
-            other = other.expand(own)  # type: ignore[attr-defined]
+            other = other.expand(own) if theirs else _spread(other, self, own, ())  # type: ignore[attr-defined]
         if isinstance(other, Tensor) and other.ndim:
             self._check_broadcast(other, "tensor to take elements from")
         result: Any = self._chosen(condition, other, pad)
@@ -201,8 +202,8 @@ class Gathering(Contract):
             return _chosen(self, other, masks, pad, ())  # type: ignore[no-any-return]
         if isinstance(other, Tensor) and other.ndim:
             others = ByNdim(other)
-            return self._map(lambda v: torch.where(masks[v.dim()], v, others[v.dim()]))
-        return self._map(lambda v: torch.where(masks[v.dim()], v, other))
+            return self._map(lambda v: ragged.where(masks[v.dim()], v, others[v.dim()]))
+        return self._map(lambda v: ragged.where(masks[v.dim()], v, other))
 
 
 class _ByShape(dict[torch.Size, Tensor]):
@@ -224,6 +225,12 @@ def _checked_mask(mask: Any) -> Tensor:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"a mask is a boolean tensor, got {kind}")
     return mask
+
+
+def _filled(leaf: Any, mask: Tensor, value: Any) -> Any:
+    return (
+        ragged.elementwise(Tensor.masked_fill, leaf, mask, value) if leaf.is_nested else leaf.masked_fill(mask, value)
+    )
 
 
 def _written(out: Any, result: Any) -> Any:
@@ -250,9 +257,9 @@ def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
     for name in [*ours, *[name for name in theirs if name not in ours]]:
         a, b = ours.get(name), theirs.get(name)
         if a is None:
-            entries[name] = _map_any(b, lambda v: torch.where(masks[v.dim()], pad, v))
+            entries[name] = _map_any(b, lambda v: ragged.where(masks[v.dim()], pad, v))
         elif b is None:
-            entries[name] = _map_any(a, lambda v: torch.where(masks[v.dim()], v, pad))
+            entries[name] = _map_any(a, lambda v: ragged.where(masks[v.dim()], v, pad))
         elif isinstance(a, Contract) != isinstance(b, Contract):
             raise TypeError(
                 f"where: entry {joined((*path, name))!r} is a container in one place and a tensor in another"
@@ -264,8 +271,44 @@ def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
         elif isinstance(a, Contract):
             entries[name] = _chosen(a, b, masks, pad, (*path, name))
         else:
-            entries[name] = torch.where(masks[a.dim()], a, b)
+            try:
+                entries[name] = ragged.where(masks[a.dim()], a, b)
+            except RuntimeError as error:
+                raise named_error(error, (*path, name)) from error
     return node._build(entries, node._batch_size, node._device, node._names)
+
+
+def _spread(other: Any, node: Any, size: torch.Size, path: Path) -> Any:
+    """`other`, which has no batch dims, over the batch `size` of `node`: its leaves broadcast to those of `node`."""
+    entries: dict[str, Any] = {}
+    for name, value in other._entries.items():
+        below = None if node is None else node._node(name)
+        if isinstance(value, Tensor):
+            shape = node._shape_of(name) if node is not None and below is None and name in node._outline() else None
+            entries[name] = _over(value, shape, size, (*path, name))
+        elif value._batch_size or value._is_non_tensor:
+            entries[name] = value.expand(size + value._batch_size)
+        else:
+            entries[name] = _spread(value, below, size, (*path, name))
+    return other._build(entries, size, other._device, None)
+
+
+def _over(value: Tensor, shape: torch.Size | None, size: torch.Size, path: Path) -> Tensor:
+    """A leaf without batch dims over the batch `size`, for an entry of this shape, if there is one."""
+    if value.is_nested or isinstance(value, Contract):
+        return value
+    try:
+        if shape is not None and all(type(n) is int and n >= 0 for n in shape):
+            return value.expand(shape)
+        if value.shape[: len(size)] == size:
+            return value
+        ones = [1] * (0 if shape is None else len(shape) - len(size) - value.ndim)
+        return value.expand(*size, *ones, *value.shape)
+    except RuntimeError:
+        raise ShapeError(
+            f"where: entry {joined(path)!r} of a container without batch dims has shape {list(value.shape)}, which "
+            f"does not broadcast to that of the entry here, {list(shape or ())}"
+        ) from None
 
 
 def _chosen_values(a: Any, b: Any, masks: ByNdim) -> Any:
@@ -281,3 +324,20 @@ def _map_any(value: Any, fn: Any) -> Any:
 
 def _same_names(names: Names) -> Names:
     return names
+
+
+def _check_mask(leaf: Tensor, mask: Tensor) -> Tensor:
+    if leaf.is_nested:
+        ragged.in_place(leaf, mask)
+    return leaf
+
+
+def _fill_masked(leaf: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """`leaf.masked_fill_(mask, value)`, ragged leaves included, of which torch fills none in place."""
+    if not leaf.is_nested:
+        return leaf.masked_fill_(mask, value)
+    (places, where), back = ragged.in_place(leaf, mask)
+    places.masked_fill_(where, value)
+    if back is not None:
+        back()
+    return leaf
