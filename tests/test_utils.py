@@ -117,6 +117,23 @@ def test_merge_of_uneven_stacks_keeps_what_only_some_members_have() -> None:
     assert merged[1]["z"].tolist() == [2] * 3 and sorted(merged[0].keys()) == ["c"]
 
 
+def test_merge_of_a_dense_container_and_an_uneven_stack_is_lazy() -> None:
+    dense = TensorDict({"a": torch.zeros(2), "q": torch.arange(2)}, [2], names=["time"])
+    some = lazy_stack([TensorDict(a=torch.ones(()), z=torch.ones(3)), TensorDict(a=torch.ones(()))])
+    lengths = lazy_stack([TensorDict(z=torch.ones(n)) for n in (1, 2)])
+    for first, second in ((dense, some), (TensorDict(n=dense), TensorDict(n=some))):
+        merged = merge_tensordicts(first, second)
+        merged = merged if first is dense else merged["n"]
+        assert [sorted(member.keys()) for member in merged.unbind(0)] == [["a", "q", "z"], ["a", "q"]]
+        assert merged["a"].tolist() == [0, 0] and merged.names == ["time"]
+    merged = merge_tensordicts(dense, lengths)
+    assert [member["z"].shape[0] for member in merged.tensordicts] == [1, 2]
+    even = lazy_stack([TensorDict(z=torch.ones(2)) for _ in range(2)])
+    assert type(merge_tensordicts(dense, even)) is TensorDict
+    with pytest.raises(KeyError, match=r"only some members.*'z'"):
+        merge_tensordicts(TensorDict(a=torch.zeros(2)), some)
+
+
 def test_merge() -> None:
     a = TensorDict({"x": {"p": 0}, "both": 0, "s": 1}, names=[])
     b = TensorDict({"x": {"q": 1, "p": 5}, "both": 1, "t": 2})

@@ -11,6 +11,7 @@ from torch import Tensor
 from tensordict import ragged, registry
 from tensordict.contract import Contract, is_node, merged_device, raise_key_mismatch
 from tensordict.convert.mappings import make_tensordict as make_tensordict  # programs import it from here, too
+from tensordict.convert.mappings import refuse_exclusive
 from tensordict.errors import KeyMismatchError, ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.padding import pad_and_stack
@@ -299,9 +300,10 @@ def merge_tensordicts(*tensordicts: _Container, callback_exist: Any = None) -> _
 
     Returns:
         a new container with the batch size, device and names of the first one, which shares the entries. They must fit
-        its batch size.
+        its batch size. It is a lazy stack if the first one is, or if another one is that cannot be made dense.
 
     Raises:
+        KeyError: some members only of a lazy stack of another batch size have an entry.
         RuntimeError: fewer than two containers, or an entry does not fit the batch size.
         TypeError: an argument is not a container, or an entry is a container in one and a tensor in another.
 
@@ -325,12 +327,19 @@ def merge_tensordicts(*tensordicts: _Container, callback_exist: Any = None) -> _
 
 
 def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any:
-    first = nodes[0]
-    if first._members():
+    first, size = nodes[0], nodes[0]._batch_size
+    uneven = (node for node in nodes if node._batch_size == size and _is_uneven(node))
+    lazy = first if first._members() else next(uneven, None)
+    if lazy is not None:
         # Member by member, since each may have entries of its own.
-        fitting = [node if node._batch_size == first._batch_size else first.empty().update(node) for node in nodes]
-        rows = zip(*[first._pieces_of(node) for node in fitting], strict=True)
-        return first._rejoined([_merged(row, count, callbacks, path) for row in rows])
+        fitting = [node if node._batch_size == size else first.empty().update(node) for node in nodes]
+        rows = zip(*[lazy._pieces_of(node) for node in fitting], strict=True)
+        merged = lazy._rejoined([_merged(row, count, callbacks, path) for row in rows])
+        if lazy is not first:
+            merged.names = first._names
+        return merged
+    for node in nodes:
+        refuse_exclusive(node, "merge_tensordicts")
     result = first.empty()
     names = dict.fromkeys(name for node in nodes for name in node._entries)
     for name in names:
@@ -348,6 +357,17 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
                 value = callback(*values)
         result._write_name(name, value, path=key)
     return result
+
+
+def _is_uneven(node: Any) -> bool:
+    """Whether the members of a lazy stack have entries that make no tensor, or that only some of them have."""
+    members = node._members()
+    if not members:
+        return False
+    if len({frozenset(member._outline()) for member in members}) > 1:
+        return True
+    leaves = [name for name in node._outline() if node._node(name) is None]
+    return any(type(n) is not int or n < 0 for name in leaves for n in node._shape_of(name))
 
 
 def is_batchedtensor(tensor: Tensor) -> bool:
