@@ -4,7 +4,8 @@ import copy
 import operator
 import pickle
 import warnings
-from typing import Literal, Optional
+from pathlib import Path
+from typing import Any, Literal, Optional
 
 import numpy as np
 import pytest
@@ -951,3 +952,55 @@ def test_nested_lists_of_containers_tensors_and_holders_are_stacked() -> None:
     assert td["c"].batch_size == (2, 2) and td["c", "x"].tolist() == [[0, 1], [2, 3]]
     assert td["t"].tolist() == [[[0, 0, 0]], [[1, 1, 1]]]
     assert td["v"] == [["a"], ["b"]]
+
+
+def test_lists_beyond_the_batch_are_written_in_place(tmp_path: Path) -> None:
+    TensorDict({"a": ["l", 1]}).memmap(tmp_path)
+    saved = TensorDict.load_memmap(tmp_path)
+    saved.update_(TensorDict.load_memmap(tmp_path))
+    assert saved["a"] == ["l", 1]
+    saved.update_({"a": ["m", 2]})
+    assert TensorDict.load_memmap(tmp_path)["a"] == ["m", 2]
+    writes: list[Any] = [
+        lambda td: td.update_({"a": ["u", 2]}),
+        lambda td: td.set_("a", NonTensorStack("u", 2)),
+        lambda td: td.update({"a": ["u", 2]}, inplace=True),
+        lambda td: td.__setitem__((), TensorDict({"a": ["u", 2]})),
+    ]
+    for write in writes:
+        td = TensorDict({"a": ["l", 1]})
+        holder = td.get("a")
+        write(td)
+        assert td["a"] == ["u", 2] and td.get("a") is holder
+        with pytest.raises(RuntimeError, match="'a': values for a batch of size"):
+            td.update_({"a": ["u", 2, 3]})
+
+
+def test_lists_beyond_the_batch_are_assigned_to_a_part() -> None:
+    for index, value in (
+        (0, ["x", "y"]),
+        (slice(1), [["x", "y"]]),
+        ([0], [["x", "y"]]),
+        ((0,), NonTensorStack("x", "y")),
+    ):
+        td = TensorDict({"v": [["a", "b"], ["c", "d"]]}, [2])
+        td[index] = {"v": value}
+        assert td["v"] == [["x", "y"], ["c", "d"]]
+        fresh = TensorDict(batch_size=[2])
+        fresh[index] = {"v": value}
+        assert fresh["v"] == [["x", "y"], [None, None]]
+    nested = TensorDict({"n": TensorDict({"v": "s", "a": torch.zeros(2, 2)}, [2, 2])}, [2])
+    nested[0] = {"n": {"v": ["x", "y"]}}
+    nested[1] = {"n": {"v": "z"}}
+    assert nested["n", "v"] == [["x", "y"], ["z", "z"]]
+
+
+def test_ragged_lists_of_values_are_replaced_by_such_of_the_same_lengths() -> None:
+    td = TensorDict({"v": [["a"], ["b", "c"]]}, [2])
+    td.update_({"v": [["x"], ["y", "z"]]})
+    td[0] = {"v": ["w"]}
+    assert td["v"] == [["w"], ["y", "z"]]
+    for wrong in ({"v": [["x", "y"], ["z"]]}, {"v": [["x"], ["z"]]}):
+        with pytest.raises(RuntimeError, match="'v': values for a batch"):
+            td.update_(wrong)
+        assert td["v"] == [["w"], ["y", "z"]]

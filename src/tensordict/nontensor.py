@@ -87,7 +87,7 @@ class _Holding(Saved, Operators, TensorCollection):
     def _assign(self, index: Any, value: Any, adds: bool = True) -> None:
         at = leaf_index(index, self._batch_size)
         size = checked_size(at, self._batch_size)
-        new = _fitting(value, size, ())
+        new = _fitting(value, self, at, size, ())
         if self._place is not None:
             after = self.copy()
             if after._assigned(at, new) is after:
@@ -112,7 +112,7 @@ class _Holding(Saved, Operators, TensorCollection):
         """
         if isinstance(item, Contract) and not item._is_non_tensor:
             raise TypeError(f"entry {joined(path)!r} is a value that is no tensor and cannot be assigned a container")
-        new = _fitting(item, size, path)
+        new = _fitting(item, self, at, size, path)
         save = None if self._place is None else self._writing(self.copy()._assigned(at, new), path)
 
         def write() -> None:
@@ -753,14 +753,21 @@ def hold(item: Any, size: torch.Size, device: torch.device | None = None) -> Any
     return NonTensorData._of(item, size, device)
 
 
-def _fitting(item: Any, size: torch.Size, path: Path) -> Any:
-    """The holder of what is assigned to a part of this size, or a stack that is known to fit it."""
+def _fitting(item: Any, holder: Any, at: Any, size: torch.Size, path: Path) -> Any:
+    """The holder of what is assigned to a part of `holder` of this size, or a stack that is known to fit it."""
     new = hold(item, size)
     theirs = new._batch_size
-    if isinstance(new, NonTensorStack) and theirs != size:
+    if isinstance(new, NonTensorStack) and not (_alike(holder[at], new) if -1 in size else theirs == size):
         where = f"entry {joined(path)!r}: " if path else ""
         raise ShapeError(f"{where}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}")
     return new
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two stacks, perhaps ragged, are of the same sizes everywhere."""
+    if one._batch_size != other._batch_size or -1 not in one._batch_size:
+        return bool(one._batch_size == other._batch_size)
+    return all(map(_alike, one.unbind(0), other.unbind(0)))
 
 
 def _grid(values: list[Any], size: torch.Size, device: torch.device | None) -> Any:

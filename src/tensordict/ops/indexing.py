@@ -48,9 +48,10 @@ class _Assignment:
         # What ragged leaves are assigned.
         self.writes: list[Callable[[], Any]] = []
 
-    def part_of(self, leaf: Tensor) -> torch.Size:
-        """The shape of the part of a leaf that is assigned: its feature dims are behind the batch dims indexed."""
-        return self.size + leaf.shape[len(self.lead) :]
+    def part_of(self, leaf: Any) -> torch.Size:
+        """The shape of the part of a leaf or holder that is assigned: what is behind the batch dims indexed stays."""
+        part: torch.Size = self.size + leaf.shape[len(self.lead) :]
+        return part
 
     def refuse_graph_leaves(self, root: Any) -> None:
         """Refuse to write into what autograd refuses to have changed; `root` names the entry."""
@@ -304,7 +305,7 @@ class Indexing(Writing):
                 fresh = _allocated(item, at, plan.lead, plan.size, path)
                 plan.allocations.append((self, key, self._admit(fresh, path)))
             elif current._is_non_tensor:
-                plan.writes.append(current._replacing(self, key, item, at, plan.size, path))
+                plan.writes.append(current._replacing(self, key, item, at, plan.part_of(current), path))
             elif isinstance(item, (Contract, Mapping)):
                 current._plan_assign(item, path, plan)
             else:
@@ -489,12 +490,15 @@ def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], 
         raise named_error(error, path) from None
 
 
-def _spread(holder: Any, at: Any, lead: torch.Size) -> Any:
-    """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned."""
+def _spread(holder: Any, at: Any, lead: torch.Size, ndim: int) -> Any:
+    """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned.
+
+    The first `ndim` batch dims of `holder` are those of the part.
+    """
     make = registry.lookup("NonTensorData")
     if not isinstance(holder, registry.lookup("NonTensorStack")):
         return make._of(holder._value, lead)
-    return make._of(None, lead)._assigned(at, holder)
+    return make._of(None, lead + holder._batch_size[ndim:])._assigned(at, holder)
 
 
 def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
@@ -503,7 +507,7 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
         if isinstance(item, Tensor):
             return item
         if item._is_non_tensor:
-            return _spread(item, at, lead)
+            return _spread(item, at, lead, len(new_size))
         size = lead + item._batch_size[len(new_size) :]
         entries = {name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._entries.items()}
         names: Names | None = None
@@ -515,7 +519,7 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
     if not isinstance(item, Tensor):
         item = stored(item, path, new_size, None)
         if isinstance(item, Contract):
-            return _spread(item, at, lead)
+            return _spread(item, at, lead, len(new_size))
     if item.is_nested:
         raise ShapeError(f"entry {joined(path)!r} is ragged and not there yet: set all of it before assigning to parts")
     if item.shape[: len(new_size)] != new_size:

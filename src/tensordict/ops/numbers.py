@@ -108,21 +108,21 @@ def stored(item: Any, path: Path, size: torch.Size, device: torch.device | None)
     return registry.lookup("NonTensorData")._holding(item, size, device)
 
 
-def overwriting(holder: Any, parent: Any, name: str, item: Any, size: torch.Size, path: Path) -> Callable[[], None]:
+def overwriting(holder: Any, parent: Any, name: str, item: Any, path: Path) -> Callable[[], None]:
     """What writes a value over all of a holder in place, as its `_replacing`; the entry stays one of its kind.
 
     Raises:
         ShapeError: a tensor, or a number that would be one, is written over a value; or a list over a single one.
     """
     if type(item) is not str:  # which nearly all values are: the check takes 2 of 8 us
-        _check_kind(holder, item, size, path)
-    write: Callable[[], None] = holder._replacing(parent, name, item, (), size, path)
+        _check_kind(holder, item, path)
+    write: Callable[[], None] = holder._replacing(parent, name, item, (), holder._batch_size, path)
     return write
 
 
-def _check_kind(holder: Any, item: Any, size: torch.Size, path: Path) -> None:
+def _check_kind(holder: Any, item: Any, path: Path) -> None:
     """Raise for a value that would make another kind of entry of a holder."""
-    made = item if isinstance(item, (Tensor, Contract)) else stored(item, path, size, None)
+    made = item if isinstance(item, (Tensor, Contract)) else stored(item, path, holder._batch_size, None)
     single = hasattr(holder, "_value")
     if isinstance(made, Tensor) and not isinstance(item, (tuple, range)):
         values = [holder._value] if single else holder._flat_values()

@@ -352,7 +352,7 @@ class Writing(Reading, Locking):
             if isinstance(current, Writing) and not current._is_non_tensor and plan.merges(item):
                 current._plan_update(item, path, plan)
             elif plan.inplace and isinstance(current, Contract) and current._is_non_tensor:
-                plan.targets.writes.append(overwriting(current, self, key, item, size, path))
+                plan.targets.writes.append(overwriting(current, self, key, item, path))
             elif plan.inplace and isinstance(current, Tensor):
                 _plan_copy(current, item, path, plan.targets, plan.values)
             elif not writable:
@@ -415,7 +415,7 @@ class Writing(Reading, Locking):
         current = self._existing(name)
         if is_node(current):
             if current._is_non_tensor:
-                overwriting(current, self, name, item, self._batch_size, path or (name,))()
+                overwriting(current, self, name, item, path or (name,))()
             else:
                 current.update_(item, non_blocking=non_blocking)
         else:
@@ -489,7 +489,7 @@ class Writing(Reading, Locking):
                 targets.absent = targets.absent or path
                 continue
             if current._is_non_tensor:
-                targets.writes.append(overwriting(current, self, key, item, self._batch_size, path))
+                targets.writes.append(overwriting(current, self, key, item, path))
                 continue
             if not isinstance(item, (Contract, Mapping)):
                 raise TypeError(
