@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor
 
@@ -24,8 +24,12 @@ from tensordict.views import (
 )
 
 if TYPE_CHECKING:
+    import builtins
+
+    from tensordict.keys import Key
     from tensordict.lazy import LazyStackedTensorDict
     from tensordict.persistent import PersistentTensorDict
+    from tensordict.tensordict import TensorDict
 
 __all__ = [
     "NO_DEFAULT",
@@ -61,7 +65,13 @@ class TensorDictBase(TensorCollection):
         # What is another class than that of the container, whose faces keep theirs.
         def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...
         def to_h5(
-            self, filename: Any, *, durable: bool = False, progress: bool = False, **kwargs: Any
+            self,
+            filename: Any,
+            *,
+            durable: bool = False,
+            progress: bool = False,
+            overwrite: bool = False,
+            **kwargs: Any,
         ) -> PersistentTensorDict: ...
         @classmethod
         def from_h5(
@@ -82,3 +92,64 @@ class TensorDictBase(TensorCollection):
 
 
 MutableMapping.register(TensorDictBase)
+
+
+if TYPE_CHECKING:
+
+    class GivesTensorDicts(TensorDictBase):
+        """What is computed from one of these, or is a part of it, is a `TensorDict`, and not of its own class.
+
+        For type checkers only, and for what is used most; the rest they take for results of the class itself.
+        """
+
+        @overload  # type: ignore[override]
+        def __getitem__(self, index: Key) -> Any: ...
+        @overload
+        def __getitem__(self, index: Any) -> TensorDict: ...
+        def __getitem__(self, index: Any) -> Any: ...
+        def __iter__(self) -> Iterator[TensorDict]: ...  # type: ignore[override]
+        def unbind(self, dim: int = 0) -> tuple[TensorDict, ...]: ...  # type: ignore[override]
+        def split(  # type: ignore[override]
+            self, split_size: int | Sequence[int], dim: int = 0
+        ) -> tuple[TensorDict, ...]: ...
+        def chunk(self, chunks: int, dim: int = 0) -> tuple[TensorDict, ...]: ...  # type: ignore[override]
+        @overload  # type: ignore[override]
+        def apply(self, fn: Callable[[Any], Any], **options: Any) -> TensorDict: ...
+        @overload
+        def apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        def apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        @overload  # type: ignore[override]
+        def named_apply(self, fn: Callable[[Any, Any], Any], **options: Any) -> TensorDict: ...
+        @overload
+        def named_apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        def named_apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        @property
+        def data(self) -> TensorDict: ...  # type: ignore[override]
+        @property
+        def grad(self) -> TensorDict | None: ...  # type: ignore[override]
+        def _one(self) -> TensorDict: ...
+        def _two(self, other: Any) -> TensorDict: ...
+        def _two_or(self, other: Any, *, default: Any = None) -> TensorDict: ...
+        def _scaled(self, other: Any, *, alpha: float | None = None, default: Any = None) -> TensorDict: ...
+
+        __abs__ = __invert__ = __neg__ = abs = detach = exp = floor = isfinite = isnan = log = _one  # type: ignore[assignment]
+        neg = round = sigmoid = sign = sqrt = tanh = _one  # type: ignore[assignment]
+        bfloat16 = bool = double = float = float32 = float64 = half = int = _one  # type: ignore[assignment]
+        __add__ = __and__ = __floordiv__ = __ge__ = __gt__ = __le__ = __lt__ = __mod__ = _two  # type: ignore[assignment]
+        __mul__ = __or__ = __pow__ = __radd__ = __rmul__ = __rsub__ = __rtruediv__ = __sub__ = __truediv__ = _two  # type: ignore[assignment]
+        div = maximum = minimum = mul = pow = _two_or  # type: ignore[assignment]
+        add = sub = _scaled  # type: ignore[assignment]
+
+        def expand(self, *args: Any, size: Any = None, shape: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def flatten_keys(  # type: ignore[override]
+            self, separator: str = ..., inplace: builtins.bool = ..., is_leaf: Any = ...
+        ) -> TensorDict: ...
+        def unflatten_keys(self, separator: str = ..., inplace: builtins.bool = ...) -> TensorDict: ...  # type: ignore[override]
+        def reshape(self, *args: Any, **options: Any) -> TensorDict: ...  # type: ignore[override]
+        def view(self, *shape: Any, size: Any = ..., batch_size: Any = ...) -> TensorDict: ...  # type: ignore[override]
+        def permute(self, *args: Any, dims: Any = ...) -> TensorDict: ...  # type: ignore[override]
+        def squeeze(self, dim: builtins.int | tuple[builtins.int, ...] | None = ...) -> TensorDict: ...  # type: ignore[override]
+        def unsqueeze(self, dim: builtins.int) -> TensorDict: ...  # type: ignore[override]
+
+else:
+    GivesTensorDicts = TensorDictBase

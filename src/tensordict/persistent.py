@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from tensordict.base import TensorDictBase
+    from tensordict.tensordict import TensorDict
 
 __all__ = ["PersistentTensorDict"]
 
@@ -78,7 +81,7 @@ class PersistentTensorDict(OnDisk):
         tensor([1., 0., 1.])
     """
 
-    LOCKING: Any = None
+    LOCKING: bool | str | None = None
 
     def __init__(
         self,
@@ -218,7 +221,7 @@ class PersistentTensorDict(OnDisk):
 
         Args:
             input_dict: what to write: a container, or what :meth:`TensorDict.from_dict` takes.
-            filename: the file; one that is there is replaced, as by :meth:`to_h5`.
+            filename: the file; a container saved there is replaced, as by :meth:`to_h5`.
             auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
             batch_size: the batch size; that of a container, and none for a dict, by default.
             device: where tensors are when they are read.
@@ -251,6 +254,12 @@ class PersistentTensorDict(OnDisk):
         result._device = target
         return result  # type: ignore[no-any-return]
 
+    @overload  # type: ignore[override]
+    def clone(self, recurse: Literal[True] = ..., *, newfile: None = None, **kwargs: Any) -> TensorDict: ...
+    @overload
+    def clone(self, recurse: bool, *, newfile: None = None, **kwargs: Any) -> TensorDictBase: ...
+    @overload
+    def clone(self, recurse: bool = ..., *, newfile: Any, **kwargs: Any) -> PersistentTensorDict: ...
     def clone(self, recurse: bool = True, *, newfile: Any = None, **kwargs: Any) -> Any:
         """A copy in memory, or in another HDF5 file.
 

@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
             checksum=args.checksum,
             num_threads=args.num_threads,
             allow_pickle=args.allow_pickle,
+            overwrite=args.force,
         )
     show([[(f"{printable(args.target)}: {to}, {size_text(bytes_on_disk(args.target))} on disk", GOOD)]])
     return 0

@@ -54,13 +54,14 @@ def memmap(
     durable: bool = False,
     checksum: bool | str = False,
     progress: bool = False,
+    overwrite: bool = False,
 ) -> Any:
     """Save a container and return its memory-mapped version; see :meth:`TensorDict.memmap`.
 
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress: as in the method.
+            allow_pickle, durable, checksum, progress, overwrite: as in the method.
 
     Example:
         >>> import tempfile
@@ -85,6 +86,7 @@ def memmap(
         durable=durable,
         checksum=checksum,
         progress=progress,
+        overwrite=overwrite,
     )
 
 
@@ -121,6 +123,7 @@ def save(
     durable: bool = False,
     checksum: bool | str = False,
     progress: bool = False,
+    overwrite: bool = False,
 ) -> Any:
     """Save a container to a folder; the same as :func:`memmap`.
 
@@ -148,6 +151,7 @@ def save(
         durable=durable,
         checksum=checksum,
         progress=progress,
+        overwrite=overwrite,
     )
 
 
@@ -252,12 +256,13 @@ def to_safetensors(
     durable: bool = False,
     checksum: bool | str = False,
     progress: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Save a container to one file in the safetensors format; see :meth:`TensorDict.to_safetensors`.
 
     Args:
         data: the container.
-        filename, separator, num_threads, durable, checksum, progress: as in the method.
+        filename, separator, num_threads, durable, checksum, progress, overwrite: as in the method.
 
     Example:
         >>> import tempfile
@@ -270,7 +275,13 @@ def to_safetensors(
         tensor([1., 1.])
     """
     data.to_safetensors(
-        filename, separator=separator, num_threads=num_threads, durable=durable, checksum=checksum, progress=progress
+        filename,
+        separator=separator,
+        num_threads=num_threads,
+        durable=durable,
+        checksum=checksum,
+        progress=progress,
+        overwrite=overwrite,
     )
 
 

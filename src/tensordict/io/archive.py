@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,10 +19,11 @@ from tensordict.io import files, reopening, zipping
 from tensordict.io.archive_reader import Archive
 from tensordict.io.archive_writer import Part, part, write_compressed, write_stored
 from tensordict.io.commit import JOURNAL, Created, Site
+from tensordict.io.detect import refuse_other
 from tensordict.io.directory import Plan, SaveOptions, meta_of, plan_files
 from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.meta import as_json
+from tensordict.io.meta import as_json, is_meta
 from tensordict.io.names import LEAF_SUFFIX, META, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.target import Target, check_target
@@ -96,7 +98,7 @@ def plan_archive(
     if options.checksum not in ("", "crc32"):
         raise UnsupportedEntryError(f"an archive always has CRC-32 checksums, and no {options.checksum!r}")
     path = local_path(prefix)
-    check_target(path, options.existsok)
+    check_target(path, options.existsok, _check(options))
     plan = plan_files(container, path, replace(options, archive=True, share_values=False))
     parts = list(_parts(plan, len(path) + 1, options.like))
     return partial(_save, container, parts, path, options, how)
@@ -122,7 +124,7 @@ def _save(container: Contract, parts: list[Part], path: str, options: SaveOption
     created = Created()
     try:
         created.folder(os.path.dirname(path))
-        with Target(path, options.existsok, options.durable) as target:
+        with Target(path, options.existsok, options.durable, _check(options)) as target:
             # Another process may have made it since.
             if (there := _reopened(container, path, options)) is not None:
                 return there
@@ -147,6 +149,25 @@ def _reopened(container: Contract, path: str, options: SaveOptions) -> Any:
         loading.unpickle = unpickle
     load = partial(load_archive, path, loading, mode="r+", num_threads=options.num_threads)
     return reopening.opened(container, path, load)
+
+
+def _check(options: SaveOptions) -> Callable[[str], None] | None:
+    """What refuses to replace a file that is no archive; a broken one may be replaced as well by opening it first."""
+    return None if options.overwrite or options.like else _refuse_other
+
+
+def _refuse_other(path: str) -> None:
+    refuse_other(path, "archive", _inside)
+
+
+def _inside(path: str) -> Collection[str]:
+    """The names in a zip file that is no archive of tensors."""
+    archive = Archive(path)
+    try:
+        ours = META in archive.entries and is_meta(json.loads(archive.read(f"{archive.path}/{META}")))
+    except (ValueError, RecursionError):
+        ours = False
+    return () if ours else archive.entries
 
 
 def _index(parts: Iterable[Part]) -> dict[str, Entry]:
@@ -241,24 +262,27 @@ def pack_memmap(
     num_threads: int = 0,
     durable: bool = False,
     progress: bool = False,
+    overwrite: bool = False,
 ) -> pathlib.Path:
     """Pack a saved folder into one archive.
 
     Args:
         prefix: the folder.
-        archive_path: the archive, outside of the folder. A file there is replaced in one step; a link is followed.
+        archive_path: the archive, outside of the folder. One that is there is replaced in one step; a link is followed.
         compression: `"stored"` (the default, which loading can map), `"deflate"`, `"bzip2"`, `"lzma"`, or the
             constant of `zipfile`.
         compresslevel: of the method; its default when `None`.
         num_threads: the number of threads that write or deflate.
         durable: return only when the archive has reached the disk.
         progress: show a bar (needs tqdm).
+        overwrite: replace a file that is no archive, too.
 
     Returns:
         `archive_path`.
 
     Raises:
-        ValueError: `prefix` is no saved folder, holds a link, or holds `archive_path`; or there is no such compression.
+        ValueError: `prefix` is no saved folder, holds a link, or holds `archive_path`; `archive_path` is a file of
+            another kind; or there is no such compression.
         OSError: a file cannot be read or written.
 
     Example:
@@ -279,7 +303,7 @@ def pack_memmap(
     if f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
         raise SaveError(f"the archive {path!r} would lie in the folder {folder!r} that goes into it")
     parts = list(_parts_of(folder, ""))
-    with Target(path, True, durable) as target:
+    with Target(path, True, durable, None if overwrite else _refuse_other) as target:
         _write(target.fd, parts, how, num_threads, progress)
         target.commit()
     return pathlib.Path(archive_path)
@@ -309,6 +333,7 @@ def unpack_memmap(
     num_threads: int = 0,
     durable: bool = False,
     progress: bool = False,
+    overwrite: bool = False,
 ) -> pathlib.Path:
     """Unpack an archive to a folder, as `memmap` would have saved it there.
 
@@ -320,13 +345,14 @@ def unpack_memmap(
         num_threads: the number of threads that unpack.
         durable: return only when the files have reached the disk.
         progress: show a bar (needs tqdm).
+        overwrite: replace files that belong to no save and have a name of one of its, too.
 
     Returns:
         `prefix`.
 
     Raises:
-        SaveError: the archive is broken, or (after writing with `mode="r+"`) its checksums are old; see
-            :func:`refresh_archive_checksums`.
+        SaveError: there is such a file; the archive is broken; or (after writing with `mode="r+"`) its checksums are
+            old, see :func:`refresh_archive_checksums`.
         OSError: a file cannot be written, or the disk is too small.
 
     Example:
@@ -343,9 +369,8 @@ def unpack_memmap(
     _check_top(archive)
     root = local_path(prefix)
     _check_space(archive, root)
-    names = frozenset(name.partition("/")[0] for name in archive.entries)
     with ExitStack() as stack:
-        site = stack.enter_context(Site(root, names, durable))
+        site = stack.enter_context(Site(root, list(archive.entries), durable, overwrite=overwrite))
         total = sum(entry.size for entry in archive.entries.values())
         shown = stack.enter_context(Progress("unpacking", total)) if progress else None
         for folder in sorted(archive.folders()):

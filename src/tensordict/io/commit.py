@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from tensordict.errors import SaveError
 from tensordict.io import files, system
 from tensordict.io.forms import BEHIND_FACE
-from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, listed_apart
+from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
 from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
 from tensordict.io.source import FOLDERS
 
@@ -86,21 +86,34 @@ class Site:
 
     Args:
         root: the absolute path of the save.
-        names: the files and folders that the save has at its top.
+        names: the files that the save has, as paths in the root.
         durable: sync everything before the commit, and the commit itself.
+        kept: those of them that are what is there already.
+        overwrite: replace files that belong to no save, too.
 
     Raises:
-        SaveError: another process or thread is saving there, or the old save cannot be replaced in one step.
+        SaveError: another process or thread is saving there, the old save cannot be replaced in one step, or there is a
+            file that belongs to no save where the new one has one.
         OSError: a folder cannot be made.
     """
 
-    def __init__(self, root: str, names: frozenset[str], durable: bool) -> None:
+    def __init__(
+        self,
+        root: str,
+        names: Collection[str],
+        durable: bool,
+        kept: Collection[str] = (),
+        overwrite: bool = False,
+    ) -> None:
         self.root = root
         self.durable = durable
         # Where to write; `root` itself when nothing is in the way.
         self.folder = root
         self.created = Created()
-        self._names = names
+        self._paths = names
+        self._names = frozenset(name.partition("/")[0] for name in names)
+        self._kept = kept
+        self._overwrite = overwrite
         self._real = os.path.realpath(root)
         self._locks = contextlib.ExitStack()
         self._committed = False
@@ -137,11 +150,35 @@ class Site:
         _clean(self._real, sure)
         in_the_way = sorted(self._names & frozenset(os.listdir(self._real)))
         if in_the_way:
+            if not self._overwrite:
+                self._refuse_others()
             self._open_beside(in_the_way[0])
         content = json.dumps(sorted(self._names)).encode()
         journal = f"{self.folder}/{JOURNAL}"
         self.created.files.append(journal)
         files.write_new(journal, content)
+
+    def _refuse_others(self) -> None:
+        """Refuse to replace files that belong to no save; empty ones hold nothing that could be lost."""
+        inside: dict[str, list[str]] = {}
+        for path in self._paths:
+            folder, _, name = path.rpartition("/")
+            inside.setdefault(folder, []).append(name)
+        for folder, names in inside.items():
+            there = os.path.join(self._real, folder)
+            if not os.path.isdir(there):
+                continue
+            present = frozenset(os.listdir(there))
+            own = _owned(there)[0]
+            for name in names:
+                path = os.path.join(there, name)
+                if name not in present or name in own or os.path.isdir(path) or not os.lstat(path).st_size:
+                    continue
+                if os.path.join(folder, name) not in self._kept:
+                    raise SaveError(
+                        f"{path!r} is a file that belongs to no save, and the new save has one of that name: pass "
+                        "overwrite=True to replace it, or save elsewhere"
+                    )
 
     def _open_beside(self, in_the_way: str) -> None:
         parent, status = os.path.dirname(self._real), os.stat(self._real)
@@ -485,7 +522,7 @@ def _owned(folder: str) -> tuple[Collection[str], Collection[str]]:
         meta: Any = json.loads(FOLDERS.read(f"{folder}/{META}"))
     except (OSError, ValueError, RecursionError):
         meta = None
-    if not isinstance(meta, dict):
+    if not is_meta(meta):
         return (), ()
     apart = [name for name, _ in listed_apart(meta)]
     names = {name for name in meta if "/" not in name} | set(apart)

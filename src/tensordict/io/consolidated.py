@@ -20,7 +20,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files, system
 from tensordict.io.checksums import Recorded
 from tensordict.io.columns import Column, is_ragged
+from tensordict.io.detect import refuse_other
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, put_together, taken_apart
 from tensordict.io.meta import DTYPES, is_countable, leaf_spec
 from tensordict.io.names import local_path
@@ -70,6 +71,7 @@ class SaveOptions:
     buffer: bool = False
     checksum: str = ""
     progress: bool = False
+    overwrite: bool = False
 
 
 class Plan:
@@ -121,7 +123,7 @@ class Plan:
             the storage of the tensors: the file, mapped; with `options.buffer`, memory from which it was written.
 
         Raises:
-            SaveError: another process or thread is saving there.
+            SaveError: another process or thread is saving there, or there is a file that is no consolidated container.
             OSError: the file cannot be written; what was there before stays.
         """
         storage = fresh(self.layout.nbytes) if options.buffer else None
@@ -129,7 +131,8 @@ class Plan:
             self.layout.fill(Block(storage), options.num_threads)
         tensors, places = self._row(storage)
         row = Row(tensors, options.checksum)
-        with Target(filename, durable=options.durable) as target:
+        check = None if options.overwrite else _refuse_other
+        with Target(filename, durable=options.durable, check=check) as target:
             try:
                 row.write(target.fd, 0, options.num_threads, options.progress)
                 checksums = row.checksums()
@@ -462,6 +465,28 @@ def _json_before(fd: int, end: int, what: str) -> tuple[dict[str, Any], int]:
     if type(found) is not dict:
         raise SaveError(f"it is no consolidated container: what is {what} is no object")
     return found, start
+
+
+def _refuse_other(path: str) -> None:
+    fd = files.open_file(path)
+    try:
+        end = os.fstat(fd).st_size - _LENGTH.size
+        start = end - _LENGTH.unpack(system.pread(fd, _LENGTH.size, end))[0] - len(MAGIC) if end >= 0 else -1
+        if start >= 0 and system.pread(fd, len(MAGIC), start) == MAGIC:
+            return
+    finally:
+        os.close(fd)
+    refuse_other(path, "consolidated", _inside)
+
+
+def _inside(path: str) -> Collection[str]:
+    """The names in the JSON at the end of a file when the reference has not written it."""
+    fd = files.open_file(path)
+    try:
+        found, _ = _json_before(fd, os.fstat(fd).st_size, "at the end of the file")
+    finally:
+        os.close(fd)
+    return () if {"cls", "leaves"} <= found.keys() else found
 
 
 def _entry(name: str, separator: str) -> str:

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Callable, Collection
+from itertools import islice
 
 from tensordict.errors import SaveError
 from tensordict.io import system
@@ -18,6 +20,17 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 _HDF5_STARTS = (0, *(512 << shift for shift in range(12)))
 # As its own library has it.
 _MOST_HEADER = 100_000_000
+_TORCH = "torch"
+_CALLED = {
+    "archive": "a zip file",
+    "consolidated": "a consolidated container",
+    "h5": "an HDF5 file",
+    "safetensors": "a safetensors file",
+    _TORCH: "a file of torch.save",
+    "": "a file of no format that is known",
+}
+# So many names of what another file holds are told.
+_SHOWN = 3
 
 
 def detect_format(path: PathLike) -> str:
@@ -35,15 +48,8 @@ def detect_format(path: PathLike) -> str:
         if os.path.lexists(f"{shown}/{META}"):
             return "directory"
         raise FileNotFoundError(errno.ENOENT, f"there is no save in this folder: it has no {META}", shown)
-    # Not blocking, so that a pipe cannot hang us.
-    fd = os.open(shown, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
-    try:
-        status = os.fstat(fd)
-        found = _format_of(fd, status.st_size) if stat.S_ISREG(status.st_mode) else ""
-        by_torch = found == "archive" and _is_of_torch(fd)
-    finally:
-        os.close(fd)
-    if by_torch:
+    found = _of_file(shown)
+    if found == _TORCH:
         raise SaveError(f"{shown!r} was written by torch.save: torch.load reads it")
     if not found:
         raise SaveError(
@@ -51,6 +57,52 @@ def detect_format(path: PathLike) -> str:
             "HDF5 file or safetensors file, or it was cut off"
         )
     return found
+
+
+def refuse_other(path: str, format: str, inside: Callable[[str], Collection[str]]) -> None:
+    """Refuse to replace a file that is no save of this format; an empty file holds nothing that could be lost.
+
+    Args:
+        path: the file.
+        format: of the save that is to take its place.
+        inside: of a file that looks like one of the format: the names in it when another program wrote it, none for a
+            save of this package or of the reference.
+
+    Raises:
+        SaveError: it is something else, which is named.
+        OSError: it cannot be read.
+    """
+    if not os.path.getsize(path):
+        return
+    found = _of_file(path)
+    what = _CALLED[found]
+    if found == format:
+        try:
+            names = inside(path)
+        except SaveError as error:
+            what += f" that cannot be read ({error})"
+        else:
+            if not names:
+                return
+            told = ", ".join(repr(name) for name in islice(names, _SHOWN))
+            more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+            what += f" of another program, with {told}{more}"
+    raise SaveError(
+        f"{path!r} is {what}, and no save of the format {format!r} that could be replaced: pass overwrite=True to "
+        "replace it all the same, or save elsewhere"
+    )
+
+
+def _of_file(path: str) -> str:
+    """The format of a file, `_TORCH` for one of `torch.save`; nothing for any other."""
+    # Not blocking, so that a pipe cannot hang us.
+    fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        found = _format_of(fd, status.st_size) if stat.S_ISREG(status.st_mode) else ""
+        return _TORCH if found == "archive" and _is_of_torch(fd) else found
+    finally:
+        os.close(fd)
 
 
 def _format_of(fd: int, size: int) -> str:

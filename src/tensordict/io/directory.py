@@ -68,7 +68,7 @@ class SaveOptions:
     num_threads: int = 0
     robust: bool = True
     like: bool = False
-    # Whether `like` replaces a save that is there, which is opened otherwise.
+    # Replace whatever is there: otherwise `like` opens a save, and a file that belongs to no save is an error.
     overwrite: bool = False
     inplace: bool = False
     # Whether values that JSON cannot hold may be pickled.
@@ -375,8 +375,10 @@ def _save_directory(
         return _finish(root, prefix, options)
     if (there := _reopened(root, prefix, options)) is not None:
         return there
-    names = frozenset(item.partition("/")[0] for item in _files_of(root.folder, leaves, nodes))
-    with Site(root.folder, names, options.durable) as site, contextlib.ExitStack() as shown:
+    start = len(root.folder) + 1
+    kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
+    opening = Site(root.folder, list(_files_of(start, leaves, nodes)), options.durable, kept, options.overwrite)
+    with opening as site, contextlib.ExitStack() as shown:
         if site.replaces:
             _check_what_is_there(site, leaves, nodes, options)
             # Another process may have made it since.
@@ -444,22 +446,19 @@ def _is_saved(leaves: list[_Leaf], nodes: list[_Node]) -> bool:
         return False
 
 
-def _files_of(folder: str, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[str]:
-    """The paths, within `folder`, of the files and folders that are to be written."""
-    start = len(folder) + 1
-    yield META
+def _files_of(start: int, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[str]:
+    """The paths of the files that are to be written, without their first `start` characters."""
     for leaf in leaves:
         yield leaf.path[start:]
-    for node in nodes[1:]:
-        yield node.folder[start:]
-    if root_held := nodes[0].held:
-        yield root_held.pickle_file or META
+    for node in nodes:
+        yield f"{node.folder}/{META}"[start:]
+        if node.held is not None and node.held.pickle_file:
+            yield f"{node.folder}/{node.held.pickle_file}"[start:]
 
 
 def _check_what_is_there(site: Site, leaves: list[_Leaf], nodes: list[_Node], options: SaveOptions) -> None:
     """Refuse what cannot be replaced, before anything is written."""
-    is_save = os.path.lexists(f"{site.root}/{META}")
-    if not options.existsok and is_save:
+    if not options.existsok and os.path.lexists(f"{site.root}/{META}"):
         raise _exists(site.root, options)
     for node in nodes:
         if os.path.lexists(node.folder) and not os.path.isdir(node.folder):
@@ -469,11 +468,6 @@ def _check_what_is_there(site: Site, leaves: list[_Leaf], nodes: list[_Node], op
         if os.path.isdir(leaf.path):
             error = IsADirectoryError(errno.EISDIR, "there is a folder")
             raise files.named_os_error(error, "replace the file", leaf.path, leaf.key)
-        if options.like and not options.overwrite and not is_save and os.path.lexists(leaf.path):
-            raise SaveError(
-                f"entry {joined(leaf.key)!r}: there is a file {leaf.path!r} that belongs to no save; pass "
-                "overwrite=True to replace it by zeros, or save elsewhere"
-            )
 
 
 def _link(leaf: _Leaf, tensor: MemoryMappedTensor) -> bool:

@@ -140,6 +140,7 @@ def write_save(
     checksum: str | None = None,
     num_threads: int = 0,
     allow_pickle: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Save a container in a format.
 
@@ -151,6 +152,7 @@ def write_save(
         checksum: the checksum to record of every tensor, where the format can.
         num_threads: how many threads write.
         allow_pickle: pickle values that JSON cannot hold, where the format can.
+        overwrite: replace what is no save of the format, too.
 
     Raises:
         ValueError: the format has no form for something that is asked.
@@ -167,6 +169,7 @@ def write_save(
             num_threads=num_threads,
             allow_pickle=allow_pickle,
             checksum=checksum or False,
+            overwrite=overwrite,
         )
     elif format == ARCHIVE:
         container.memmap(
@@ -176,10 +179,12 @@ def write_save(
             allow_pickle=allow_pickle,
             archive=True,
             compression=compression,
+            overwrite=overwrite,
         )
     elif format == CONSOLIDATED:
-        container.consolidate(path, num_threads=num_threads, checksum=checksum or False)
+        container.consolidate(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)
     elif format == H5:
-        container.to_h5(path, **({} if compression is None else {"compression": compression})).close()
+        options = {} if compression is None else {"compression": compression}
+        container.to_h5(path, overwrite=overwrite, **options).close()
     else:
-        container.to_safetensors(path, num_threads=num_threads, checksum=checksum or False)
+        container.to_safetensors(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)

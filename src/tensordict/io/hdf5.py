@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -146,14 +146,14 @@ class File:
 _writable_files: weakref.WeakSet[File] = weakref.WeakSet()
 
 
-def _flush_before_fork() -> None:
-    # A forked process reads through its copy of the open file, and can only read what is in the file.
+def _flush_all() -> None:
+    # A forked process reads through its copy of the open file, `strangers` through another one: what is in the file.
     for file in list(_writable_files):
         file.flush()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_flush_before_fork)
+    os.register_at_fork(before=_flush_all)
 
 
 def _opening_error(error: OSError, name: str, mode: str) -> OSError:
@@ -618,6 +618,41 @@ def _made_value(file: File, group: Any, form: Form, key: Path) -> Any:
             attributes.put_numbers(dataset, STACK_DIM, form.stack_dim)
         note(dataset, form.batch_size, form.names)
     return dataset
+
+
+def strangers(path: str, container: Any) -> Collection[str]:
+    """The names in an HDF5 file that neither this package nor the reference saved `container` under.
+
+    This package notes the batch size in a file. The reference notes nothing: a file without attributes, all of whose
+    names the container has, may be of its making.
+
+    Raises:
+        SaveError: the file cannot be read.
+    """
+    try:
+        # Through Python, whose files neither are locked nor must be opened as those that are open here already.
+        _flush_all()
+        with open(path, "rb") as raw, h5py().File(raw, "r") as file:
+            if SIZE in file.attrs:
+                return ()
+            found = list(file.attrs)
+            file.visititems(lambda name, item: found.extend(f"{name}.{attribute}" for attribute in item.attrs))
+            return found + _unknown(file, container, ())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SaveError(str(error)) from error
+
+
+def _unknown(group: Any, container: Any, key: Path) -> list[str]:
+    """The names in a group that a container has not; the links of the group are not followed."""
+    entries = container._bare()._entries if isinstance(container, Contract) else {}
+    found: list[str] = []
+    for link in group:
+        name = entry_name(link)
+        if name not in entries:
+            found.append(".".join((*key, name)))
+        elif isinstance(group.get(link, getlink=True), h5py().HardLink) and isinstance(group[link], h5py().Group):
+            found += _unknown(group[link], entries[name], (*key, name))
+    return found
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------

@@ -239,6 +239,14 @@ def refuse_entry(folder: str, name: str, key: Path) -> None:
         )
 
 
+def is_meta(content: Any) -> bool:
+    """Whether this is the content of the meta.json of a save, rather than of another program: it names its class."""
+    if not isinstance(content, dict):
+        return False
+    written = content.get(_TYPE)
+    return bool(_TYPE_FORM.fullmatch(written)) if isinstance(written, str) else isinstance(content.get("_class"), str)
+
+
 def listed_apart(meta: dict[str, Any]) -> list[tuple[str, Any]]:
     """The names and descriptions of the entries that stand in a list of their own, as far as that is whole."""
     listed = meta.get(_ENTRIES)

@@ -8,7 +8,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from tensordict.contract import Contract
 from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files, system
 from tensordict.io.checksums import Recorded
+from tensordict.io.detect import refuse_other
 from tensordict.io.forms import DICT, Build, Form, put_together
 from tensordict.io.meta import is_countable
 from tensordict.io.names import local_path
@@ -81,6 +82,7 @@ class SaveOptions:
     durable: bool = False
     checksum: str = ""
     progress: bool = False
+    overwrite: bool = False
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -90,7 +92,8 @@ def save(container: Contract, path: PathLike, options: SaveOptions) -> None:
     """Write a container to one file, in one step: a reader sees the old file or the new one.
 
     Raises:
-        SaveError: two entries would have the same name, or an entry has no content.
+        SaveError: two entries would have the same name, an entry has no content, or there is a file that no container
+            was saved to.
         UnsupportedEntryError: an entry cannot be stored; nothing has been written.
         OSError: the file cannot be written; what was there before stays.
     """
@@ -98,7 +101,7 @@ def save(container: Contract, path: PathLike, options: SaveOptions) -> None:
     row = Row(list(tensors.values()), options.checksum)
     # The checksums of nothing take as much room as those that will be known.
     content = _packed(header, list(tensors), row.checksums())
-    with Target(path, durable=options.durable) as target:
+    with Target(path, durable=options.durable, check=None if options.overwrite else _refuse_other) as target:
         try:
             row.write(target.fd, len(content), options.num_threads, options.progress)
             files.write_bytes(target.fd, _packed(header, list(tensors), row.checksums()))
@@ -233,6 +236,30 @@ def load(path: PathLike, options: LoadOptions, build: Build = put_together) -> A
     if unknown := sorted(header.entries.keys() - tensors.taken):
         raise SaveError(f"{target!r} has tensors {unknown[:5]} that its description of the structure does not know")
     return container
+
+
+def _refuse_other(path: str) -> None:
+    # What we write begins with our metadata, and the rest of a long header need not be read.
+    begin = f'{{"{_METADATA}":'.encode()
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(_LENGTH.size), "little")
+        content = file.read(length) if length <= _MAX_HEADER else b""
+    try:
+        metadata = json.JSONDecoder().raw_decode(content.decode(), len(begin))[0] if content.startswith(begin) else {}
+    except (ValueError, RecursionError):
+        metadata = {}
+    if type(metadata) is not dict or _STRUCTURE not in metadata:
+        refuse_other(path, "safetensors", _inside)
+
+
+def _inside(path: str) -> Collection[str]:
+    """The names of the tensors in a file when no container was saved to it."""
+    fd = files.open_file(path)
+    try:
+        header = _read_header(fd, path)
+    finally:
+        os.close(fd)
+    return () if _STRUCTURE in header.metadata else header.entries or header.metadata or ["no tensors"]
 
 
 def recorded(path: PathLike) -> list[Recorded]:

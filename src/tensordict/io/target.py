@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 from tensordict.errors import SaveError
 from tensordict.io import commit, files, system
@@ -25,9 +26,11 @@ class Target:
         path: of the save; a link is followed.
         existsok: whether there may be a file already.
         durable: whether the file and its name are to reach the disk before `commit` returns.
+        check: is given the path of the file that is to be replaced, and raises when it may not be.
 
     Raises:
-        SaveError: there is a folder or a device, a file without `existsok`, or another saver at work.
+        SaveError: there is a folder or a device, a file without `existsok` or one that `check` refuses, or another
+            saver at work.
         OSError: the file cannot be made; names `path`.
 
     Example:
@@ -43,13 +46,15 @@ class Target:
         (False, ['x'])
     """
 
-    def __init__(self, path: PathLike, existsok: bool = True, durable: bool = False) -> None:
+    def __init__(
+        self, path: PathLike, existsok: bool = True, durable: bool = False, check: Callable[[str], None] | None = None
+    ) -> None:
         self.path = local_path(path)
         self._real = os.path.realpath(self.path)
         self._existsok = existsok
         self._durable = durable
         self._committed = False
-        check_target(self.path, existsok)
+        check_target(self.path, existsok, check)
         # Where the new file is until the commit: for what has to open it by its name.
         self.temporary = commit.path_beside(self._real)
         self._locks = contextlib.ExitStack()
@@ -114,11 +119,11 @@ class Target:
             self._locks.close()
 
 
-def check_target(path: str, existsok: bool = True) -> None:
+def check_target(path: str, existsok: bool = True, check: Callable[[str], None] | None = None) -> None:
     """Refuse to write a save where that cannot be done.
 
     Raises:
-        SaveError: there is a folder or a device, or, without `existsok`, a file.
+        SaveError: there is a folder or a device, or, without `existsok`, a file; or `check` refuses the file.
         PermissionError: there is a file that we may not write.
     """
     try:
@@ -132,6 +137,8 @@ def check_target(path: str, existsok: bool = True) -> None:
         raise _exists(path)
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "the file to be replaced may not be written", path)
+    if check is not None:
+        check(path)
 
 
 def _exists(path: str) -> SaveError:

@@ -112,6 +112,7 @@ class Checkpointing(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
+        overwrite: bool = False,
     ) -> None:
         """Save to one file in the safetensors format, which programs in many languages read.
 
@@ -121,18 +122,19 @@ class Checkpointing(Contract):
         (`complex128`, `complex32`, `float4_e2m1fn_x2`) as bytes, in one more dim.
 
         Args:
-            filename: the file. One that exists is replaced in one step: whoever has it loaded keeps what they have.
+            filename: the file. A container saved there is replaced in one step: whoever has it loaded keeps it.
             separator: stands between the parts of a nested key.
             num_threads: the number of threads that write; 0 for none but the calling one.
             durable: have the file survive a loss of power once this returns.
             checksum: record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32, or
                 `"sha256"` or `"blake2b"`.
             progress: show a progress bar (needs tqdm).
+            overwrite: replace a file that no container was saved to, as the model of another program, too.
 
         Raises:
-            RuntimeError: two keys would be the same name, or an entry cannot be stored (a value that JSON cannot hold,
-                a sparse tensor, one on the meta device), or another process or thread is saving to the file; nothing
-                has been written then.
+            RuntimeError: there is such a file, two keys would be the same name, an entry cannot be stored (a value that
+                JSON cannot hold, a sparse tensor, one on the meta device), or another process or thread is saving to
+                the file; nothing has been written then.
             OSError: the file cannot be written; what was there before stays.
 
         Example:
@@ -147,6 +149,7 @@ class Checkpointing(Contract):
             (tensor([1., 1.]), 'hello', torch.Size([2]))
         """
         options = safetensors.SaveOptions(separator, num_threads, durable, checksums.algorithm(checksum), progress)
+        options.overwrite = overwrite
         safetensors.save(self, filename, options)
 
     @classmethod

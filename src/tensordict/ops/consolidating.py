@@ -45,6 +45,7 @@ class Consolidating(Leaves):
         durable: bool = ...,
         checksum: bool | str = ...,
         progress: bool = ...,
+        overwrite: bool = ...,
     ) -> Self: ...
     @overload
     def consolidate(
@@ -63,6 +64,7 @@ class Consolidating(Leaves):
         durable: bool = ...,
         checksum: bool | str = ...,
         progress: bool = ...,
+        overwrite: bool = ...,
     ) -> Future[Self]: ...
     def consolidate(
         self,
@@ -80,6 +82,7 @@ class Consolidating(Leaves):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
+        overwrite: bool = False,
     ) -> Self | Future[Self]:
         """The same container with all leaves side by side in one storage, which is pickled and moved as a whole.
 
@@ -88,9 +91,9 @@ class Consolidating(Leaves):
         over a part of a storage.
 
         Args:
-            filename: put the storage in this file, which is replaced in one step when all of it is there:
-                who has the old one mapped keeps it. The leaves map the file, and what is written to them is written
-                to it; processes that they are sent to map it too. :func:`from_consolidated` reads it back.
+            filename: put the storage in this file. One that is there is replaced in one step when all of the new one
+                is there: who has the old one mapped keeps it. The leaves map the file, and what is written to them is
+                written to it; processes that they are sent to map it too. :func:`from_consolidated` reads it back.
             num_threads: the number of threads that copy; 0 for none but the calling one.
             device: the device of the storage; that of the container by default, and the CPU if it has none.
             non_blocking: do not wait for copies to or from an accelerator.
@@ -106,6 +109,7 @@ class Consolidating(Leaves):
             checksum: with a file, record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32,
                 or `"sha256"` or `"blake2b"`. Writing to the leaves later makes it wrong.
             progress: with a file, show a progress bar (needs tqdm).
+            overwrite: with a file, replace one that is no consolidated container, too.
 
         Returns:
             a new container, locked, for which :meth:`is_consolidated` holds until it is unlocked; with a file, on the
@@ -113,7 +117,8 @@ class Consolidating(Leaves):
 
         Raises:
             RuntimeError: the container has to be changed in place and is locked, an entry has no content or cannot be
-                stored (it is named), there is no such memory here, or another process or thread is saving to the file.
+                stored (it is named), there is no such memory here, or there is a file of another kind, or another
+                process or thread is saving to it.
             OSError: the file cannot be written; what was there before stays.
 
         Example:
@@ -145,7 +150,7 @@ class Consolidating(Leaves):
             run = partial(_copied, copies, target, num_threads, non_blocking, share_memory, pin_memory)
         else:
             target = _CPU
-            options = SaveOptions(num_threads, durable, use_buffer, checksums.algorithm(checksum), progress)
+            options = SaveOptions(num_threads, durable, use_buffer, checksums.algorithm(checksum), progress, overwrite)
             run = partial(_written, Plan(self), filename, options)
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict import registry
 from tensordict.contract import Contract
 from tensordict.io import files, hdf5
+from tensordict.io.detect import refuse_other
 from tensordict.io.target import Target
 
 if TYPE_CHECKING:
@@ -66,16 +67,20 @@ class Persisting(Contract):
             device=device,
         )
 
-    def to_h5(self, filename: Any, *, durable: bool = False, progress: bool = False, **kwargs: Any) -> Self:
+    def to_h5(
+        self, filename: Any, *, durable: bool = False, progress: bool = False, overwrite: bool = False, **kwargs: Any
+    ) -> Self:
         """Write this container as an HDF5 file.
 
-        Tensors are written in pieces, so that no second copy of them is made. A file that is there is replaced once
+        Tensors are written in pieces, so that no second copy of them is made. A container saved there is replaced once
         the new one is whole; when writing fails it stays as it was.
 
         Args:
             filename: the file.
             durable: have the file survive a loss of power once this returns.
             progress: show a progress bar (needs tqdm).
+            overwrite: replace a file of another program, too: one that is no HDF5 file, or one with other names in it
+                and no note of this package.
             **kwargs: passed to `h5py.Group.create_dataset` for every tensor: `compression="gzip"`, `chunks=...` (an int
                 is the number of rows of a chunk; chunks are cut to the shapes of smaller tensors).
 
@@ -85,6 +90,7 @@ class Persisting(Contract):
 
         Raises:
             UnsupportedEntryError: an entry cannot be stored; it is named.
+            SaveError: there is a file of another program.
             OSError: the file cannot be written, or another process or thread is saving to it.
             TypeError: an argument is none of `create_dataset`.
             ModuleNotFoundError: h5py is not installed.
@@ -101,7 +107,11 @@ class Persisting(Contract):
         """
         cls = registry.lookup("PersistentTensorDict")
         options = hdf5.checked_options(kwargs)
-        with Target(filename, durable=durable) as target:
+
+        def check(path: str) -> None:
+            refuse_other(path, "h5", lambda path: hdf5.strangers(path, self))
+
+        with Target(filename, durable=durable, check=None if overwrite else check) as target:
             try:
                 hdf5.write_file(target.temporary, self, options, progress)
             except OSError as error:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict import ragged
-from tensordict.contract import Contract, is_node
+from tensordict.contract import Contract
 from tensordict.devices import as_device
 from tensordict.errors import SaveError
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
 from tensordict.io.detect import detect_format
 from tensordict.io.directory import SaveOptions, plan_save
-from tensordict.io.forms import DICT, LAZY, taken_apart
+from tensordict.io.forms import taken_apart
 from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import Progress, bytes_on_disk
-from tensordict.keys import Key, Path, joined
-from tensordict.memmap import FileSource, MemoryMappedTensor, PathLike
-from tensordict.ops.adding import add, adopt, refuse_nested_shape
+from tensordict.keys import Key
+from tensordict.memmap import MemoryMappedTensor, PathLike
+from tensordict.ops.adding import add, refuse_nested_shape
+from tensordict.ops.refreshing import check_fit, take_over
 
 if TYPE_CHECKING:
     import pathlib
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         durable: bool
         checksum: bool | str
         progress: bool
+        overwrite: bool
 
     class _FileOptions(_Options, total=False):
         archive: bool | None
@@ -86,6 +87,7 @@ class Saving(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
+        overwrite: bool = False,
     ) -> Self | Future[Self]:
         """Save to a folder, or an archive, and return a memory-mapped copy.
 
@@ -120,13 +122,15 @@ class Saving(Contract):
             checksum: record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32, or
                 `"sha256"` or `"blake2b"`. Writing into the saved tensors later makes it wrong.
             progress: show a progress bar (needs tqdm).
+            overwrite: replace what is there, whatever `existsok` says: also files that belong to no save, at the path
+                of an archive or in the folder under a name that the save has. Without it they are an error.
 
         Returns:
             A new container, locked and on the CPU, of `MemoryMappedTensor`s; unlocking it ends `is_memmap()`.
 
         Raises:
             RuntimeError: an entry is memory-mapped from elsewhere, cannot be saved, or (with `existsok=False`)
-                exists; nothing has been written then.
+                exists; or a file that belongs to no save is in the way. Nothing has been written then.
             RuntimeError: another process or thread is saving to `prefix`, or what is there cannot be replaced in one
                 step (it is where a file system is mounted).
             OSError: the folder cannot be written, or the disk is full; names the path and the key.
@@ -151,7 +155,7 @@ class Saving(Contract):
             allow_pickle=bool(allow_pickle),
             share_values=share_non_tensor,
         )
-        _extend(options, durable, checksum, progress)
+        _extend(options, durable, checksum, progress, overwrite)
         return _save(self, prefix, options, return_early, archive, compression)  # type: ignore[no-any-return]
 
     @overload
@@ -188,6 +192,7 @@ class Saving(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
+        overwrite: bool = False,
     ) -> Self | Future[Self]:
         """Save to a folder and make this container the memory-mapped one; arguments as in :meth:`memmap`.
 
@@ -211,7 +216,7 @@ class Saving(Contract):
             allow_pickle=bool(allow_pickle),
             share_values=share_non_tensor,
         )
-        _extend(options, durable, checksum, progress)
+        _extend(options, durable, checksum, progress, overwrite)
         return _save(self, prefix, options, return_early, archive=False)  # type: ignore[no-any-return]
 
     @overload
@@ -340,6 +345,7 @@ class Saving(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
+        overwrite: bool = False,
     ) -> Self | Future[Self]:
         """Save to a folder; the same as :meth:`memmap`."""
         return self.memmap(  # type: ignore[call-overload, misc, no-any-return]
@@ -355,6 +361,7 @@ class Saving(Contract):
             checksum=checksum,
             progress=progress,
             allow_pickle=allow_pickle,
+            overwrite=overwrite,
         )
 
     @overload
@@ -390,6 +397,7 @@ class Saving(Contract):
         durable: bool = False,
         checksum: bool | str = False,
         progress: bool = False,
+        overwrite: bool = False,
     ) -> Self | Future[Self]:
         """Save to a folder; the same as :meth:`memmap`."""
         return self.memmap(  # type: ignore[call-overload, misc, no-any-return]
@@ -405,6 +413,7 @@ class Saving(Contract):
             checksum=checksum,
             progress=progress,
             allow_pickle=allow_pickle,
+            overwrite=overwrite,
         )
 
     def is_memmap(self) -> bool:
@@ -508,8 +517,8 @@ class Saving(Contract):
             return loaded  # type: ignore[no-any-return]
         # The folder that a tensorclass names is that of the container behind it.
         into = out if taken_apart(loaded).is_face else out._bare()
-        _check_fit(into, loaded, ())
-        _take_over(into, loaded)
+        check_fit(into, loaded, ())
+        take_over(into, loaded)
         return out  # type: ignore[no-any-return]
 
     @classmethod
@@ -594,8 +603,8 @@ class Saving(Contract):
         loaded = load_directory(self._memmap_prefix, options)
         # The folder is that of the container behind a tensorclass.
         target = self._bare()
-        _check_fit(target, loaded, ())
-        _take_over(target, loaded)
+        check_fit(target, loaded, ())
+        take_over(target, loaded)
         return self
 
     # --- new entries in a saved folder ----------------------------------------------------------------------------
@@ -688,8 +697,9 @@ class Saving(Contract):
         return add(self, key, content, True, robust_key is not False)
 
 
-def _extend(options: SaveOptions, durable: bool, checksum: bool | str, progress: bool) -> None:
+def _extend(options: SaveOptions, durable: bool, checksum: bool | str, progress: bool, overwrite: bool) -> None:
     options.durable, options.checksum, options.progress = durable, checksums.algorithm(checksum), progress
+    options.overwrite, options.existsok = overwrite, options.existsok or overwrite
 
 
 def _save(
@@ -710,84 +720,3 @@ def _save(
     future: Future[Any] = pool.submit(run)
     pool.shutdown(wait=False)
     return future
-
-
-# --- taking over loaded entries ---------------------------------------------------------------------------------------
-
-
-def _check_fit(target: Contract, loaded: Contract, path: Path) -> None:
-    """Refuse to load what does not fit the container that it goes into: another kind, or another batch size."""
-    if not path and not _merge(target, loaded):
-        raise SaveError(
-            f"a {type(loaded).__name__} of batch size {list(loaded._batch_size)} was saved, and cannot be loaded into "
-            f"a {type(target).__name__} of batch size {list(target._batch_size)}"
-        )
-    size = target._batch_size
-    held = taken_apart(target, path)
-    lead = size if held.kind == DICT else torch.Size(())
-    for name, value in taken_apart(loaded, path).entries.items():
-        old = held.entries.get(name)
-        if isinstance(old, Contract) and is_node(value) and _merge(old, value):
-            _check_fit(old, value, (*path, name))
-            continue
-        shape = value._batch_size if isinstance(value, Contract) else ragged.shape_of(value)
-        if shape[: len(lead)] != lead:
-            raise SaveError(
-                f"entry {joined((*path, name))!r}: its saved shape {list(shape)} does not begin with the batch size "
-                f"{list(size)} of the container it is loaded into"
-            )
-
-
-def _merge(target: Contract, loaded: Contract) -> bool:
-    """Whether a container stays, and takes over what is in the loaded one, rather than being replaced by that."""
-    mine, new = taken_apart(target), taken_apart(loaded)
-    if mine.kind != new.kind:
-        return False
-    if mine.kind == DICT:
-        return True
-    if mine.kind == LAZY and (mine.stack_dim, len(mine.entries)) != (new.stack_dim, len(new.entries)):
-        return False
-    if mine.is_face or mine.kind == LAZY:
-        return all(_merge(mine.entries[name], new.entries[name]) for name in mine.entries)
-    return mine.batch_size == new.batch_size
-
-
-def _take_over(target: Any, loaded: Any) -> None:
-    """Give `target` the entries of `loaded`, keeping its nested containers and the tensors that have not changed."""
-    held, new = taken_apart(target), taken_apart(loaded)
-    if new.is_value:
-        target._take_value(loaded)
-        return
-    if new.kind != DICT:
-        for name, value in new.entries.items():
-            _take_over(held.entries[name], value)
-        return
-    for name in [name for name in target._entries if name not in loaded._entries]:
-        del target._entries[name]
-    for name, value in loaded._entries.items():
-        old = target._entries.get(name)
-        if isinstance(value, Contract):
-            if is_node(value) and is_node(old) and _merge(old, value):
-                _take_over(old, value)
-            else:
-                adopt(target, name, value)
-        elif not _same_memory(old, value):
-            target._entries[name] = value
-
-
-def _same_memory(old: Any, new: Any) -> bool:
-    if not (isinstance(old, MemoryMappedTensor) and isinstance(new, MemoryMappedTensor)):
-        return False
-    if old.is_nested or new.is_nested:
-        return False
-    mine, other = old._source, new._source
-    return (
-        isinstance(mine, FileSource)
-        and isinstance(other, FileSource)
-        and (mine.path, mine.device, mine.inode) == (other.path, other.device, other.inode)
-        and mine.shared == other.shared
-        and old.dtype == new.dtype
-        and old.shape == new.shape
-        and old.stride() == new.stride()
-        and old.storage_offset() == 0
-    )

@@ -94,7 +94,7 @@ class Schemas(Contract):
 def _in_h5(zeros: Any, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:
     path = os.fspath(filename)
     if overwrite or not os.path.lexists(path):
-        return zeros.to_h5(path, **kwargs)
+        return zeros.to_h5(path, overwrite=overwrite, **kwargs)
     load = registry.lookup("PersistentTensorDict")._opened
     return reopening.opened(zeros, path, lambda: load(path, mode="r+", options=kwargs))
 
