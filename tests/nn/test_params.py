@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from tensordict import TensorClass, TensorDict, TensorDictBase, TensorDictParams, lazy_stack
+from tensordict import (
+    NonTensorData,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    TensorDictParams,
+    UnbatchedTensor,
+    lazy_stack,
+)
 from tensordict.errors import FieldError
 
 
@@ -515,6 +523,38 @@ def test_a_clone_of_a_lazy_stack_has_parameters_of_its_own() -> None:
         assert copied[0]["a"].is_leaf
         assert copied[0]["a"] is not stack[0]["a"]
         assert copied[0]["i"].data_ptr() != stack[0]["i"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "of", [lambda params: TensorDict(p=params), lambda params: lazy_stack([params, params.copy()])]
+)
+@pytest.mark.parametrize(
+    "entries",
+    [{}, {"n": {}}, {"s": "text"}, {"u": UnbatchedTensor(torch.ones(2))}, {"a": torch.ones(2), "i": torch.arange(2)}],
+    ids=["empty", "empty inside", "value", "unbatched", "mixed"],
+)
+@pytest.mark.parametrize("kwargs", [{}, {"memory_format": torch.contiguous_format}])
+def test_a_clone_of_what_holds_params_holds_params(of, entries, kwargs) -> None:
+    params = TensorDictParams(TensorDict(entries))
+    copied = of(params).clone(**kwargs)[0 if of(params).batch_dims else "p"]
+    assert type(copied) is TensorDictParams and copied is not params
+    assert [name for name, _ in copied.named_parameters()] == [name for name, _ in params.named_parameters()]
+    assert not {id(leaf) for leaf in copied.parameters()} & {id(leaf) for leaf in params.parameters()}
+
+
+def test_a_clone_of_what_holds_tied_params_ties_them() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    params = TensorDictParams(a=weight, n={"b": weight})
+    for copied in (params.clone(), TensorDict(p=params).clone()["p"], lazy_stack([params, params]).clone()[0]):
+        assert copied["a"] is copied["n", "b"] and copied["a"] is not weight
+        assert len(list(copied.parameters())) == 1
+
+
+def test_a_clone_has_values_of_its_own() -> None:
+    params = TensorDictParams(TensorDict(s=NonTensorData([1, 2])))
+    copies = params.clone(), TensorDict(p=params).clone()["p"]
+    params["s"].append(3)
+    assert [copied["s"] for copied in copies] == [[1, 2], [1, 2]]
 
 
 def test_params_over_a_tensorclass_keep_the_class() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensordict import pytree, registry
-from tensordict.base import TensorDictBase
+from tensordict.base import GivesTensorDicts, TensorDictBase
 from tensordict.contract import Clones, Contract, is_node
 from tensordict.errors import ContainerExpected, ModuleError, SaveError
 from tensordict.face import Face
@@ -93,7 +93,7 @@ def _register(container: Any, prefix: str, parameters: bool, found: dict[str, An
 
 
 @registry.register
-class TensorDictParams(Face, TensorDictBase, nn.Module):  # apply() is that of containers
+class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]  # apply() is that of containers
     """A container of parameters and buffers that can be part of a module.
 
     `parameters()`, `state_dict()` and `to()` of the module that has it reach its leaves; an optimizer can train them.
@@ -385,31 +385,17 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # apply() is that of c
 
     # --- copies, with parameters of their own -----------------------------------------------------------------------
 
-    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
-        """A copy over new parameters with the same content; with `recurse=False` over the same ones.
-
-        What is one parameter under several keys is one in the copy, too.
-        """
-        if not recurse:
-            return self._again(self._tensordict.clone(False, **kwargs))
-        made: dict[int, Any] = {}
-
-        def cloned(leaf: Tensor) -> Any:
-            new = made.get(id(leaf))
-            if new is None:
-                new = made[id(leaf)] = _like(leaf.detach().clone(**kwargs), leaf)
-            return new
-
-        return self._again(self._tensordict._map(cloned))
-
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         if type(leaves) is not Clones:
             return super()._rebuilt(leaves)
-        # Cloned as a member of a lazy stack.
+        # Parameters of its own; what is one leaf under several keys is one in the copy, too.
         olds: list[Any] = []
         self._gather(olds)
-        news = [_like(next(leaves).detach(), old) if is_parameter(old) else next(leaves) for old in olds]
-        return self._again(self._tensordict._rebuilt(Clones(news)))
+        made: dict[int, Any] = {}
+        for old in olds:
+            new = next(leaves)
+            made.setdefault(id(old), _like(new.detach(), old) if is_parameter(old) else new)
+        return self._again(self._tensordict._rebuilt(Clones([made[id(old)] for old in olds])))
 
     def copy(self) -> Self:
         """A copy over the same parameters."""
@@ -513,7 +499,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # apply() is that of c
         nn.Module.zero_grad(self, set_to_none)
         return self
 
-    def state_dict(self, *args: Any, flatten: bool = True, **kwargs: Any) -> Any:
+    def state_dict(self, *args: Any, flatten: bool = True, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The parameters and buffers by their names, as :meth:`torch.nn.Module.state_dict` gives them.
 
         Args:
@@ -522,7 +508,7 @@ class TensorDictParams(Face, TensorDictBase, nn.Module):  # apply() is that of c
         """
         if flatten:
             return nn.Module.state_dict(self, *args, **kwargs)
-        return self._tensordict.state_dict(*args, flatten=False, **kwargs)
+        return self._tensordict.state_dict(*args, flatten=False, **kwargs)  # type: ignore[no-any-return]
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, from_flatten: bool | None = None

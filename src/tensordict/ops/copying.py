@@ -7,6 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+import torch
 from torch import Tensor
 
 from tensordict import foreach, pickling, ragged
@@ -48,11 +49,12 @@ class Copying(Leaves):
         """
         if not recurse:
             return self.copy()
-        if kwargs:
-            return self._map(lambda leaf: leaf.clone(**kwargs))
         leaves = self._leaves()
-        if not foreach.usable(leaves):
-            return self._map(Tensor.clone)
+        if kwargs or not foreach.usable(leaves):
+            if torch.compiler.is_compiling():
+                # It does not trace `Clones`, which have values copied and parameters stay parameters.
+                return self._map(lambda leaf: leaf.clone(**kwargs))
+            return self._rebuilt(Clones([leaf.clone(**kwargs) for leaf in leaves]))
         # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
         mixed = len(set(map(_REQUIRES_GRAD, leaves))) > 1
         return self._rebuilt(Clones([leaf.clone() for leaf in leaves] if mixed else foreach.clone(leaves)))
