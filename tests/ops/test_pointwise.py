@@ -891,3 +891,14 @@ def test_in_place_with_a_part_of_the_container_itself() -> None:
         made = td.clone()
         assert_close(made.addcmul_(made[:1], made), td.addcmul(td[:1], td))
         made *= made[:1]
+
+
+def test_in_place_with_a_part_of_the_lazy_stack_itself() -> None:
+    td = TensorDict({"a": torch.rand(3, 2, 4) + 1, "n": {"b": torch.rand(3, 2) + 1}}, [3, 2])
+    for name in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp_max"):
+        for dim in (0, 1):
+            for part in ((slice(1),), (slice(1, 2),), (slice(None), slice(1, 2))):
+                stack = td.to_lazystack(dim).clone()
+                assert_close(getattr(stack, name + "_")(stack[part]), getattr(td, name)(td[part]))
+    stack = td.to_lazystack().clone()
+    assert_close(stack.addcmul_(stack[:1], stack[1:2]), td.addcmul(td[:1], td[1:2]))

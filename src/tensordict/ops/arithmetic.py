@@ -410,10 +410,13 @@ class Arithmetic(Leaves):
         """The leaves and what stands beside them, checked to leave the shape of each leaf as it is."""
         value = operand(other)
         if isinstance(value, Contract):
+            # What is broadcast may be a part of what changes: its values are those from before.
+            size, theirs = self._batch_size, value._batch_size
+            if size != theirs and len(size) == len(theirs):
+                value = value.clone()  # type: ignore[attr-defined]
             _, left, right = pair_up(self, value)
             if _shapes(left) != _shapes(right):
                 self._refuse_larger(left, right, what)
-                # What is broadcast may be a part of the leaf that changes: its values are those from before.
                 right = [
                     two if two.is_nested or two.shape == one.shape else two.clone() for one, two in zip(left, right)
                 ]
