@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,3 +172,9 @@ def test_fromkeys(convert: Any) -> None:
     assert convert(iter(["a"]))["a"] == 0
     with pytest.raises(TypeError, match="key"):
         convert([1])
+
+
+def test_from_dict_instance_of_a_stored_container_lies_in_memory(tmp_path: Path) -> None:
+    stored = TensorDict({"a": torch.ones(3), "c": {"d": torch.ones(3)}}, batch_size=[3]).to_h5(tmp_path / "a.h5")
+    made = stored.from_dict_instance(stored.to_dict(), batch_size=[3])
+    assert type(made) is TensorDict and made["c", "d"].tolist() == [1.0, 1.0, 1.0]

@@ -213,7 +213,10 @@ class Converting(Contract):
                 # A field that holds a value, such as one that is cast to `int`, goes on to hold one.
                 value = registry.lookup("NonTensorData")(value)
             entries[key] = value
-        return type(self).from_dict(
+        # What is made lies in memory, whatever this container is over.
+        stored = isinstance(self, registry.lookup("PersistentTensorDict"))
+        kind: Any = registry.lookup("TensorDict") if stored else type(self)
+        return kind.from_dict(  # type: ignore[no-any-return]
             entries,
             auto_batch_size=auto_batch_size,
             batch_size=batch_size,
