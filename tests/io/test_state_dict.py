@@ -391,6 +391,36 @@ def test_tensorclasses_in_the_layout_of_older_releases(assign: bool) -> None:
     assert (nested["t"].a.tolist(), nested["t"].b) == ([8.0] * 3, "z")
 
 
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("from_flatten", [None, True])
+@pytest.mark.parametrize("separate", [False, True])
+def test_the_flat_layout_of_older_releases(assign: bool, from_flatten: bool | None, separate: bool) -> None:
+    def make(value: float, text: str) -> Labelled:
+        inner = Labelled(a=torch.full((3,), value + 1), b=text * 2, batch_size=[3])
+        return Labelled(a=torch.full((3,), value), b=text, c=inner, batch_size=[3])
+
+    state = {
+        "_tensordict.a": torch.full((3,), 7.0),
+        "_tensordict.c._tensordict.a": torch.full((3,), 8.0),
+        "_tensordict.__batch_size": torch.Size([3]),
+        "_tensordict.__device": None,
+    }
+    if separate:
+        state |= {"_non_tensordict.b": "y", "_tensordict.c._non_tensordict.b": "yy"}
+    else:
+        state |= {"_non_tensordict": {"b": "y"}, "_tensordict.c._non_tensordict": {"b": "yy"}}
+    for target, given in (
+        (make(0.0, "x"), state),
+        (TensorDict(t=make(0.0, "x"), batch_size=[3]), {f"t.{name}": value for name, value in state.items()}),
+    ):
+        target.load_state_dict(given, assign=assign, from_flatten=from_flatten)
+        loaded = target["t"] if type(target) is TensorDict else target
+        assert type(loaded) is type(loaded.c) is Labelled
+        assert (loaded.a.tolist(), loaded.b, loaded.c.a.tolist(), loaded.c.b) == ([7.0] * 3, "y", [8.0] * 3, "yy")
+        with pytest.raises(RuntimeError, match="'odd'"):
+            target.load_state_dict({**given, "odd": torch.ones(3)}, from_flatten=from_flatten)
+
+
 def test_older_values_among_the_fields_load_too() -> None:
     state = older(7.0, "y")
     del state["_tensordict"]["b"]

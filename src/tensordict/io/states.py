@@ -215,7 +215,9 @@ def levels_of(state: Mapping[str, Any], target: Any, from_flatten: bool | None) 
         from_flatten: whether it is flat; `None` to see for oneself.
     """
     if from_flatten is None:
-        from_flatten = not any(isinstance(value, Mapping) for value in state.values())
+        from_flatten = not any(
+            isinstance(value, Mapping) and name.split(SEPARATOR)[-1] != _OLDER_VALUES for name, value in state.items()
+        )
     metadata = getattr(state, "_metadata", None)
     return _unflattened(state, metadata, target) if from_flatten else _nested(state, metadata)
 
@@ -228,6 +230,31 @@ def _of_older(state: Mapping[str, Any]) -> Level:
     if "_is_non_tensor" in values:
         level.meta[TYPE] = "NonTensorData"
     return level
+
+
+def _of_older_flat(state: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """A flat state and its metadata, once the parts that older releases make of a tensorclass are one container again.
+
+    They are the names of its tensors below `_tensordict`, and its values below `_non_tensordict` or as a mapping there.
+    """
+    split = {name: name.split(SEPARATOR) for name in state}
+    if not any(_OLDER_VALUES in parts for parts in split.values()):
+        return state, given
+    found: dict[str, Any] = {}
+    metadata = dict(given)
+    for name, parts in split.items():
+        names = [part for part in parts[:-1] if part != _OLDER_TENSORS] + parts[-1:]
+        if _OLDER_VALUES not in parts:
+            found[SEPARATOR.join(names)] = state[name]
+            continue
+        at = names.index(_OLDER_VALUES)
+        rest, value = SEPARATOR.join(names[at + 1 :]), state[name]
+        meta = metadata.setdefault(SEPARATOR.join(names[:at]), {})
+        values = meta.setdefault(VALUES, {})
+        values.update({rest: value} if rest or not isinstance(value, Mapping) else value)
+        if "_is_non_tensor" in values:
+            meta[TYPE] = "NonTensorData"
+    return found, metadata
 
 
 def _nested(state: Mapping[str, Any], metadata: Any) -> Level:
@@ -255,6 +282,8 @@ def _unflattened(state: Mapping[str, Any], metadata: Any, target: Any) -> Level:
     given = metadata if isinstance(metadata, Mapping) else {}
     # The metadata of this package and of the reference has all containers: what is left of a name is that of a leaf.
     known = any(isinstance(meta, Mapping) and SIZE in meta for meta in given.values())
+    if not known:
+        state, given = _of_older_flat(state, given)
     levels = {place: Level(meta) for place, meta in given.items() if isinstance(meta, Mapping)}
     root = levels.setdefault("", Level())
     for full, value in state.items():
