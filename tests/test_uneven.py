@@ -144,3 +144,11 @@ def test_padding_with_a_mask() -> None:
             assert torch.equal(tensor == 7, ~mask) and mask.sum() == 2 + 6
     with pytest.raises(ValueError, match="as_padded_tensor=True only"):
         stack.get("a", return_mask=True)
+
+
+def test_where_of_a_nested_stack_whose_members_hold_different_kinds() -> None:
+    members = [TensorDict({"a": torch.tensor(float(i))}) for i in range(2)] + [TensorDict({"a": "text"})]
+    td = TensorDict({"n": lazy_stack(members)}, [3])
+    result = td.where(torch.tensor([True, False, True]), td.apply(torch.neg))
+    assert result["n"].get("a", as_list=True)[0] == 0.0
+    assert result["n"][1]["a"] == -1.0 and result["n"][2]["a"] == "text"

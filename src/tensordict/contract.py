@@ -356,11 +356,11 @@ class ByNdim(dict[int, Tensor]):
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
-        self._tensor = tensor
+        self.tensor = tensor
 
     def __missing__(self, ndim: int) -> Tensor:
-        shape = (*self._tensor.shape, *[1] * (ndim - self._tensor.ndim))
-        made = self[ndim] = self._tensor.reshape(shape)
+        shape = (*self.tensor.shape, *[1] * (ndim - self.tensor.ndim))
+        made = self[ndim] = self.tensor.reshape(shape)
         return made
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict import foreach, registry, settings
 from tensordict.context import same_memory
-from tensordict.contract import Contract, is_node
+from tensordict.contract import ByNdim, Contract, is_node
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.lazy.core import LazyCore, elements_of
@@ -328,18 +328,18 @@ class LazyOps(LazyCore):
             out.names = call.names
         return out
 
-    def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Self:
+    def _chosen(self, masks: ByNdim, other: Any, pad: Any, path: Path) -> Self:
         store = self._entries
         members = store.containers
         if not members:
-            return self._dense()._chosen(condition, other, pad)  # type: ignore[no-any-return]
-        conditions = self._parts(condition)
+            return self._dense()._chosen(masks, other, pad, path)  # type: ignore[no-any-return]
+        conditions = map(ByNdim, self._parts(masks.tensor))
         if isinstance(other, Contract):
             others: Sequence[Any] = self._pieces_of(other)
         else:
             others = self._parts(other) if isinstance(other, Tensor) and other.ndim else [other] * len(members)
         return self._like(
-            [m._chosen(part, piece, pad) for m, part, piece in zip(members, conditions, others, strict=True)]
+            [m._chosen(part, piece, pad, path) for m, part, piece in zip(members, conditions, others, strict=True)]
         )
 
     def _parts(self, tensor: Tensor) -> Sequence[Tensor]:

@@ -186,7 +186,7 @@ class Gathering(Contract):
             other = other.expand(own) if theirs else _spread(other, self, own, ())  # type: ignore[attr-defined]
         if isinstance(other, Tensor) and other.ndim:
             self._check_broadcast(other, "tensor to take elements from")
-        result: Any = self._chosen(condition, other, pad)
+        result: Any = self._chosen(ByNdim(condition), other, pad, ())
         if out is None:
             if self._locked:
                 result._lock_tree()
@@ -195,11 +195,10 @@ class Gathering(Contract):
         same = out._batch_size == result._batch_size
         return out.update(result) if same else out._update_with_batch_size(result, False)  # type: ignore[no-any-return]
 
-    def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Self:
+    def _chosen(self, masks: ByNdim, other: Any, pad: Any, path: Path) -> Self:
         """`where`, once the arguments have been checked."""
-        masks = ByNdim(condition)
         if isinstance(other, Contract):
-            return _chosen(self, other, masks, pad, ())  # type: ignore[no-any-return]
+            return _chosen(self, other, masks, pad, path)  # type: ignore[no-any-return]
         if isinstance(other, Tensor) and other.ndim:
             others = ByNdim(other)
             return self._map(lambda v: ragged.where(masks[v.dim()], v, others[v.dim()]))
@@ -269,7 +268,7 @@ def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
         elif isinstance(a, Contract) and a._is_non_tensor and b._is_non_tensor:
             entries[name] = _chosen_values(a, b, masks)
         elif isinstance(a, Contract):
-            entries[name] = _chosen(a, b, masks, pad, (*path, name))
+            entries[name] = a._chosen(masks, b, pad, (*path, name))  # type: ignore[attr-defined]
         else:
             try:
                 entries[name] = ragged.where(masks[a.dim()], a, b)
