@@ -693,6 +693,33 @@ def test_logic_of_values_in_containers(name):
     assert in_place(value, NonTensorData({2, 3})).data == fn({1, 2}, {2, 3})
 
 
+@pytest.mark.parametrize("name", ["and", "or", "xor"])
+def test_logic_of_values_in_containers_in_place(name):
+    fn, in_place = getattr(operator, f"__{name}__"), getattr(operator, f"i{name}")
+    mask = torch.tensor([True, False])
+    rows = [NonTensorStack({1, 2}, {2}), NonTensorStack({2, 3}, {2})]
+    for make in (lambda td: td, lambda td: lazy_stack(list(td.unbind(0))), lambda td: td.lock_()):
+        left, right = (make(TensorDict({"m": mask, "n": {"s": row.clone()}}, [2])) for row in rows)
+        before = left
+        left = in_place(left, right)
+        assert left is before and left["m"].tolist() == fn(mask, mask).tolist()
+        assert left["n", "s"] == [fn({1, 2}, {2, 3}), fn({2}, {2})]
+    td = TensorDict({"m": mask, "s": NonTensorData(True, batch_size=[2]), "only": "here"}, [2])
+    td = in_place(td, TensorDict({"m": mask, "s": NonTensorData(False, batch_size=[2])}, [2]))
+    assert td["s"] is fn(True, False) and td["only"] == "here"
+    td = in_place(td, True)
+    with pytest.raises(TypeError, match="entry 'only': unsupported operand"):
+        in_place(td, td.clone().update({"m": ~mask}))
+    assert td["m"].tolist() == in_place(fn(mask, mask), True).tolist()
+
+
+def test_parts_without_elements_of_stacks_of_values_are_such_stacks():
+    stack = lazy_stack([TensorDict(b="x"), TensorDict(b="y")])
+    for part in (stack.get_at("b", False), stack.get("b")[False], stack.get("b")[:, None][:, :0], stack[:0].get("b")):
+        assert type(part) is NonTensorStack and 0 in part.batch_size
+    assert stack.get_at("b", False).tolist() == []
+
+
 def test_the_order_of_dicts_is_kept():
     one, other = {"a": 1}, {"a": 2}
     assert (NonTensorData(one) | other).data == other and (one | NonTensorData(other)).data == other

@@ -772,11 +772,13 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _grid(values: list[Any], size: torch.Size, device: torch.device | None) -> Any:
     """The stack, along its first dim, of values for a batch of this size, the last dim changing fastest."""
-    if not size or not values:
-        return NonTensorData._of(values[0] if values else None, size, device)
+    if not size:
+        return NonTensorData._of(values[0], size, device)
+    if not size[0]:
+        return NonTensorStack._over(Members([], 0, template=NonTensorData._of(None, size[1:], device)))
     step = math.prod(size[1:])
     return NonTensorStack._along(
-        [_grid(values[i : i + step], size[1:], device) for i in range(0, len(values), step)], 0
+        [_grid(values[i * step : (i + 1) * step], size[1:], device) for i in range(size[0])], 0
     )
 
 

@@ -14,6 +14,7 @@ from tensordict.foreach import Many, One
 from tensordict.keys import joined
 from tensordict.ops.gathering import _written
 from tensordict.ops.leaves import Leaves
+from tensordict.ops.logic import combining
 from tensordict.ops.pairing import beside, checked_default, grown, operand, pair_up, refuse_operand, spread
 
 if TYPE_CHECKING:
@@ -336,19 +337,23 @@ class Arithmetic(Leaves):
         return NotImplemented if operand(other) is NotImplemented else self.pow_(other)
 
     def __iand__(self, other: Any) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with_(Tensor.bitwise_and_, None, "&=", other, plain_number=True)
+        return self._logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)
 
     def __ior__(self, other: Any) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with_(Tensor.bitwise_or_, None, "|=", other, plain_number=True)
+        return self._logic_(Tensor.bitwise_or_, torch.bitwise_or, "|=", other)
 
     def __ixor__(self, other: Any) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with_(Tensor.bitwise_xor_, None, "^=", other, plain_number=True)
+        return self._logic_(Tensor.bitwise_xor_, torch.bitwise_xor, "^=", other)
+
+    def _logic_(self, one: One, op: Any, what: str, other: Any) -> Self:
+        value = operand(other)
+        if value is NotImplemented:
+            return NotImplemented  # type: ignore[no-any-return]
+        writes = combining(self, value, op) if isinstance(value, Contract) else []
+        self._with_(one, None, what, value, plain_number=True)
+        for write in writes:
+            write()
+        return self
 
     # --- the mechanism ----------------------------------------------------------------------------------------------
 

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from tensordict import registry
-from tensordict.contract import Contract
+from tensordict.contract import Contract, named_error
 from tensordict.errors import ShapeError
 from tensordict.holders import same_value
+from tensordict.keys import path_of
 from tensordict.ops.comparison import Comparison
+from tensordict.ops.writing import _Copies
 from tensordict.shapes import nested_lists
 
 
@@ -32,6 +34,42 @@ _ON_VALUES: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bitwise_xor: operator.xor,
     or_with_right: or_with_right,
 }
+
+
+def combining(container: Any, other: Contract, op: Any) -> list[Callable[[], None]]:
+    """What writes the results of an operator over the values of a container, which some in `other` stand beside.
+
+    Values that `other` has no counterpart of stay as they are.
+
+    Raises:
+        TypeError: Python does not know the operator for these values.
+        ShapeError: they are of other batch sizes.
+    """
+    fresh: dict[Any, Any] = {}
+    for key, holder in container.non_tensor_items(include_nested=True):
+        theirs: Any = other._peek(path_of(key))  # type: ignore[attr-defined]
+        if isinstance(theirs, Contract) and theirs._is_non_tensor:
+            try:
+                if not (hasattr(holder, "_value") and hasattr(theirs, "_value")):
+                    _check_sizes(holder, theirs)
+                fresh[key] = holder._combined(theirs, _ON_VALUES[op])
+            except (TypeError, ShapeError) as error:
+                raise named_error(error, path_of(key)) from None
+    targets = _Copies()
+    container._plan_copies(fresh, (), targets, [])
+    return targets.writes
+
+
+def _check_sizes(one: Any, other: Contract) -> None:
+    if not other._is_non_tensor or one._batch_size != other._batch_size:
+        raise ShapeError(
+            f"values that are no tensors can be compared with such of the same batch size: one side has "
+            f"{list(one._batch_size)}, the other is a {type(other).__name__} of {list(other._batch_size)}"
+        )
+
+
+def _bools(values: list[Any], size: torch.Size, device: torch.device | None) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool, device=device).reshape(size)
 
 
 class Operators(Comparison):
@@ -62,19 +100,20 @@ class Operators(Comparison):
         if fn is None:
             return self.copy()  # type: ignore[attr-defined]
         size, device = self._batch_size, self._device
-        if not other._is_non_tensor or size != other._batch_size:
-            raise ShapeError(
-                f"values that are no tensors can be compared with such of the same batch size: one side has "
-                f"{list(size)}, the other is a {type(other).__name__} of {list(other._batch_size)}"
-            )
+        _check_sizes(self, other)
+        result = self._combined(other, fn)
+        one = hasattr(result, "_value")
+        results = [result._value] if one else result._flat_values()
+        if not all(type(value) is bool for value in results):
+            return result
+        return torch.full(size, *results, device=device) if one else _bools(results, size, device)
+
+    def _combined(self, other: Any, fn: Callable[[Any, Any], Any]) -> Any:
+        """The holder of what `fn` gives for the values of two holders of one batch size."""
+        size, device = self._batch_size, self._device
         if hasattr(self, "_value") and hasattr(other, "_value"):
-            result = fn(self._value, other._value)
-            if type(result) is bool:
-                return torch.full(size, result, device=device)
-            return self._of(result, size, device, self._names)  # type: ignore[attr-defined]
+            return self._of(fn(self._value, other._value), size, device, self._names)  # type: ignore[attr-defined]
         results = [fn(*pair) for pair in zip(self._flat_values(), other._flat_values(), strict=True)]
-        if all(type(result) is bool for result in results):
-            return torch.tensor(results, dtype=torch.bool, device=device).reshape(size)
         return registry.lookup("NonTensorStack")._of_lists(nested_lists(results, size), size, 0, device)
 
     def __ror__(self, other: Any) -> Any:
