@@ -24,8 +24,6 @@ from tensordict.views import (
 )
 
 if TYPE_CHECKING:
-    import builtins
-
     from tensordict.keys import Key
     from tensordict.lazy import LazyStackedTensorDict
     from tensordict.persistent import PersistentTensorDict
@@ -102,7 +100,7 @@ if TYPE_CHECKING:
         For type checkers only, and for what is used most; the rest they take for results of the class itself.
         """
 
-        @overload  # type: ignore[override]
+        @overload
         def __getitem__(self, index: Key) -> Any: ...
         @overload
         def __getitem__(self, index: Any) -> TensorDict: ...
@@ -127,29 +125,57 @@ if TYPE_CHECKING:
         def data(self) -> TensorDict: ...  # type: ignore[override]
         @property
         def grad(self) -> TensorDict | None: ...  # type: ignore[override]
-        def _one(self) -> TensorDict: ...
-        def _two(self, other: Any) -> TensorDict: ...
-        def _two_or(self, other: Any, *, default: Any = None) -> TensorDict: ...
-        def _scaled(self, other: Any, *, alpha: float | None = None, default: Any = None) -> TensorDict: ...
-
-        __abs__ = __invert__ = __neg__ = abs = detach = exp = floor = isfinite = isnan = log = _one  # type: ignore[assignment]
-        neg = round = sigmoid = sign = sqrt = tanh = _one  # type: ignore[assignment]
-        bfloat16 = bool = double = float = float32 = float64 = half = int = _one  # type: ignore[assignment]
-        __add__ = __and__ = __floordiv__ = __ge__ = __gt__ = __le__ = __lt__ = __mod__ = _two  # type: ignore[assignment]
-        __mul__ = __or__ = __pow__ = __radd__ = __rmul__ = __rsub__ = __rtruediv__ = __sub__ = __truediv__ = _two  # type: ignore[assignment]
-        div = maximum = minimum = mul = pow = _two_or  # type: ignore[assignment]
-        add = sub = _scaled  # type: ignore[assignment]
-
+        def __abs__(self) -> TensorDict: ...  # type: ignore[override]
+        def __invert__(self) -> TensorDict: ...  # type: ignore[override]
+        def __neg__(self) -> TensorDict: ...  # type: ignore[override]
+        def abs(self) -> TensorDict: ...  # type: ignore[override]
+        def detach(self) -> TensorDict: ...  # type: ignore[override]
+        def exp(self) -> TensorDict: ...  # type: ignore[override]
+        def log(self) -> TensorDict: ...  # type: ignore[override]
+        def neg(self) -> TensorDict: ...  # type: ignore[override]
+        def sqrt(self) -> TensorDict: ...  # type: ignore[override]
+        def sigmoid(self) -> TensorDict: ...  # type: ignore[override]
+        def tanh(self) -> TensorDict: ...  # type: ignore[override]
+        def isnan(self) -> TensorDict: ...  # type: ignore[override]
+        def isfinite(self) -> TensorDict: ...  # type: ignore[override]
+        def __add__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __and__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __eq__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __floordiv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __ge__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __gt__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __le__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __lt__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __mod__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __mul__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __ne__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __or__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __pow__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __radd__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __rmul__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __rsub__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __rtruediv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __sub__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __truediv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def div(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def maximum(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def minimum(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def mul(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def pow(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def add(self, other: Any, *, alpha: Any = None, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def sub(self, other: Any, *, alpha: Any = None, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def select(self, *keys: Any, **options: Any) -> TensorDictBase: ...  # type: ignore[override]
+        def exclude(self, *keys: Any, **options: Any) -> TensorDictBase: ...  # type: ignore[override]
         def expand(self, *args: Any, size: Any = None, shape: Any = None) -> TensorDict: ...  # type: ignore[override]
         def flatten_keys(  # type: ignore[override]
-            self, separator: str = ..., inplace: builtins.bool = ..., is_leaf: Any = ...
+            self, separator: str = ..., inplace: bool = ..., is_leaf: Any = ...
         ) -> TensorDict: ...
-        def unflatten_keys(self, separator: str = ..., inplace: builtins.bool = ...) -> TensorDict: ...  # type: ignore[override]
+        def unflatten_keys(self, separator: str = ..., inplace: bool = ...) -> TensorDict: ...  # type: ignore[override]
         def reshape(self, *args: Any, **options: Any) -> TensorDict: ...  # type: ignore[override]
         def view(self, *shape: Any, size: Any = ..., batch_size: Any = ...) -> TensorDict: ...  # type: ignore[override]
         def permute(self, *args: Any, dims: Any = ...) -> TensorDict: ...  # type: ignore[override]
-        def squeeze(self, dim: builtins.int | tuple[builtins.int, ...] | None = ...) -> TensorDict: ...  # type: ignore[override]
-        def unsqueeze(self, dim: builtins.int) -> TensorDict: ...  # type: ignore[override]
+        def squeeze(self, dim: int | tuple[int, ...] | None = ...) -> TensorDict: ...  # type: ignore[override]
+        def unsqueeze(self, dim: int) -> TensorDict: ...  # type: ignore[override]
 
 else:
     GivesTensorDicts = TensorDictBase

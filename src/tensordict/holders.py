@@ -59,8 +59,16 @@ class OfTypeMeta(type):
 
 if TYPE_CHECKING:
 
+    class _Value(Generic[V]):
+        """An attribute that holds the value."""
+
+        def __get__(self, instance: object, owner: Any = None) -> V: ...
+        def __set__(self, instance: object, value: V) -> None: ...
+
     class _Of(Generic[V]):
         """What type checkers know of the parameter."""
+
+        data: _Value[V]
 
 else:
     _Of = {V: object}
@@ -85,7 +93,7 @@ class OfType(_Of[V], metaclass=OfTypeMeta):
                 pytree.register(made, flatten_holder, unflatten_holder, flatten_holder_with_keys)
             return _typed[key]
 
-    def __init__(self, data: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, data: V, *args: Any, **kwargs: Any) -> None:
         super().__init__(data, *args, **kwargs)  # type: ignore[call-arg]
         self._check_value(self._value)  # type: ignore[attr-defined]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 Key: TypeAlias = "str | tuple[Key, ...]"  # a name, or a tuple of keys
 Path = tuple[str, ...]
@@ -14,14 +14,18 @@ class _NestedKeyMeta(type):
         return is_nested_key(instance)
 
 
-class NestedKey(metaclass=_NestedKeyMeta):
-    """The type of a nested key: `isinstance(x, NestedKey)` holds for a string or a (nested) tuple of strings.
+if TYPE_CHECKING:
+    NestedKey: TypeAlias = Key
+else:
 
-    Example:
-        >>> from tensordict import NestedKey
-        >>> isinstance(("a", ("b", "c")), NestedKey), isinstance(("a", 0), NestedKey)
-        (True, False)
-    """
+    class NestedKey(metaclass=_NestedKeyMeta):
+        """The type of a nested key: `isinstance(x, NestedKey)` holds for a string or a (nested) tuple of strings.
+
+        Example:
+            >>> from tensordict import NestedKey
+            >>> isinstance(("a", ("b", "c")), NestedKey), isinstance(("a", 0), NestedKey)
+            (True, False)
+        """
 
 
 def is_nested_key(key: object) -> TypeGuard[Key]:

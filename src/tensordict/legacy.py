@@ -22,6 +22,8 @@ from tensordict.tensordict import TensorDict
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tensordict.collection import TensorCollection
+
 # The name of a shape method and its arguments, as in `("permute", 1, 0)`.
 Operation = tuple[Any, ...]
 
@@ -149,10 +151,10 @@ class LazyView(TensorDictBase):
         remember_state(self, _keep)
 
     @classmethod
-    def over(cls, source: Any, size: torch.Size, forward: Operation, backward: Operation) -> Any:
+    def over(cls, source: Any, size: torch.Size, forward: Operation, backward: Operation) -> TensorCollection:
         """`forward` done to `source` lazily, which gives it the batch size `size`; `backward` is what takes it back."""
         if isinstance(source, LazyView) and source._taken_back_by(forward):
-            return source._source
+            return source._source  # type: ignore[no-any-return]
         return cls(source, forward, backward, source._batch_size, size)
 
     def _taken_back_by(self, operation: Operation) -> bool:

@@ -59,7 +59,7 @@ class _Holding(Saved, Operators, TensorCollection):
         """What this becomes when the values of `new` are assigned to a part of the batch: itself, or a stack."""
         raise NotImplementedError
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Self:  # type: ignore[override]
         """A copy: values have no other form."""
         return self.clone()
 
@@ -265,7 +265,7 @@ class NonTensorDataBase(_Holding):
         """The value, which is what a dict of the entries of a container has in the place of its holder."""
         return self._value
 
-    def maybe_to_stack(self) -> Any:
+    def maybe_to_stack(self) -> NonTensorDataBase | NonTensorStack:
         """The same values as a :class:`NonTensorStack`, so that each can be replaced; itself without batch dims.
 
         Example:
@@ -431,7 +431,7 @@ class NonTensorData(NonTensorDataBase):
 
 
 @registry.register
-class MetaData(OfType[V], NonTensorDataBase):
+class MetaData(OfType[V], NonTensorDataBase):  # type: ignore[misc]
     """A value that belongs to a container as a whole, whatever its batch: a version, a path, a configuration.
 
     As :class:`NonTensorData`, but the stack of equal ones is always one, and the concatenation has the value of the
@@ -449,7 +449,7 @@ class MetaData(OfType[V], NonTensorDataBase):
 
 
 @registry.register
-class NonTensorStack(_Holding, LazyStackedTensorDict):
+class NonTensorStack(_Holding, LazyStackedTensorDict):  # type: ignore[misc]
     """Values that are no tensors, one for each element along a batch dim: a lazy stack of holders.
 
     A list that is assigned to a container becomes one, as does the stack of unequal values; `td[key]` gives the list.
@@ -486,12 +486,12 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
             store.template = NonTensorData._of(None, store.template._batch_size, store.template._device)
 
     @classmethod
-    def _along(cls, members: Sequence[Any], dim: int) -> NonTensorStack:
+    def _along(cls, members: Sequence[Any], dim: int) -> Self:
         """The stack of these holders; `from_*` and the operations end here."""
         return cls._over(Members(list(members), dim, template=None if members else NonTensorData._of(None, _SCALAR)))
 
     @classmethod
-    def from_list(cls, non_tensors: Any) -> Any:  # type: ignore[override]
+    def from_list(cls, non_tensors: Any) -> Self:  # type: ignore[override]
         """The stack of the values of a list, nested lists being further batch dims.
 
         Example:
@@ -522,7 +522,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return cls._along(_grid(flat, size, device).unbind(dim), dim)
 
     @classmethod
-    def from_nontensordata(cls, non_tensor: Any) -> Any:
+    def from_nontensordata(cls, non_tensor: NonTensorDataBase) -> Self | NonTensorDataBase:
         """The stack of as many copies of a holder as its batch has elements, nested along its batch dims; the holder
         itself when it has no batch dims."""
         size = non_tensor._batch_size
@@ -581,11 +581,11 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         """The list of the values, which is what a dict of the entries of a container has in the place of the stack."""
         return self.tolist()
 
-    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:  # type: ignore[override]
         """The stack itself."""
         return self
 
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
+    def densify(self, layout: torch.layout = torch.strided) -> Self:  # type: ignore[override]
         """The stack itself; values have no dense form."""
         return self
 

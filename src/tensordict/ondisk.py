@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
 
 from tensordict import context, pytree, registry
-from tensordict.base import TensorDictBase
+from tensordict.base import GivesTensorDicts, TensorDictBase
 from tensordict.contract import Contract, LeafFn, Names, Rename
 from tensordict.errors import UnsupportedEntryError
 from tensordict.indexing import leaf_index
@@ -21,6 +21,8 @@ from tensordict.ops.reading import AS_SET
 from tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from typing_extensions import Self
 
 
@@ -67,7 +69,7 @@ class _Unread(_Read):
         return self.owner._target(name)
 
 
-class OnDisk(TensorDictBase):
+class OnDisk(GivesTensorDicts):
     """The walks of a container whose tensors are in a file.
 
     A subclass says which entries there are and where: `_listed`, `_holds`, `_target`, `_put` and `_drop`.
@@ -283,13 +285,13 @@ class OnDisk(TensorDictBase):
                 entries[name] = value._excluding(below[name]) if nested else value
         return self._selection(entries)
 
-    def copy(self) -> Any:
+    def copy(self) -> TensorDictBase:  # type: ignore[override]
         """A copy of the structure that shares the entries (as `dict.copy`): they stay in the file, new ones do not."""
         entries = {}
         for name in self._listed():
             value = self._target(name)
             entries[name] = value.copy() if isinstance(value, Contract) else value  # type: ignore[attr-defined]
-        return self._selection(entries)
+        return self._selection(entries)  # type: ignore[no-any-return]
 
     def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Any:
         entries: dict[str, Any] = {}
@@ -318,7 +320,7 @@ class OnDisk(TensorDictBase):
 
     # --- what a file cannot be ----------------------------------------------------------------------------------------
 
-    def memmap_(self, *args: Any, **kwargs: Any) -> Any:
+    def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not possible: the entries stay in the file.
 
         Raises:
@@ -328,6 +330,12 @@ class OnDisk(TensorDictBase):
             "a container over a file cannot become a memory-mapped one in place; memmap() gives such a copy"
         )
 
+    @overload  # type: ignore[override]
+    def consolidate(
+        self, filename: Any = ..., *, return_early: Literal[True], **options: Any
+    ) -> Future[TensorDict]: ...
+    @overload
+    def consolidate(self, filename: Any = ..., **options: Any) -> TensorDict: ...
     def consolidate(self, filename: Any = None, **options: Any) -> Any:
         """What is read, side by side in one storage; arguments, result and errors as for any container.
 

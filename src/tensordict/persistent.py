@@ -154,16 +154,19 @@ class PersistentTensorDict(OnDisk):
             self._note()
 
     def _check_shapes(self) -> None:
-        size = self._size
         for name in self._listed():
             slot = self._slot(name)
-            if slot.kind == hdf5.LEAF and slot.shape[: len(size)] != size:
-                raise SaveError(
-                    f"entry {joined(slot.key)!r} of the HDF5 file {self._file.name!r} has shape {list(slot.shape)}, "
-                    f"which does not begin with the batch size {list(size)}"
-                )
+            self._check_shape(slot)
             if slot.kind == hdf5.NODE:
                 self._child_of(slot)._check_shapes()
+
+    def _check_shape(self, slot: hdf5.Slot) -> None:
+        size = self._size
+        if slot.kind == hdf5.LEAF and slot.shape[: len(size)] != size:
+            raise SaveError(
+                f"entry {joined(slot.key)!r} of the HDF5 file {self._file.name!r} has shape {list(slot.shape)}, "
+                f"which does not begin with the batch size {list(size)}"
+            )
 
     # --- the file -----------------------------------------------------------------------------------------------------
 

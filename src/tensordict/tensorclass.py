@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
@@ -270,7 +270,7 @@ class TensorClass(Declared, metaclass=_Dataclass):
         """The address of every leaf, as a plain container; arguments as for any container."""
         return self._tensordict.data_ptr(storage=storage)  # type: ignore[no-any-return]
 
-    def extend(self, *args: Any, **kwargs: Any) -> Any:
+    def extend(self, *args: Any, **kwargs: Any) -> None:
         """Add members to a lazy stack of instances, see :meth:`LazyStackedTensorDict.extend`.
 
         Raises:
@@ -286,7 +286,7 @@ class TensorClass(Declared, metaclass=_Dataclass):
             >>> points.batch_size
             torch.Size([2])
         """
-        return self._hand_over(self._tensordict.extend, *args, **kwargs)
+        self._hand_over(self._tensordict.extend, *args, **kwargs)
 
     # --- from and to other forms ------------------------------------------------------------------------------------
 
@@ -529,6 +529,6 @@ class TensorAttrs(TensorClass, nocast=True):
         torch.float32
     """
 
-    tgt_device: Any = None
-    tgt_dtype: Any = None
-    tgt_shape: Any = None
+    tgt_device: torch.device | str | int | None = None
+    tgt_dtype: torch.dtype | None = None
+    tgt_shape: Sequence[int] | None = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar, Generic, TypeVar, assert_type
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from typing_extensions import assert_type
 
 from tensordict import TensorClass, TypedTensorDict, tensorclass
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any, NamedTuple, assert_type
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import assert_type
 
 from tensordict import (
     LazyStackedTensorDict,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -137,6 +137,24 @@ def _tensor_over(buffer: Any) -> Any:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
+@overload
+def from_any(
+    obj: Mapping[Any, Any],
+    *,
+    auto_batch_size: bool = ...,
+    batch_dims: int | None = ...,
+    device: Any = ...,
+    batch_size: Any = ...,
+) -> TensorDict: ...
+@overload
+def from_any(
+    obj: Any,
+    *,
+    auto_batch_size: bool = ...,
+    batch_dims: int | None = ...,
+    device: Any = ...,
+    batch_size: Any = ...,
+) -> Any: ...
 def from_any(
     obj: Any,
     *,

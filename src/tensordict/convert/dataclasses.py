@@ -4,11 +4,36 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tensordict import registry
 
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
 
+    from tensordict.tensorclass import TensorClass
+
+    C = TypeVar("C")
+
+    class _Options(TypedDict, total=False):
+        auto_batch_size: bool
+        batch_dims: int | None
+        batch_size: Any
+        frozen: bool
+        autocast: bool
+        nocast: bool
+        inplace: bool
+        shadow: bool
+        tensor_only: bool
+        device: Any
+
+
+@overload
+def from_dataclass(obj: type[Any], *, dest_cls: None = ..., **options: Unpack[_Options]) -> type[TensorClass]: ...
+@overload
+def from_dataclass(obj: Any, *, dest_cls: type[C], **options: Unpack[_Options]) -> C: ...
+@overload
+def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_Options]) -> TensorClass: ...
 def from_dataclass(
     obj: Any,
     *,

@@ -7,7 +7,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from tensordict.contract import Contract, is_node
 from tensordict.convert.mappings import refuse_exclusive
 from tensordict.errors import FieldError
 from tensordict.keys import Path, joined
+
+if TYPE_CHECKING:
+    from tensordict.tensordict import TensorDict
 
 # The entry that says what a container was, and the beginning of the names of those that hold a key and its value.
 MARK = "_pytree_type"
@@ -34,6 +37,18 @@ class Registered:
     context: Any
 
 
+@overload
+def from_pytree(
+    pytree: dict[Any, Any] | list[Any] | tuple[Any, ...],
+    *,
+    batch_size: Any = ...,
+    auto_batch_size: bool = ...,
+    batch_dims: int | None = ...,
+) -> TensorDict: ...
+@overload
+def from_pytree(
+    pytree: Any, *, batch_size: Any = ..., auto_batch_size: bool = ..., batch_dims: int | None = ...
+) -> Any: ...
 def from_pytree(
     pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
 ) -> Any:

@@ -36,6 +36,8 @@ from tensordict.shapes import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tensordict.collection import TensorCollection
+
 _FULL = slice(None)
 _MASKS = (torch.bool, torch.uint8)
 
@@ -260,7 +262,7 @@ class LazyDims(LazyCore):
 
     # --- cutting ----------------------------------------------------------------------------------------------------
 
-    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+    def unbind(self, dim: int = 0) -> tuple[TensorCollection, ...]:  # type: ignore[override]
         """The members, along the stack dim; else lazy stacks of their elements. Arguments as for any container."""
         store = self._entries
         dim = as_dim(dim, len(self._batch_size))

@@ -376,7 +376,7 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
 
     def valid_keys(
         self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False
-    ) -> KeysView[Any]:
+    ) -> KeysView[str | tuple[str, ...]]:
         """A live view of the keys that all members have; the same as :meth:`keys`."""
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
 

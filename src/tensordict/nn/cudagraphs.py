@@ -76,8 +76,8 @@ class CudaGraphModule:
         self,
         module: Callable[..., Any],
         warmup: int = 2,
-        in_keys: list[Key] | None = None,
-        out_keys: list[Key] | None = None,
+        in_keys: Sequence[Key] | None = None,
+        out_keys: Sequence[Key] | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
         if not callable(module):
@@ -189,7 +189,7 @@ class CudaGraphModule:
         recording.inputs, recording.buffers, recording.output = inputs, buffers, output
         recording.graph = graph
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """That of the module; empty for a function."""
         return self.module.state_dict(*args, **kwargs) if isinstance(self.module, nn.Module) else {}
 

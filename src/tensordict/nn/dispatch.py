@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch.utils._contextlib import _DecoratorContextManager
 
@@ -19,7 +19,7 @@ _enabled = True
 _ABSENT = inspect.Parameter.empty
 
 
-class dispatch:  # a function to its callers, as in the public API
+class _Dispatch:
     """Let a method that takes a container be called with the entries themselves.
 
     The arguments are the entries at the in-keys, by position in their order or by name; the parts of a nested key are
@@ -128,7 +128,23 @@ class dispatch:  # a function to its callers, as in the public API
         return values[0] if len(values) == 1 else tuple(values)
 
 
-_modules = dispatch(auto_batch_size=False)
+if TYPE_CHECKING:
+    # A function to its callers: what it makes of a method has no type of its own.
+    @overload
+    def dispatch(separator: Callable[..., Any]) -> Callable[..., Any]: ...
+    @overload
+    def dispatch(
+        separator: str = ...,
+        source: str | Sequence[Key] = ...,
+        dest: str | Sequence[Key] = ...,
+        auto_batch_size: bool = ...,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+    def dispatch(*args: Any, **kwargs: Any) -> Any: ...
+else:
+    dispatch = _Dispatch
+    _Dispatch.__name__ = _Dispatch.__qualname__ = "dispatch"
+
+_modules = _Dispatch(auto_batch_size=False)
 
 
 def entries_as_container(

@@ -7,12 +7,13 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from tensordict.base import TensorDictBase
+from tensordict.collection import TensorCollection
 from tensordict.contract import Contract
 from tensordict.extras import require
 from tensordict.keys import Key, is_nested_key, path_of, unravel_key
@@ -23,8 +24,25 @@ from tensordict.ops.indexing import given
 from tensordict.ops.together import set_all
 from tensordict.tensordict import TensorDict
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Inplace = bool | str
 _INPLACE = (True, False, "empty")
+
+C = TypeVar("C", bound=TensorCollection)
+Out = TypeVar("Out", bound=TensorCollection)
+
+
+class OnContainers(Protocol):
+    """The type of a call of a module: what it is given, or is to write to, comes back; entries give entries."""
+
+    @overload
+    def __call__(self, tensordict: C, *args: Any, tensordict_out: None = None, **kwargs: Any) -> C: ...
+    @overload
+    def __call__(self, tensordict: TensorCollection, *args: Any, tensordict_out: Out, **kwargs: Any) -> Out: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class TensorDictModuleBase(nn.Module):
@@ -85,12 +103,17 @@ class TensorDictModuleBase(nn.Module):
         object.__setattr__(self, "_out_keys", as_keys(value, "out_keys"))
         self.reset_out_keys()
 
+    if TYPE_CHECKING:
+        # Subclasses declare them in their body, where pyright lets no property be replaced.
+        in_keys: list[Key]  # type: ignore[no-redef]
+        out_keys: list[Key]  # type: ignore[no-redef]
+
     @property
     def out_keys_source(self) -> list[Key]:
         """The keys of all entries that are written, whichever were selected."""
         return self._out_keys
 
-    def select_out_keys(self, *out_keys: Key) -> Any:
+    def select_out_keys(self, *out_keys: Key) -> Self:
         """Keep only some of the entries that the module writes; the others are removed from the result.
 
         An entry that is read as well is kept. :meth:`reset_out_keys` undoes it.
@@ -128,7 +151,7 @@ class TensorDictModuleBase(nn.Module):
                 raise ValueError(f"cannot select {key!r}, which is none of the out-keys {self.out_keys}")
         return selected
 
-    def reset_out_keys(self) -> Any:
+    def reset_out_keys(self) -> Self:
         """Undo :meth:`select_out_keys`; returns the module itself."""
         object.__setattr__(self, "_out_keys_apparent", None)
         if self._selecting is not None:
@@ -141,6 +164,10 @@ class TensorDictModuleBase(nn.Module):
         """Whether a module has in-keys and out-keys."""
         return hasattr(module, "in_keys") and hasattr(module, "out_keys")
 
+    @overload
+    def reset_parameters_recursive(self, parameters: None = None) -> None: ...
+    @overload
+    def reset_parameters_recursive(self, parameters: C) -> C: ...
     def reset_parameters_recursive(self, parameters: Any = None) -> Any:
         """Call `reset_parameters` of all submodules that have it.
 
@@ -220,7 +247,7 @@ def as_keys(keys: Any, what: str) -> list[Key]:
     """A list of keys, each of them flat; `ValueError` for what is no list of keys, nor a name."""
     if isinstance(keys, str):
         keys = [keys]
-    if not isinstance(keys, (list, tuple)) or not all(map(is_nested_key, keys)):
+    if not isinstance(keys, Sequence) or not all(map(is_nested_key, keys)):
         raise ValueError(f"{what} must be of type list, str or tuples of str, or dict (in_keys only), got {keys!r}")
     return [unravel_key(key) for key in keys]
 
@@ -278,6 +305,9 @@ class TensorDictModule(TensorDictModuleBase):
         (torch.Size([5, 4]), 3)
     """
 
+    if TYPE_CHECKING:
+        __call__: OnContainers
+
     # The names of the arguments, when `in_keys` maps them.
     _kwargs: list[str] | None = None
     _get_kwargs: dict[str, Any] | None = None
@@ -285,8 +315,8 @@ class TensorDictModule(TensorDictModuleBase):
     def __init__(
         self,
         module: Callable[..., Any],
-        in_keys: Key | list[Key] | Mapping[Any, Any],
-        out_keys: Key | list[Key],
+        in_keys: Key | Sequence[Key] | Mapping[Any, Any],
+        out_keys: Key | Sequence[Key],
         *,
         out_to_in_map: bool | None = None,
         inplace: Inplace | None = True,
@@ -563,12 +593,12 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         """All that the wrapped module writes."""
         return self.td_module.out_keys_source
 
-    def select_out_keys(self, *out_keys: Key) -> Any:
+    def select_out_keys(self, *out_keys: Key) -> Self:
         """As the wrapped module's; returns the wrapper."""
         self.td_module.select_out_keys(*out_keys)
         return self
 
-    def reset_out_keys(self) -> Any:
+    def reset_out_keys(self) -> Self:
         """As the wrapped module's; returns the wrapper."""
         self.td_module.reset_out_keys()
         return self
@@ -613,14 +643,14 @@ class WrapModule(TensorDictModuleBase):
         func: Callable[[Any], Any],
         *,
         inplace: bool = False,
-        in_keys: list[Key] | None = None,
-        out_keys: list[Key] | None = None,
+        in_keys: Sequence[Key] | None = None,
+        out_keys: Sequence[Key] | None = None,
     ) -> None:
         super().__init__()
         self.func = func
         self.inplace = inplace
-        self.in_keys = in_keys or []
-        self.out_keys = out_keys or []
+        self.in_keys = as_keys(in_keys or [], "in_keys")
+        self.out_keys = as_keys(out_keys or [], "out_keys")
 
     def forward(self, data: Any) -> Any:
         """Call the function."""
@@ -646,7 +676,7 @@ class as_tensordict_module:  # a function to its callers, as in the public API
         tensor(4)
     """
 
-    def __init__(self, *, in_keys: Key | list[Key], out_keys: Key | list[Key]) -> None:
+    def __init__(self, *, in_keys: Key | Sequence[Key], out_keys: Key | Sequence[Key]) -> None:
         self.in_keys = as_keys(_one_or_more(in_keys), "in_keys")
         self.out_keys = as_keys(_one_or_more(out_keys), "out_keys")
 

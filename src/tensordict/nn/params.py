@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensordict import pytree, registry
-from tensordict.base import GivesTensorDicts, TensorDictBase
+from tensordict.base import GivesTensorDicts
 from tensordict.contract import Clones, Contract, is_node
 from tensordict.errors import ContainerExpected, ModuleError, SaveError
 from tensordict.face import Face

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributions as D
 
 from tensordict.contract import Contract, is_node
 from tensordict.keys import Key, is_nested_key, path_of, unravel_key, unravel_key_list
@@ -21,7 +22,7 @@ from tensordict.nn.distributions.composite import (
 from tensordict.nn.distributions.continuous import Delta
 from tensordict.nn.generators import use_generator as _use_generator
 from tensordict.nn.interaction import InteractionType, interaction_type, set_interaction_type, value_of
-from tensordict.nn.module import TensorDictModuleBase
+from tensordict.nn.module import C, TensorDictModuleBase
 from tensordict.nn.sequence import TensorDictSequential
 from tensordict.nn.skipping import is_skipped
 from tensordict.ops.together import set_all
@@ -96,14 +97,14 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     def __init__(
         self,
-        in_keys: Key | list[Key] | Mapping[str, Key],
-        out_keys: Key | list[Key] | None = None,
+        in_keys: Key | Sequence[Key] | Mapping[str, Key],
+        out_keys: Key | Sequence[Key] | None = None,
         *,
         default_interaction_type: InteractionType | str = InteractionType.DETERMINISTIC,
         distribution_class: Callable[..., Any] = Delta,
         distribution_kwargs: Any = None,
         return_log_prob: bool = False,
-        log_prob_keys: list[Key] | None = None,
+        log_prob_keys: Sequence[Key] | None = None,
         log_prob_key: Key | None = None,
         cache_dist: bool = False,
         n_empirical_estimate: int = 1000,
@@ -212,7 +213,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     # --- distributions ------------------------------------------------------------------------------------------------
 
-    def get_dist(self, tensordict: Any) -> Any:
+    def get_dist(self, tensordict: Any) -> D.Distribution:
         """The distribution that the parameters in a container make.
 
         Raises:
@@ -225,7 +226,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             parameters[name] = value if type(value) is Tensor else tensordict.get(key, None)
         kwargs = self.distribution_kwargs
         try:
-            return self.distribution_class(**parameters, **(kwargs if type(kwargs) is dict else dict(kwargs.items())))
+            return self.distribution_class(**parameters, **(kwargs if type(kwargs) is dict else dict(kwargs.items())))  # type: ignore[no-any-return]
         except Exception as error:
             missing = [key for name, key in zip(self.dist_keys, self.in_keys) if parameters[name] is None]
             if missing:
@@ -240,7 +241,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 ) from error
             raise
 
-    def build_dist_from_params(self, tensordict: Any) -> Any:
+    def build_dist_from_params(self, tensordict: Any) -> D.Distribution:
         """As :meth:`get_dist`."""
         return self.get_dist(tensordict)
 
@@ -505,15 +506,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     # --- distributions ------------------------------------------------------------------------------------------------
 
-    def get_dist_params(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+    def get_dist_params(self, tensordict: C, tensordict_out: C | None = None, **kwargs: Any) -> C:
         """Run all modules but the last; returns the container that then has the parameters."""
         with set_interaction_type(interaction_type() or self.default_interaction_type):
             if tensordict_out is None and isinstance(tensordict, Contract):
                 # Without a module that is made for one call: 90 us.
-                return self._through(tensordict, self._held()[:-1])
+                return self._through(tensordict, self._held()[:-1])  # type: ignore[no-any-return]
             return self.det_part(tensordict, tensordict_out=tensordict_out, **kwargs)
 
-    def get_dist(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+    def get_dist(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> D.Distribution:
         """The distribution that the modules make of a container.
 
         What the modules write on the way reaches the container, unless the distribution is a composite one.
@@ -523,13 +524,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             tensordict_out: a container that gets what the modules write.
         """
         if self.return_composite:
-            return self._composite(tensordict.copy(), scored=False)
-        return self._last_module.get_dist(self.get_dist_params(tensordict, tensordict_out, **kwargs))
+            return self._composite(tensordict.copy(), scored=False)  # type: ignore[no-any-return]
+        return self._last_module.get_dist(self.get_dist_params(tensordict, tensordict_out, **kwargs))  # type: ignore[no-any-return]
 
-    def build_dist_from_params(self, tensordict: Any) -> Any:
+    def build_dist_from_params(self, tensordict: Any) -> D.Distribution:
         """The distribution of parameters that a container has already; no module runs."""
         if not self.return_composite:
-            return self._last_module.build_dist_from_params(tensordict)
+            return self._last_module.build_dist_from_params(tensordict)  # type: ignore[no-any-return]
         dists: dict[Key, Any] = {}
         for module in reversed(self._probabilistic):
             _add_parts(dists, module, module.build_dist_from_params(tensordict))

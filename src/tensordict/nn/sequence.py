@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
 
@@ -12,6 +12,9 @@ from tensordict.keys import Key, path_of, unravel_key_list
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, WrapModule, output_of
 from tensordict.nn.skipping import is_skipped
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["TensorDictSequential"]
 
@@ -91,7 +94,7 @@ class TensorDictSequential(TensorDictModule):
 
     # --- selection ----------------------------------------------------------------------------------------------------
 
-    def select_out_keys(self, *selected_out_keys: Key) -> Any:
+    def select_out_keys(self, *selected_out_keys: Key) -> Self:
         """Write only some of the out-keys: what else the modules write does not reach the container.
 
         Args:
@@ -107,12 +110,14 @@ class TensorDictSequential(TensorDictModule):
         self._select_before_return = True
         return self
 
-    def reset_out_keys(self) -> Any:
+    def reset_out_keys(self) -> Self:
         """Undo :meth:`select_out_keys`; returns the module itself."""
         self._select_before_return = False
         return super().reset_out_keys()
 
-    def select_subsequence(self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None) -> Any:
+    def select_subsequence(
+        self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None
+    ) -> TensorDictSequential:
         """The modules that can run given some keys, and that others are computed from.
 
         Args:
@@ -160,7 +165,7 @@ class TensorDictSequential(TensorDictModule):
                 f"No modules left after selection. Make sure that in_keys and out_keys are coherent: of "
                 f"{list(self.in_keys)} and {list(self.out_keys_source)}, got {in_keys} and {out_keys}"
             )
-        return self._part(needed[::-1])
+        return self._part(needed[::-1])  # type: ignore[no-any-return]
 
     def _part(self, modules: Sequence[tuple[str, Any]]) -> Any:
         """A sequence of some of the modules, by name where these have names."""
@@ -238,6 +243,10 @@ class TensorDictSequential(TensorDictModule):
             return item in self.module
         return any(module is item for module in self)
 
+    @overload
+    def __getitem__(self, index: slice) -> TensorDictSequential: ...
+    @overload
+    def __getitem__(self, index: int | str) -> Any: ...
     def __getitem__(self, index: int | slice | str) -> Any:
         if isinstance(index, slice):
             return self._part(_named(self.module)[index])
@@ -263,17 +272,17 @@ class TensorDictSequential(TensorDictModule):
             del self.module[self._place(index)]
         self._update_keys()
 
-    def append(self, module: Any) -> TensorDictSequential:
+    def append(self, module: Any) -> Self:
         """Add a module at the end; returns the sequence. Sequences made from a mapping take `net[name] = module`."""
         return self.insert(len(self), module)
 
-    def extend(self, modules: Any) -> TensorDictSequential:
+    def extend(self, modules: Any) -> Self:
         """Add several modules at the end; returns the sequence."""
         for module in modules:
             self.append(module)
         return self
 
-    def insert(self, index: int, module: Any) -> TensorDictSequential:
+    def insert(self, index: int, module: Any) -> Self:
         """Insert a module before the one at `index`; returns the sequence."""
         if isinstance(self.module, nn.ModuleDict):
             raise TypeError("the modules of this sequence have names: add one with net[name] = module")

@@ -48,6 +48,13 @@ class _Call:
 class Applying(Writing):
     """`apply` and its kin."""
 
+    # Checkers know the parameters of a lambda only where their number is written out.
+    @overload
+    def apply(self, fn: Callable[[Any], Any], *, filter_empty: Literal[False] | None = ..., **options: Any) -> Self: ...
+    @overload
+    def apply(
+        self, fn: Callable[[Any, Any], Any], other: Any, *, filter_empty: Literal[False] | None = ..., **options: Any
+    ) -> Self: ...
     @overload
     def apply(
         self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
@@ -116,6 +123,20 @@ class Applying(Writing):
         )  # fmt: skip
         return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
 
+    # Checkers know the parameters of a lambda only where their number is written out.
+    @overload
+    def named_apply(
+        self, fn: Callable[[Any, Any], Any], *, filter_empty: Literal[False] | None = ..., **options: Any
+    ) -> Self: ...
+    @overload
+    def named_apply(
+        self,
+        fn: Callable[[Any, Any, Any], Any],
+        other: Any,
+        *,
+        filter_empty: Literal[False] | None = ...,
+        **options: Any,
+    ) -> Self: ...
     @overload
     def named_apply(
         self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
@@ -221,10 +242,15 @@ class Applying(Writing):
             if type(result) is not Tensor:
                 if not isinstance(result, (Tensor, Contract)):
                     result = stored(result, (*path, name), size, self._device)
-                elif result is not value and call.device is NO_DEFAULT and is_node(result):
+                elif (
                     # As where a container is set: one with a device has nested ones on that device.
-                    if self._device is not None and result.device != self._device:
-                        result = result.to(self._device)
+                    self._device is not None
+                    and result is not value
+                    and call.device is NO_DEFAULT
+                    and is_node(result)
+                    and result._device != self._device  # type: ignore[union-attr]
+                ):
+                    result = result.to(self._device)  # type: ignore[union-attr]
             own_shape = type(value) is not Tensor and isinstance(value, Contract) and isinstance(value, Tensor)
             # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
             try:

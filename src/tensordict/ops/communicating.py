@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch.distributed as dist
 from torch.futures import Future
@@ -109,6 +109,30 @@ class Communicating(Leaves):
         receiving.run()
         return link.last_tag(receiving.count)
 
+    @overload
+    def isend(
+        self,
+        dst: int | None = ...,
+        *,
+        group: Any = ...,
+        group_dst: int | None = ...,
+        init_tag: int = ...,
+        pseudo_rand: bool = ...,
+        return_early: Literal[False] = ...,
+        allow_pickle: bool = ...,
+    ) -> int: ...
+    @overload
+    def isend(
+        self,
+        dst: int | None = ...,
+        *,
+        group: Any = ...,
+        group_dst: int | None = ...,
+        init_tag: int = ...,
+        pseudo_rand: bool = ...,
+        return_early: Literal[True],
+        allow_pickle: bool = ...,
+    ) -> list[Sending]: ...
     def isend(
         self,
         dst: int | None = None,
@@ -144,6 +168,30 @@ class Communicating(Leaves):
         sending.wait()
         return link.last_tag(sending.count)
 
+    @overload
+    def irecv(
+        self,
+        src: int | None = ...,
+        *,
+        group: Any = ...,
+        group_src: int | None = ...,
+        return_premature: Literal[False] = ...,
+        init_tag: int = ...,
+        pseudo_rand: bool = ...,
+        allow_pickle: bool = ...,
+    ) -> None: ...
+    @overload
+    def irecv(
+        self,
+        src: int | None = ...,
+        *,
+        group: Any = ...,
+        group_src: int | None = ...,
+        return_premature: Literal[True],
+        init_tag: int = ...,
+        pseudo_rand: bool = ...,
+        allow_pickle: bool = ...,
+    ) -> list[Future[Self]]: ...
     def irecv(
         self,
         src: int | None = None,
@@ -154,7 +202,7 @@ class Communicating(Leaves):
         init_tag: int = 0,
         pseudo_rand: bool = False,
         allow_pickle: bool = False,
-    ) -> list[Future[Any]] | None:
+    ) -> list[Future[Self]] | None:
         """As :meth:`recv`; with `return_premature` a thread of its own receives, and there is a future to wait for.
 
         Args:
@@ -315,7 +363,7 @@ class Communicating(Leaves):
         place = None if device is None else as_device(device)
         return collectives.broadcast(self, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
 
-    def all_gather(self, *, group: Any = None, allow_pickle: bool = False) -> list[Any]:
+    def all_gather(self, *, group: Any = None, allow_pickle: bool = False) -> list[Self]:
         """The containers of all ranks of a group; they may differ in keys, shapes and kinds.
 
         Args:

@@ -28,6 +28,28 @@ if TYPE_CHECKING:
 class Foreign(Converting):
     """`from_any` and its kin, and their opposites."""
 
+    @overload
+    @classmethod
+    def from_any(
+        cls,
+        obj: Mapping[Any, Any],
+        *,
+        auto_batch_size: bool = ...,
+        batch_dims: int | None = ...,
+        device: Any = ...,
+        batch_size: Any = ...,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_any(
+        cls,
+        obj: Any,
+        *,
+        auto_batch_size: bool = ...,
+        batch_dims: int | None = ...,
+        device: Any = ...,
+        batch_size: Any = ...,
+    ) -> Any: ...
     @classmethod
     def from_any(
         cls,
@@ -210,6 +232,21 @@ class Foreign(Converting):
             result.names = names
         return result  # type: ignore[no-any-return]
 
+    @overload
+    @classmethod
+    def from_pytree(
+        cls,
+        pytree: dict[Any, Any] | list[Any] | tuple[Any, ...],
+        *,
+        batch_size: Any = ...,
+        auto_batch_size: bool = ...,
+        batch_dims: int | None = ...,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_pytree(
+        cls, pytree: Any, *, batch_size: Any = ..., auto_batch_size: bool = ..., batch_dims: int | None = ...
+    ) -> Any: ...
     @classmethod
     def from_pytree(
         cls, pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None

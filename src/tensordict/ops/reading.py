@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import ItemsView, KeysView, ValuesView
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -39,6 +39,19 @@ _ABSENT: Any = _NoDefault.ABSENT
 class Reading(Contract):
     """`get` and its kin, and the live views."""
 
+    @overload
+    def keys(
+        self,
+        include_nested: Literal[False] = ...,
+        leaves_only: bool = ...,
+        is_leaf: IsLeaf | None = ...,
+        *,
+        sort: bool = ...,
+    ) -> KeysView[str]: ...
+    @overload
+    def keys(
+        self, include_nested: bool, leaves_only: bool = ..., is_leaf: IsLeaf | None = ..., *, sort: bool = ...
+    ) -> KeysView[str | tuple[str, ...]]: ...
     def keys(
         self,
         include_nested: bool = False,
@@ -81,6 +94,19 @@ class Reading(Contract):
             return _Values(self, include_nested, leaves_only, is_leaf, sort)
         return self._entries.values()
 
+    @overload
+    def items(
+        self,
+        include_nested: Literal[False] = ...,
+        leaves_only: bool = ...,
+        is_leaf: IsLeaf | None = ...,
+        *,
+        sort: bool = ...,
+    ) -> ItemsView[str, Any]: ...
+    @overload
+    def items(
+        self, include_nested: bool, leaves_only: bool = ..., is_leaf: IsLeaf | None = ..., *, sort: bool = ...
+    ) -> ItemsView[str | tuple[str, ...], Any]: ...
     def items(
         self,
         include_nested: bool = False,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tensordict import registry
 from tensordict.contract import Contract
-from tensordict.keys import Path, joined, path_of
+from tensordict.keys import Key, Path, joined, path_of
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing
 
@@ -82,7 +82,7 @@ class Values(Writing):
         value = node._outline()[name]
         return isinstance(value, Contract) and value._is_non_tensor
 
-    def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
+    def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Key, Any], ...]:
         """The (key, holder) pairs of the entries that hold values which are no tensors.
 
         Args:

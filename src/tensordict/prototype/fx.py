@@ -35,7 +35,7 @@ class TDGraphModule(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         self.out_keys = out_keys
-        self.in_keys = in_keys
+        self.in_keys = list(in_keys)
         self.inplace = inplace
         self._gm = graph_module
 

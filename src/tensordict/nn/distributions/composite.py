@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Size, Tensor
 from torch import distributions as D
+from torch.distributions import constraints
 
+from tensordict.collection import TensorCollection
 from tensordict.contract import Contract, is_node, named_error
 from tensordict.errors import ContainerExpected, DuplicateKeyError
 from tensordict.keys import Key, joined, path_of, unravel_key
@@ -17,6 +19,8 @@ from tensordict.nn.interaction import InteractionType, value_of
 from tensordict.ops.together import set_all
 from tensordict.settings import _Modes, _Switch
 from tensordict.tensordict import TensorDict
+
+C = TypeVar("C", bound=TensorCollection)
 
 # As `n_empirical_estimate` of a probabilistic module, of which there is none here.
 _ESTIMATED_FROM = 1000
@@ -167,7 +171,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         [('say', 'word_log_prob'), 'move_log_prob']
     """
 
-    arg_constraints: Any = {}  # noqa: RUF012 (as in torch)
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (as in torch)
     _event_shape = Size()
     _validate_args = False
     dists: dict[Key, Any]
@@ -312,10 +316,10 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
                 raise NotImplementedError(f"entry {key!r}: {type(dist).__name__} has no {what}") from error
         return results
 
-    def _property(self, name: str) -> Any:
+    def _property(self, name: str) -> TensorDict:
         return TensorDict(self._each(name, lambda key, dist: getattr(dist, name)), self._batch_shape)
 
-    def sample(self, shape: Sequence[int] | None = None) -> Any:
+    def sample(self, shape: Sequence[int] | None = None) -> TensorDict:  # type: ignore[override]
         """Draw values, without gradients.
 
         Args:
@@ -327,7 +331,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         size = Size(shape or ())
         return TensorDict({key: dist.sample(size) for key, dist in self.dists.items()}, size + self._batch_shape)
 
-    def rsample(self, shape: Sequence[int] | None = None) -> Any:
+    def rsample(self, shape: Sequence[int] | None = None) -> TensorDict:  # type: ignore[override]
         """Draw values that are differentiable in the parameters; see :meth:`sample`.
 
         Raises:
@@ -337,17 +341,17 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         return TensorDict(self._each("rsample", lambda key, dist: dist.rsample(size)), size + self._batch_shape)
 
     @property
-    def mode(self) -> Any:
+    def mode(self) -> TensorDict:  # type: ignore[override]
         """The modes, in a new container of the batch shape."""
         return self._property("mode")
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> TensorDict:  # type: ignore[override]
         """The means, in a new container of the batch shape."""
         return self._property("mean")
 
     @property
-    def deterministic_sample(self) -> Any:
+    def deterministic_sample(self) -> TensorDict:
         """What `InteractionType.DETERMINISTIC` takes from each distribution, in a new container of the batch shape."""
         kind = InteractionType.DETERMINISTIC
         values = {key: value_of(dist, kind, None, _ESTIMATED_FROM) for key, dist in self.dists.items()}
@@ -381,7 +385,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
             [_summed(value, max(ndim, value.ndim - beyond)) for value, beyond in zip(log_probs, self._beyond)]
         )
 
-    def log_prob(self, sample: Any) -> Any:
+    def log_prob(self, sample: Any) -> Tensor | TensorDict:  # type: ignore[override]
         """The log-probability of a sample.
 
         Args:
@@ -397,10 +401,10 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         """
         log_probs = self._log_probs(sample)
         if composite_lp_aggregate(nowarn=True):
-            return self._sum_of_log_probs(log_probs, sample)
+            return self._sum_of_log_probs(log_probs, sample)  # type: ignore[no-any-return]
         return TensorDict(self._suffixed(log_probs, "_log_prob"), sample.batch_size)
 
-    def log_prob_composite(self, sample: Any, *, include_sum: bool | None = None) -> Any:
+    def log_prob_composite(self, sample: C, *, include_sum: bool | None = None) -> C | TensorDict:
         """The log-probabilities of the values of a sample, under their keys with `_log_prob` behind.
 
         Args:
@@ -425,13 +429,25 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
 
     # --- entropies ----------------------------------------------------------------------------------------------------
 
+    @overload  # type: ignore[override]
+    def entropy(
+        self, samples_mc: int = ..., *, aggregate_probabilities: Literal[True], include_sum: bool | None = ...
+    ) -> Tensor: ...
+    @overload
+    def entropy(
+        self, samples_mc: int = ..., *, aggregate_probabilities: Literal[False], include_sum: bool | None = ...
+    ) -> TensorDict: ...
+    @overload
+    def entropy(
+        self, samples_mc: int = ..., *, aggregate_probabilities: bool | None = ..., include_sum: bool | None = ...
+    ) -> Tensor | TensorDict: ...
     def entropy(
         self,
         samples_mc: int = 1,
         *,
         aggregate_probabilities: bool | None = None,
         include_sum: bool | None = None,
-    ) -> Any:
+    ) -> Tensor | TensorDict:
         """The entropy in nats.
 
         Args:
@@ -444,10 +460,10 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         """
         if composite_lp_aggregate(nowarn=True) if aggregate_probabilities is None else aggregate_probabilities:
             ndim = len(self._batch_shape)
-            return _total([_summed(_entropy(dist, samples_mc), ndim) for dist in self.dists.values()])
+            return _total([_summed(_entropy(dist, samples_mc), ndim) for dist in self.dists.values()])  # type: ignore[no-any-return]
         return self.entropy_composite(samples_mc, include_sum=include_sum)
 
-    def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> Any:
+    def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> TensorDict:
         """The entropies of the distributions, under their keys with `_entropy` behind.
 
         Args:
@@ -465,7 +481,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
 
     # --- distribution functions ---------------------------------------------------------------------------------------
 
-    def cdf(self, sample: Any) -> Any:
+    def cdf(self, sample: C) -> C:  # type: ignore[override]
         """Write the cumulative probability of each value, under its key with `_cdf` behind.
 
         Returns:
@@ -477,7 +493,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         """
         return self._transformed(sample, "cdf", _value)
 
-    def icdf(self, sample: Any) -> Any:
+    def icdf(self, sample: C) -> C:  # type: ignore[override]
         """Write the value at each cumulative probability, under the key of the value with `_icdf` behind.
 
         Args:
@@ -498,7 +514,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
 
         return self._transformed(sample, "icdf", probability)
 
-    def _transformed(self, sample: Any, method: str, read: Callable[[Any, Key], Any]) -> Any:
+    def _transformed(self, sample: C, method: str, read: Callable[[Any, Key], Any]) -> C:
         results = self._each(method, lambda key, dist: getattr(dist, method)(read(sample, key)))
         return _written(sample, {_add_suffix(key, f"_{method}"): value for key, value in results.items()})
 
@@ -552,6 +568,6 @@ def _entropy(dist: Any, samples: int) -> Any:
         return -log_prob.mean(0)
 
 
-def _written(sample: Any, results: dict[Key, Any]) -> Any:
+def _written(sample: C, results: dict[Key, Any]) -> C:
     set_all(sample, list(results), list(results.values()))
     return sample

@@ -149,7 +149,7 @@ class Delta(D.Distribution):
         (torch.Size([2]), tensor([inf, -inf]))
     """
 
-    arg_constraints: Any = {}  # noqa: RUF012 (as in torch)
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (as in torch)
     has_rsample = True
 
     def __init__(
@@ -187,7 +187,7 @@ class Delta(D.Distribution):
         return type(self)(param, self.atol, self.rtol, batch_shape, self._event_shape)
 
     @property
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """Real values of the shape of an event."""
         return constraints.independent(constraints.real, len(self._event_shape))  # type: ignore[no-untyped-call]
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Size, Tensor
 from torch import distributions as D
 from torch.distributions import constraints
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def _one_hot(index: Tensor, count: int) -> Tensor:
@@ -62,13 +65,13 @@ class OneHotCategorical(D.Categorical):
     """
 
     num_params = 1
-    support: Any = constraints.one_hot
+    support: constraints.Constraint = constraints.one_hot
 
     def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None, **kwargs: Any) -> None:
         super().__init__(probs=probs, logits=logits, **kwargs)
         self._event_shape = self._param.shape[-1:]
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """This distribution with its batch dims expanded; its parameters are views."""
         new = self.__new__(type(self)) if _instance is None else _instance
         super().expand(batch_shape, new)  # type: ignore[no-untyped-call]

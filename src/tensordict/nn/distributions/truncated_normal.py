@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Size, Tensor
@@ -20,6 +20,9 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 from torch.special import erfcx
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # What is farther from the mode has no mass in double precision.
 _REACH = 28.0
@@ -112,7 +115,7 @@ class TruncatedNormal(D.Distribution):
         (tensor([0.0000, 0.2876]), tensor([-0.5372, -0.7462]))
     """
 
-    arg_constraints: Any = {  # noqa: RUF012 (as in torch)
+    arg_constraints: dict[str, constraints.Constraint] = {  # noqa: RUF012 (as in torch)
         "loc": constraints.real,
         "scale": constraints.positive,
         # Compared with one another; NaN is not less than anything.
@@ -138,7 +141,7 @@ class TruncatedNormal(D.Distribution):
     def _as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.loc.to(dtype), self.scale.to(dtype), self.a.to(dtype), self.b.to(dtype)
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """This distribution with its batch dims expanded; its parameters are views."""
         new: Any = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
         shape = Size(batch_shape)
@@ -147,10 +150,10 @@ class TruncatedNormal(D.Distribution):
         new._seen = _Interval(*(value.expand(shape) for value in self._seen))
         super(TruncatedNormal, new).__init__(shape, validate_args=False)
         new._validate_args = self._validate_args
-        return new
+        return new  # type: ignore[no-any-return]
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """The interval."""
         return constraints.interval(self.a, self.b)  # type: ignore[no-untyped-call]
 
