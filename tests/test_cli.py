@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import h5py
@@ -21,6 +22,7 @@ import torch
 import tensordict
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, registry
 from tensordict.cli import main
+from tensordict.errors import SaveError
 from tensordict.io import formats
 from tensordict.io.detect import detect_format
 from tensordict.io.progress import bytes_allocated, bytes_on_disk
@@ -173,6 +175,53 @@ def test_inspect_goes_on_past_what_is_broken(tmp_path: pathlib.Path, capsys: pyt
     assert main(["inspect", "--json", str(tmp_path / "x")]) == 1
     report = json.loads(capsys.readouterr().out)
     assert len(report["problems"]) == 2 and report["root"]["entries"]["b"]["entries"]["c"]["type"] == "broken"
+
+
+def spoil_consolidated(path: pathlib.Path) -> None:
+    content = path.read_bytes()
+    assert content.count(b'"c":["torch.float32",[5]') == 1
+    path.write_bytes(content.replace(b'"c":["torch.float32",[5]', b'"c":["torch.float32",[6]'))
+
+
+def spoil_safetensors(path: pathlib.Path) -> None:
+    content = path.read_bytes()
+    assert content.count(b'"b.c":{"dtype":"F32","shape":[5]') == 1
+    path.write_bytes(content.replace(b'"b.c":{"dtype":"F32","shape":[5]', b'"b.c":{"dtype":"F32","shape":[6]'))
+
+
+def spoil_h5(path: pathlib.Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["b/c"].attrs["_dtype"] = "torch.nonsense"
+
+
+@pytest.mark.parametrize(
+    ("to", "spoil"),
+    [("consolidated", spoil_consolidated), ("safetensors", spoil_safetensors), ("h5", spoil_h5)],
+)
+def test_inspect_goes_on_in_one_file(
+    to: str, spoil: Callable[[pathlib.Path], None], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(5), "e": {"f": torch.ones(1)}}, "z": torch.ones(2)})
+    path = tmp_path / "x"
+    formats.write_save(td, path, to)
+    spoil(path)
+    with pytest.raises(SaveError, match="c'"):
+        formats.describe_save(path)
+    assert main(["inspect", str(path)]) == 1
+    output = capsys.readouterr()
+    assert sorted(lines(output.out)[1:]) == sorted(
+        [
+            [".", "TensorDict", "[]"],
+            ["a", "float32", "[3]", "12", "B"],
+            ["b", "TensorDict", "[]"],
+            ["c", "broken"],
+            ["e", "TensorDict", "[]"],
+            ["f", "float32", "[1]", "4", "B"],
+            ["z", "float32", "[2]", "8", "B"],
+        ]
+    )
+    assert len(output.err.splitlines()) == 1 and "c'" in output.err
+    assert main(["inspect", str(path), "--key", "b.e"]) == 1
 
 
 def test_inspect_shows_what_files_take(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,8 +87,8 @@ COMMANDS = {
         """\
 Print what a save holds, of any format: its nested keys with dtypes, shapes and sizes, batch sizes, names of dims,
 the kinds of its containers, and the values that are no tensors. No tensor is read, nothing is unpickled, and the
-tensorclasses that it names need not be known. An entry of a folder or an archive that is broken is shown as such, with
-the reason on standard error, and the others are printed all the same; the command exits with 1 then.
+tensorclasses that it names need not be known. An entry that is broken is shown as such, with the reason on standard
+error, and the others are printed all the same; the command exits with 1 then.
 
 With --json, one object: "path", "format", "nbytes" (of all tensors), "bytes_on_disk" (the lengths of the files),
 "bytes_allocated" (what they take on the disk: less where they have holes, more for many small ones), "tensors",

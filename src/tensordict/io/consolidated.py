@@ -20,7 +20,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ from tensordict.io.detect import refuse_other
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, put_together, taken_apart
 from tensordict.io.meta import DTYPES, is_countable, leaf_spec
 from tensordict.io.names import local_path
-from tensordict.io.structure import SIZES, Described, once, restore
+from tensordict.io.structure import SIZES, Complain, Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.values import plain
@@ -283,12 +283,13 @@ def _stack_of(values: Any, ndim: int, locked: bool) -> dict[str, Any]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def load(filename: PathLike, build: Build = put_together) -> Any:
+def load(filename: PathLike, build: Build = put_together, complain: Complain | None = None) -> Any:
     """The container in a file, of this package or of the reference.
 
     Args:
         filename: the file.
         build: makes each container of its form and its entries.
+        complain: is told of an entry that is broken, as in `restore`.
 
     Raises:
         OSError: the file cannot be read.
@@ -298,11 +299,10 @@ def load(filename: PathLike, build: Build = put_together) -> Any:
     target = local_path(filename)
     fd = files.open_file(target)
     try:
-        content = _read(fd)
+        content = _read(fd, complain is not None)
         storage = filemaps.bytes_of(fd, content.nbytes, target)
-        container = restore(
-            content.spec, _Tensors(Block(storage), content.spans, content.jagged), content.separator, build
-        )
+        tensors = _Tensors(Block(storage), content.spans, content.jagged, content.broken)
+        container = restore(content.spec, tensors, content.separator, build, complain=complain)
     except RecursionError as error:
         raise SaveError(f"the container in {target!r} is nested too deeply") from error
     except SaveError as error:
@@ -343,7 +343,8 @@ def from_parts(description: Any, storage: Any) -> Any:
     content = _Content(said.spec, said.spans, SEPARATOR, said.locked, said.jagged)
     for name, span in content.spans.items():
         _checked(span, name, SEPARATOR, storage.numel())
-    _refuse_overlaps(content)
+    for _, _, overlap in _overlaps(content):
+        raise overlap
     tensors = _Tensors(Block(storage), content.spans, content.jagged)
     container = restore(content.spec, tensors, SEPARATOR, value=lambda value, key: value)
     return _settled(container, content, storage)
@@ -384,18 +385,29 @@ class _Content:
     # How much of the file the tensors reach into.
     nbytes: int = 0
     checksums: Any = None
+    # What is wrong with tensors that `spans` lacks for that.
+    broken: dict[str, SaveError] = field(default_factory=dict)
 
 
 class _Tensors:
     """The tensors over a block by name."""
 
-    def __init__(self, block: Block, spans: dict[str, list[Any]], jagged: dict[str, Jagged] | None = None) -> None:
+    def __init__(
+        self,
+        block: Block,
+        spans: dict[str, list[Any]],
+        jagged: dict[str, Jagged] | None = None,
+        broken: dict[str, SaveError] | None = None,
+    ) -> None:
         self.block = block
         self.spans = spans
         self.jagged = jagged or {}
+        self.broken = broken or {}
 
     def take(self, name: str, key: Path) -> Tensor:
         span = self.spans.get(name)
+        if name in self.broken:
+            raise self.broken[name]
         if span is not None:
             dtype, shape, start, _ = span
             return self.block.tensor(DTYPES[dtype], shape, start)
@@ -424,7 +436,8 @@ def _is_within(positions: Tensor, most: int) -> bool:
     return bool(((positions >= 0) & (positions <= most)).all())
 
 
-def _read(fd: int) -> _Content:
+def _read(fd: int, lenient: bool = False) -> _Content:
+    """What the end of a file says; with `lenient`, tensors that it gives no place are kept apart."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise SaveError("it is not a regular file")
@@ -442,9 +455,18 @@ def _read(fd: int) -> _Content:
     else:
         said = Translation(foreign, SEPARATOR)
         content = _Content(said.spec, said.spans, SEPARATOR, said.locked, said.jagged)
-    for name, span in content.spans.items():
-        content.nbytes = max(content.nbytes, _checked(span, name, content.separator, start))
-    _refuse_overlaps(content)
+    for name, span in list(content.spans.items()):
+        try:
+            content.nbytes = max(content.nbytes, _checked(span, name, content.separator, start))
+        except SaveError as error:
+            if not lenient:
+                raise
+            content.broken[name] = error
+            del content.spans[name]
+    for one, other, overlap in _overlaps(content):
+        if not lenient:
+            raise overlap
+        content.broken[one] = content.broken[other] = overlap
     return content
 
 
@@ -517,8 +539,8 @@ def _checked(span: Any, name: str, separator: str, end: int) -> int:
     return stop
 
 
-def _refuse_overlaps(content: _Content) -> None:
-    """Refuse tensors that lie in each other; those that are the same may."""
+def _overlaps(content: _Content) -> Iterator[tuple[str, str, SaveError]]:
+    """The pairs of tensors that lie in each other; those that are the same may."""
     end = 0
     for _, _, start, stop in content.spans.values():
         if start < end:
@@ -529,7 +551,5 @@ def _refuse_overlaps(content: _Content) -> None:
     spans = sorted((start, stop, name) for name, (_, _, start, stop) in content.spans.items() if start < stop)
     for (start, stop, name), (next_start, next_stop, other) in itertools.pairwise(spans):
         if next_start < stop and (start, stop) != (next_start, next_stop):
-            raise SaveError(
-                f"entries {name.replace(content.separator, '.')!r} and {other.replace(content.separator, '.')!r} lie "
-                "in each other"
-            )
+            one, two = (repr(which.replace(content.separator, ".")) for which in (name, other))
+            yield name, other, SaveError(f"entries {one} and {two} lie in each other")

@@ -24,6 +24,7 @@ from tensordict.io.columns import Column
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUES, Form, face_problem, taken_apart
 from tensordict.io.names import LEAF_SUFFIX, TABLE_SUFFIX
 from tensordict.io.source import Source
+from tensordict.io.structure import Complain
 from tensordict.io.zipping import STORED
 from tensordict.keys import Path, joined
 
@@ -131,22 +132,32 @@ def outline(container: Any, key: Path = ()) -> Form:
     return replace(form, entries=entries)
 
 
-def outline_of_h5(data: Any) -> Form:
-    """The outline of a `PersistentTensorDict`, whose tensorclasses need not be known."""
+def outline_of_h5(data: Any, complain: Complain | None = None) -> Form:
+    """The outline of a `PersistentTensorDict`, whose tensorclasses need not be known; `complain` as in `restore`."""
     entries: dict[str, Form | LeafSpec] = {}
     for name in data._listed():
-        slot = data._slot(name)
-        if slot.kind == hdf5.NODE:
-            entries[name] = outline_of_h5(data._child_of(slot))
-        elif slot.kind == hdf5.LEAF:
-            entries[name] = leaf_spec(slot.stored(None))
-        elif slot.kind == hdf5.VALUE:
-            entries[name] = outline(data._target(name), slot.key)
-        else:
-            entries[name] = Form(VALUES[0], data._batch_size, value=Unreadable(slot.why))
+        try:
+            entries[name] = _entry_of_h5(data, name, complain)
+        except OSError as error:
+            if complain is None:
+                raise
+            if (found := complain(error)) is not None:
+                entries[name] = found
     form = Form(DICT, data._batch_size, names=data._names, entries=entries)
     name = hdf5.noted_class(data._group, data._path, data._file)
     return form if name is None else Form(name, form.batch_size, names=form.names, entries={BEHIND_FACE: form})
+
+
+def _entry_of_h5(data: Any, name: str, complain: Complain | None) -> Form | LeafSpec:
+    slot = data._slot(name)
+    if slot.kind == hdf5.NODE:
+        return outline_of_h5(data._child_of(slot), complain)
+    if slot.kind == hdf5.LEAF:
+        data._check_shape(slot)
+        return leaf_spec(slot.stored(None))
+    if slot.kind == hdf5.VALUE:
+        return outline(data._target(name), slot.key)
+    return Form(VALUES[0], data._batch_size, value=Unreadable(slot.why))
 
 
 def leaf_spec(leaf: Tensor | Column | Compressed) -> LeafSpec:

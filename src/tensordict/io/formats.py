@@ -8,6 +8,7 @@ from typing import Any
 
 from tensordict import registry
 from tensordict.devices import as_device
+from tensordict.errors import SaveError
 from tensordict.io import consolidated, hdf5, safetensors
 from tensordict.io.archive_reader import Archive
 from tensordict.io.describe import Packed, described, left_pickled, outline_of_h5
@@ -101,8 +102,7 @@ def describe_save(path: PathLike, complain: Callable[[OSError], Any] | None = No
 
     Args:
         path: a folder or a file.
-        complain: is told what is wrong with an entry of a folder or an archive, and gives what stands in its place;
-            without it, it is raised.
+        complain: is told what is wrong with an entry, and gives what stands in its place; without it, it is raised.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -110,24 +110,30 @@ def describe_save(path: PathLike, complain: Callable[[OSError], Any] | None = No
     """
     format = detect_format(path)
     if format == H5:
-        return format, outline_of_h5(_opened_h5(path))
+        return format, outline_of_h5(_opened_h5(path, complain is not None), complain)
     if format == CONSOLIDATED:
-        return format, consolidated.load(path, described)
+        return format, consolidated.load(path, described, complain)
     if format == SAFETENSORS:
-        return format, safetensors.load(path, safetensors.LoadOptions(), described)
+        return format, safetensors.load(path, safetensors.LoadOptions(complain=complain), described)
     options = LoadOptions(build=described, unpickle=left_pickled, complain=complain)
     if format == ARCHIVE:
         options.source = Packed(Archive(local_path(path)))
     return format, load_directory(path, options)
 
 
-def _opened_h5(path: PathLike) -> Any:
+def _opened_h5(path: PathLike, lenient: bool) -> Any:
     """The container over an HDF5 file, without the face of a tensorclass."""
-    data = registry.lookup("PersistentTensorDict")(filename=path)
+    # Its outline is checked entry by entry.
+    data = registry.lookup("PersistentTensorDict")(filename=path, validate_batch_size=False)
     if hdf5.noted_size(data._group, (), data._file) is None:
         # Of another program: the batch size is what the tensors have in common, as when it is loaded.
-        with data._file.unnoted():
-            data.auto_batch_size_()
+        try:
+            with data._file.unnoted():
+                data.auto_batch_size_()
+        except SaveError:
+            # What is broken is told entry by entry.
+            if not lenient:
+                raise
     return data
 
 

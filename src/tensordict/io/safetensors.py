@@ -8,7 +8,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from tensordict.io.forms import DICT, Build, Form, put_together
 from tensordict.io.meta import is_countable
 from tensordict.io.names import local_path
 from tensordict.io.progress import Progress
-from tensordict.io.structure import Described, once, restore
+from tensordict.io.structure import Complain, Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.writing import Row
 from tensordict.keys import Path, joined
@@ -179,6 +179,8 @@ class LoadOptions:
     separator: str | None = "."
     device: torch.device | None = None
     progress: bool = False
+    # Is told of entries that are broken.
+    complain: Complain | None = None
 
 
 @dataclass(slots=True)
@@ -197,6 +199,10 @@ class _Header:
     path: str
     entries: dict[str, _Entry]
     metadata: dict[str, str]
+    # What is wrong with the tensors that `entries` lacks for that.
+    broken: dict[str, SaveError]
+    # What is wrong with the whole.
+    problems: list[SaveError]
 
 
 def load(path: PathLike, options: LoadOptions, build: Build = put_together) -> Any:
@@ -215,26 +221,32 @@ def load(path: PathLike, options: LoadOptions, build: Build = put_together) -> A
     target = local_path(path)
     fd = files.open_file(target)
     try:
-        header = _read_header(fd, target)
+        header = _read_header(fd, target, options.complain is not None)
         tensors = _Mapped(fd, header, options.device)
     finally:
         os.close(fd)
     if options.device is not None:
         build = partial(_on_device, build, options.device)
     try:
+        if options.complain is not None:
+            for problem in header.problems:
+                options.complain(problem)
         structure = _read_structure(header)
         with contextlib.ExitStack() as stack:
             if options.progress:
                 tensors.progress = stack.enter_context(Progress("loading", os.path.getsize(target)))
             if structure is None:
-                return _nested(tensors, options.separator, build)
-            container = restore(structure["root"], tensors, structure["separator"], build)
+                return _nested(tensors, options.separator, build, options.complain)
+            container = restore(structure["root"], tensors, structure["separator"], build, complain=options.complain)
     except RecursionError as error:
         raise SaveError(f"the container in {target!r} is nested too deeply") from error
     except SaveError as error:
         raise type(error)(f"{error} (in {target!r})") from error
     if unknown := sorted(header.entries.keys() - tensors.taken):
-        raise SaveError(f"{target!r} has tensors {unknown[:5]} that its description of the structure does not know")
+        left = SaveError(f"{target!r} has tensors {unknown[:5]} that its description of the structure does not know")
+        if options.complain is None:
+            raise left
+        options.complain(left)
     return container
 
 
@@ -297,6 +309,7 @@ class _Mapped:
 
     def __init__(self, fd: int, header: _Header, device: torch.device | None) -> None:
         self.entries = header.entries
+        self.broken = header.broken
         self.taken: set[str] = set()
         self.device = device
         # Is told of the bytes of every tensor.
@@ -312,6 +325,8 @@ class _Mapped:
 
     def take(self, name: str, key: Path) -> Tensor:
         entry = self.entries.get(name)
+        if entry is None and name in self.broken:
+            raise self.broken[name]
         if entry is None:
             raise SaveError(f"entry {joined(key)!r}: there is no tensor {name!r}")
         self.taken.add(name)
@@ -341,8 +356,11 @@ class _Mapped:
         return empty.set_(self.storage, entry.offset // size, shape)  # type: ignore[call-overload, no-any-return]
 
 
-def _read_header(fd: int, path: str) -> _Header:
-    """The header of the file, of which everything has been checked that can be without reading the data."""
+def _read_header(fd: int, path: str, lenient: bool = False) -> _Header:
+    """The header of the file, of which everything has been checked that can be without reading the data.
+
+    With `lenient`, tensors that it gives no place are kept apart.
+    """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise SaveError(f"{path!r} is not a regular file")
@@ -367,15 +385,29 @@ def _read_header(fd: int, path: str) -> _Header:
     packed = _read_dtypes(metadata, path)
     entries: dict[str, _Entry] = {}
     spans: list[tuple[int, int, str]] = []
+    broken: dict[str, SaveError] = {}
     for name, spec in header.items():
-        entries[name], span = _read_entry(name, spec, packed.pop(name, None), data, path)
-        spans.append((*span, name))
+        try:
+            entries[name], span = _read_entry(name, spec, packed.pop(name, None), data, path)
+        except SaveError as error:
+            if not lenient:
+                raise
+            broken[name] = error
+        else:
+            spans.append((*span, name))
     if packed:
         raise SaveError(
             f"the header of {path!r} is broken: it has dtypes for {sorted(packed)[:5]}, which are not there"
         )
-    _check_spans(spans, status.st_size - data, path)
-    return _Header(path, entries, metadata)
+    problems: list[SaveError] = []
+    for which, text in list(_span_problems(spans, status.st_size - data, path, not broken)):
+        if not lenient:
+            raise SaveError(text)
+        if which is None:
+            problems.append(SaveError(text))
+        elif entries.pop(which, None) is not None:
+            broken[which] = SaveError(text)
+    return _Header(path, entries, metadata, broken, problems)
 
 
 def _no_constant(name: str) -> None:
@@ -450,30 +482,35 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _check_spans(spans: list[tuple[int, int, str]], nbytes: int, path: str) -> None:
-    """Refuse bytes that belong to no tensor or to two: the format has none."""
+def _span_problems(
+    spans: list[tuple[int, int, str]], nbytes: int, path: str, all_known: bool
+) -> Iterator[tuple[str | None, str]]:
+    """What is wrong with where the tensors are, each with the name of one: every byte belongs to exactly one of them.
+
+    all_known: whether `spans` has all of them, so that there are no holes.
+    """
     spans.sort()
     end = 0
     for start, stop, name in spans:
-        if start != end:
-            raise SaveError(
-                f"entry {name!r} of {path!r} begins at byte {start} of the data, where byte {end} comes next: its "
-                "tensors overlap or leave a hole"
-            )
+        where = f"entry {name!r} of {path!r}"
+        if start < end or (all_known and start != end):
+            place = f"begins at byte {start} of the data, where byte {end} comes next"
+            yield name, f"{where} {place}: its tensors overlap or leave a hole"
+        if stop > nbytes:
+            place = f"ends at byte {stop} of the data, which has {nbytes} bytes"
+            yield name, f"{where} {place}: it was cut off or belongs to another save"
         end = stop
-    if end != nbytes:
-        raise SaveError(
-            f"{path!r} has {nbytes} bytes of data, and its tensors {end}: it was cut off or belongs to another save"
-        )
+    if all_known and end < nbytes:
+        yield None, f"{path!r} has {nbytes} bytes of data, and its tensors {end}: it belongs to another save"
 
 
-def _nested(tensors: _Mapped, separator: str | None, build: Build) -> Any:
+def _nested(tensors: _Mapped, separator: str | None, build: Build, complain: Complain | None) -> Any:
     """The container of a file without a description of ours: names are nested at the separator.
 
     A name stays whole from where a tensor has the name of the container that it would be in.
     """
     root: dict[str, Any] = {}
-    for name in tensors.entries:
+    for name in (*tensors.entries, *tensors.broken):
         level = root
         rest = name
         if separator and separator in name:
@@ -486,12 +523,21 @@ def _nested(tensors: _Mapped, separator: str | None, build: Build) -> Any:
                 start = end + len(separator)
             rest = name[start:]
         level[rest] = name
-    return _built(root, (), tensors, build)
+    return _built(root, (), tensors, build, complain)
 
 
-def _built(level: dict[str, Any], key: Path, tensors: _Mapped, build: Build) -> Any:
-    entries = {
-        name: _built(value, (*key, name), tensors, build) if type(value) is dict else tensors.take(value, (*key, name))
-        for name, value in level.items()
-    }
+def _built(level: dict[str, Any], key: Path, tensors: _Mapped, build: Build, complain: Complain | None) -> Any:
+    entries: dict[str, Any] = {}
+    for name, value in level.items():
+        path = (*key, name)
+        if type(value) is dict:
+            entries[name] = _built(value, path, tensors, build, complain)
+            continue
+        try:
+            entries[name] = tensors.take(value, path)
+        except SaveError as error:
+            if complain is None:
+                raise
+            if (found := complain(error)) is not None:
+                entries[name] = found
     return build(Form(DICT, torch.Size(())), entries, key)

@@ -29,6 +29,10 @@ class Tensors(Protocol):
         ...
 
 
+# Is told what is wrong with an entry, and gives what stands in its place; or nothing, which leaves it out.
+Complain = Callable[[OSError], Any]
+
+
 class Described:
     """A container on its way: `spec` describes its structure, and `tensors` has its tensors by name.
 
@@ -126,6 +130,7 @@ def restore(
     separator: str,
     build: Build = put_together,
     value: Callable[[Any, Path], Any] = value_of,
+    complain: Complain | None = None,
 ) -> Any:
     """The container that a `Described.spec` describes.
 
@@ -135,12 +140,13 @@ def restore(
         separator: that of `Described`.
         build: makes each container of its form and its entries.
         value: gives each value of what stands for it.
+        complain: is told of an entry that is broken; without it, that is raised.
 
     Raises:
         SaveError: the description is broken, or does not fit the tensors; the key is named.
         UnsupportedEntryError: it is of a class that this program does not know.
     """
-    return _Reader(tensors, separator, build, value).node(spec, ())
+    return _Reader(tensors, separator, build, value, complain).node(spec, ())
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -157,11 +163,19 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Reader:
-    def __init__(self, tensors: Tensors, separator: str, build: Build, value: Callable[[Any, Path], Any]) -> None:
+    def __init__(
+        self,
+        tensors: Tensors,
+        separator: str,
+        build: Build,
+        value: Callable[[Any, Path], Any],
+        complain: Complain | None,
+    ) -> None:
         self.tensors = tensors
         self.separator = separator
         self.build = build
         self.value = value
+        self.complain = complain
         self.share = ragged.SharedOffsets()
 
     def node(self, spec: Any, key: Path) -> Any:
@@ -172,7 +186,14 @@ class _Reader:
             if type(given) is not dict or (form.kind == UNBATCHED and given.keys() != {OWN}):
                 raise _bad(key, f"its entries are {given!r:.80}")
             for name, item in given.items():
-                entries[name] = self.item(item, key if form.kind == UNBATCHED else (*key, name), form.columns)
+                path = key if form.kind == UNBATCHED else (*key, name)
+                try:
+                    entries[name] = self.item(item, path, form.columns)
+                except SaveError as error:
+                    if self.complain is None:
+                        raise
+                    if (found := self.complain(error)) is not None:
+                        entries[name] = found
         else:
             if "value" not in spec:
                 raise _bad(key, "it has no value")
