@@ -210,6 +210,20 @@ def test_the_default_of_get_at_is_not_indexed(td: Any) -> None:
     assert td.get_at("absent", (..., 9), default=default) is default
 
 
+def test_a_part_of_a_tensor_is_no_container(td: Any, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("nothing to index")
+    before = td.clone()
+    for value in (TensorDict(x=torch.zeros(2)), TensorDict(), {}, {"x": 1}):
+        with pytest.raises(TypeError, match="entry 'a' is a tensor and cannot be assigned a"):
+            td.set_at_("a", value, 0)
+        with pytest.raises(TypeError, match="entry 'a' is a tensor and cannot be assigned a"):
+            td.update_at_({"a": value}, 0)
+    with pytest.raises(TypeError, match="entry 'a' is a tensor and cannot be"):
+        td.set_at_("a", "text", 0)
+    assert (td == before).all()
+
+
 def test_set_at_out_of_bounds(td: Any, plain: Plain, kind: Kind) -> None:
     if not kind.batch_size:
         pytest.skip("nothing to index")

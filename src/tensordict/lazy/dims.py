@@ -21,7 +21,7 @@ from tensordict.indexing import checked_size, is_beyond, leaf_index, result_size
 from tensordict.keys import Path, joined, path_of
 from tensordict.lazy.core import LazyCore, elements_of
 from tensordict.lazy.members import Members
-from tensordict.ops.indexing import _Assignment, _fitting, _is_mask
+from tensordict.ops.indexing import _Assignment, _fitting, _is_mask, _refuse_container
 from tensordict.ops.numbers import stored
 from tensordict.ops.writing import _check_expandable, without_leading
 from tensordict.shapes import (
@@ -649,6 +649,8 @@ def _pieces(
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
     if not isinstance(value, (Tensor, Contract)):
         value = stored(value, path, size, None)
+    if isinstance(target, torch.Size) and not isinstance(value, Tensor):
+        _refuse_container(value, path)
     if isinstance(value, Tensor):
         if not value.ndim:
             return [value] * count

@@ -351,7 +351,7 @@ class Indexing(Writing):
             if non_blocking and value.device != current.device:
                 value = value.to(current.device, non_blocking=True)
         elif not isinstance(value, (int, float, complex)):
-            value = torch.as_tensor(value, dtype=current.dtype, device=current.device)
+            value = _assignable(value, path, current.device).to(current.dtype)
         try:
             current[leaf_index(index, current.shape)] = value
         except RuntimeError as error:
@@ -465,9 +465,7 @@ def _is_mask(index: Any) -> bool:
 def _fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any:
     """`item` if it can be assigned to a part of `target` of shape `expected`; raises naming `path` when not."""
     if not isinstance(item, Tensor):
-        if isinstance(item, (Contract, Mapping)):
-            raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
-        item = to_tensor(item, path, target.device)
+        item = _assignable(item, path, target.device)
     if target.is_nested:
         raise ShapeError(f"entry {joined(path)!r} is ragged")
     shape = ragged.shape_of(item)
@@ -478,12 +476,22 @@ def _fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any
     return item if item.dtype == target.dtype else item.to(target.dtype)
 
 
-def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], Any]:
-    """What assigns `item` to a part of a ragged leaf, once called; raises naming `path` when it does not fit."""
+def _assignable(item: Any, path: Path, device: torch.device) -> Tensor:
+    """Numbers, lists and arrays of them as a tensor, to be assigned to a part of one."""
+    _refuse_container(item, path)
+    return to_tensor(item, path, device)
+
+
+def _refuse_container(item: Any, path: Path) -> None:
+    """Raise when a container or a mapping is to be assigned to a part of a tensor."""
     if isinstance(item, (Contract, Mapping)):
         raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
-    if not isinstance(item, (Tensor, int, float, complex)):
-        item = to_tensor(item, path, leaf.device)
+
+
+def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], Any]:
+    """What assigns `item` to a part of a ragged leaf, once called; raises naming `path` when it does not fit."""
+    if isinstance(item, Contract) or not isinstance(item, (Tensor, int, float, complex)):
+        item = _assignable(item, path, leaf.device)
     try:
         return ragged.assignment(leaf, at, item)
     except (RuntimeError, ValueError) as error:
