@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 from collections import deque
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from tensordict import NonTensorData, TensorDict, TensorDictParams, is_tensor_collection
+from tensordict import NonTensorData, PersistentTensorDict, TensorDict, TensorDictParams, is_tensor_collection
 from tensordict.errors import SaveError
 from tensordict.io.pickled import make, rebuild
 from tensordict.nn.module import TensorDictModule
@@ -170,6 +171,54 @@ def test_mapped_leaves_are_those_of_their_files(tmp_path: pathlib.Path) -> None:
     assert found["a"][0] == 9
 
 
+def unpickled_over(folder: pathlib.Path, mode: str, source: pathlib.Path = SAMPLES) -> Any:
+    """What the reference has pickled over an HDF5 file that it has written, with the file in this folder."""
+    shutil.copy(source / "hdf5.h5", folder / "data.h5")
+    content = (source / f"hdf5_{mode}.pkl").read_bytes()
+    return pickle.loads(content.replace(b"FOLDER", str(folder).encode()))
+
+
+@pytest.mark.parametrize("mode", pickled_kinds.FILE_MODES)
+def test_containers_over_files_open_theirs(tmp_path: pathlib.Path, mode: str) -> None:
+    found = unpickled_over(tmp_path, mode)
+    opened = found["h"] if mode == "inside" else found
+    assert type(opened) is PersistentTensorDict and opened.batch_size == (3,)
+    inner = opened if mode == "group" else opened["n"]
+    assert inner["b"].tolist() == [1, 1, 1] and inner["m", "c"].shape == (3, 1)
+    with opened:
+        if mode in ("r+", "w"):
+            # "w" would have emptied the file.
+            opened["a"] = opened["a"] + 1
+            assert opened["a"].tolist() == [[1, 2], [3, 4], [5, 6]]
+            assert opened._options == ({"compression": "gzip"} if mode == "w" else {})
+        else:
+            with pytest.raises(SaveError, match="reading only"):
+                inner["b"] = torch.zeros(3)
+
+
+def test_files_that_do_not_fit_their_pickle_are_refused(tmp_path: pathlib.Path) -> None:
+    unpickled_over(tmp_path, "r").close()
+    state = {"filename": str(tmp_path / "data.h5"), "mode": "r", "group_name": "/", "kwargs": {}}
+    state |= {"_nested_tensordicts": {}, "_batch_size": torch.Size([3]), "_device": None}
+    for part, wrong, error in (
+        ("filename", "missing.h5", FileNotFoundError),
+        ("filename", b"data.h5", SaveError),
+        ("group_name", "/q", KeyError),
+        ("kwargs", {"external": "x"}, TypeError),
+        ("kwargs", None, SaveError),
+        ("_nested_tensordicts", {"n": open}, SaveError),
+        ("_batch_size", torch.Size([4]), SaveError),
+        ("_batch_size", (3,), SaveError),
+        ("_device", "cpu", SaveError),
+    ):
+        with pytest.raises(error):
+            PersistentTensorDict.__new__(PersistentTensorDict).__setstate__({**state, part: wrong})
+    with open(tmp_path / "data.h5", "rb+") as file:
+        file.truncate(100)
+    with pytest.raises(SaveError):
+        PersistentTensorDict.__new__(PersistentTensorDict).__setstate__(state)
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -240,6 +289,9 @@ def test_what_the_reference_pickles_today(tmp_path: pathlib.Path) -> None:
     for name, made in pickled_kinds.KINDS.items():
         for suffix in ("pkl", "pt"):
             check(loaded(name, suffix, tmp_path), made())
+    (tmp_path / "data").mkdir()
+    for mode in pickled_kinds.FILE_MODES:
+        assert unpickled_over(tmp_path / "data", mode, tmp_path).batch_size == (3,)
 
 
 def test_old_formats_are_read_from_buffers() -> None:

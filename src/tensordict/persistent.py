@@ -13,7 +13,7 @@ from tensordict import pytree, registry
 from tensordict.contract import Contract, Names
 from tensordict.devices import as_device
 from tensordict.errors import SaveError
-from tensordict.io import hdf5
+from tensordict.io import hdf5, pickled
 from tensordict.io.datasets import Stored
 from tensordict.io.forms import face_class
 from tensordict.keys import Path, joined
@@ -334,9 +334,21 @@ class PersistentTensorDict(OnDisk):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        foreign = pickled.is_of_file(state)
+        if foreign:
+            state, nested = pickled.of_file(type(self), state)
+            for container in nested:
+                # Open for reading, while the file may have to be opened for writing.
+                container.close()
         file = hdf5.File.open(state["filename"], state["mode"], self.LOCKING)
-        self._open(file, _group_at(file, state["group"]), state["path"], (), state["options"], state["device"])
-        self._size, self._dim_names = state["size"], state["names"]
+        try:
+            self._open(file, _group_at(file, state["group"]), state["path"], (), state["options"], state["device"])
+            self._size, self._dim_names = state["size"], state["names"]
+            if foreign:
+                self._check_shapes()
+        except BaseException:
+            file.close()
+            raise
         if state["locked"]:
             self._lock_tree()
 
@@ -490,6 +502,10 @@ class _UnreadFile(Twin, PersistentTensorDict):
 
 
 PersistentTensorDict._twin = _UnreadFile
+
+
+class _H5Backend:
+    """What pickles of the reference say of the kind of a file; there is one kind."""
 
 
 def _close(container: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tensordict import registry
 from tensordict.contract import Contract
 from tensordict.errors import SaveError
-from tensordict.io import consolidated
+from tensordict.io import consolidated, hdf5
 from tensordict.io.forms import DICT, LAZY, VALUE_STACK, VALUES, Form, face_problem, put_together
 from tensordict.io.translated import OWN_NAMES
 
@@ -140,9 +140,47 @@ def _of_typed(cls: Any, state: dict[str, Any]) -> Any:
     return cls.from_tensordict(state[_TYPED], check=False)
 
 
+def is_of_file(state: Mapping[str, Any]) -> bool:
+    """Whether this is the state of an HDF5 container of the reference."""
+    return "group_name" in state
+
+
+def of_file(cls: Any, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Our state of an HDF5 container of the reference, and the containers over nested groups that it has opened.
+
+    Raises:
+        SaveError: it does not add up.
+    """
+    name, group = state.get("filename"), state.get("group_name")
+    options: Any = state.get("kwargs")
+    nested: Any = state.get("_nested_tensordicts")
+    size, device, names = _shape(cls, state)
+    if type(name) is not str or type(group) is not str:
+        raise _refused(cls, f"its file is {name!r:.80} and its group {group!r:.80}")
+    _check(type(options) is dict, cls, f"its options are {options!r:.80}")
+    _check(type(nested) is dict and all(type(part) is cls for part in nested.values()), cls, "its groups are no groups")
+    ours = {
+        "filename": name,
+        # "w" would empty the file.
+        "mode": "r" if state.get("mode") == "r" else "r+",
+        "group": group,
+        "path": tuple(map(hdf5.entry_name, filter(None, group.split("/")))),
+        "options": hdf5.checked_options(options),
+        "size": size,
+        "names": names,
+        "device": device,
+        "locked": state.get("_is_locked") is True,
+    }
+    return ours, list(nested.values())
+
+
 def _check(fits: bool, cls: Any, what: str) -> None:
     if not fits:
-        raise SaveError(f"the {cls.__name__} that was pickled does not add up: {what}")
+        raise _refused(cls, what)
+
+
+def _refused(cls: Any, what: str) -> SaveError:
+    return SaveError(f"the {cls.__name__} that was pickled does not add up: {what}")
 
 
 _READERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import warnings
@@ -23,6 +24,7 @@ from tensordict import (
     MetaData,
     NonTensorData,
     NonTensorStack,
+    PersistentTensorDict,
     TensorClass,
     TensorDict,
     TensorDictParams,
@@ -227,6 +229,27 @@ def mapped(folder: str) -> TensorDict:
     return TensorDict(a=torch.arange(3), s="text", n={"b": torch.ones(3, 1)}, batch_size=[3]).memmap(folder)
 
 
+FILE_MODES = ("r", "r+", "w", "group", "inside")
+
+
+def of_file(folder: str, mode: str) -> Any:
+    """A container over an HDF5 file, opened in this mode, or one of its groups, or a container that holds it."""
+    path = os.path.join(folder, "data.h5")
+    td = TensorDict(
+        a=torch.arange(6).reshape(3, 2), n={"b": torch.ones(3), "m": {"c": torch.zeros(3, 1)}}, batch_size=[3]
+    )
+    if mode == "w":
+        found = PersistentTensorDict(filename=path, mode="w", batch_size=[3], compression="gzip")
+        found.update(td)
+        return found
+    PersistentTensorDict.from_dict(td, path).close()
+    opened = PersistentTensorDict(filename=path, mode="r+" if mode == "r+" else "r", batch_size=[3])
+    opened["n", "m", "c"]
+    return {"group": lambda: opened["n"], "inside": lambda: TensorDict(h=opened, batch_size=[3])}.get(
+        mode, lambda: opened
+    )()
+
+
 def main(folder: str) -> None:
     warnings.simplefilter("ignore")
     os.makedirs(folder, exist_ok=True)
@@ -237,6 +260,11 @@ def main(folder: str) -> None:
     # As text, in which another folder can be put in the place of this one.
     with tempfile.TemporaryDirectory() as place, open(os.path.join(folder, "mapped.pkl"), "wb") as file:
         file.write(pickle.dumps(mapped(place), protocol=0).replace(place.encode(), b"FOLDER"))
+    for mode in FILE_MODES:
+        with tempfile.TemporaryDirectory() as place, open(os.path.join(folder, f"hdf5_{mode}.pkl"), "wb") as file:
+            file.write(pickle.dumps(of_file(place, mode), protocol=0).replace(place.encode(), b"FOLDER"))
+            if mode == "r":
+                shutil.copy(os.path.join(place, "data.h5"), os.path.join(folder, "hdf5.h5"))
 
 
 if __name__ == "__main__":
