@@ -17,6 +17,8 @@ from workload import Context, Limit, State, Workload
 from families.storage.raw import KIB, Sizes, remove
 
 ROWS = 64
+# So many reads are one call: what is timed next to busy processes is to last longer than their turns on the processor.
+READS = 8
 LIMITS = (Limit("reference", at_least=1),)
 # Ends with its parent, however that ends.
 BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
@@ -47,24 +49,28 @@ def _rows(context: Context, what: str, shape: tuple[int, ...], dtype: torch.dtyp
         td["x"].fill_(1)
         if busy and not _burning:
             _start()
-        return State(td=td, plain=td["x"].as_subclass(Tensor), at=torch.randint(count, (ROWS,)))
+        return State(td=td, plain=td["x"].as_subclass(Tensor), at=torch.randint(count, (READS, ROWS)).unbind())
 
     def run(state: State) -> Any:
-        return state.td[state.at]
+        for at in state.at:
+            read = state.td[at]
+        return read
 
     def floor(state: State) -> Any:
-        return {"x": state.plain[state.at]}
+        for at in state.at:
+            read = state.plain[at]
+        return {"x": read}
 
     def before(state: State) -> None:
-        state.at = torch.randint(count, (ROWS,))
+        state.at = torch.randint(count, (READS, ROWS)).unbind()
         _signal(signal.SIGCONT)
 
     def after(state: State) -> None:
         _signal(signal.SIGSTOP)
 
-    name = f"{ROWS} random rows of {what}" + (", 2 busy processes" if busy else "")
+    name = f"{READS} times {ROWS} random rows of {what}" + (", 2 busy processes" if busy else "")
     around: dict[str, Any] = {"before": before, "after": after} if busy else {}
-    return Workload(name, setup, run, floor, limits=LIMITS, payload_bytes=ROWS * nbytes, **around)
+    return Workload(name, setup, run, floor, limits=LIMITS, payload_bytes=READS * ROWS * nbytes, **around)
 
 
 def _start() -> None:
