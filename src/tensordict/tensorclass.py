@@ -87,8 +87,8 @@ class TensorClass(Declared, metaclass=_Dataclass):
     own assigns the fields there; it takes `batch_size`, `device`, `names` and `lock` all the same.
 
     Options are given as `TensorClass["autocast", "frozen"]`, as `class Data(TensorClass, autocast=True)`, or to the
-    decorator. Type checkers know the last two; of `TensorClass["frozen"]` they understand no string as a type argument,
-    so that line needs an ignore.
+    decorator. Type checkers know the last two, pyright the first as well; mypy takes a string in brackets for the name
+    of a type, so that line needs an ignore.
 
     - `autocast`: values are cast to the type that the field is annotated with.
     - `nocast`: numbers are kept as they are, where other classes store them as tensors.

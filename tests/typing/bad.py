@@ -1,4 +1,7 @@
-"""Uses of tensorclasses that type checkers refuse; each line with `# bad` has one mistake."""
+"""Uses of tensorclasses that type checkers refuse; each line with `# bad` has one mistake.
+
+Lines with `# mypy` are none: they show what mypy has no way to know, and the README says what to write instead.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,23 @@ class Step(TypedTensorDict):
     obs: torch.Tensor
 
 
+# A string within brackets is the name of a type to mypy, looked up in this file, whatever the class says.
+class InBrackets(TensorClass["frozen"]):  # mypy
+    x: torch.Tensor
+
+
+def as_data(cls: type[object]) -> type[Data]:
+    return Data
+
+
+# What a decorator makes of a class mypy does not look at. A type that is `Decorated` and a `TensorClass` as well, which
+# a decorator would have to return for indexing and `batch_size=`, no checker has a name for.
+@as_data
+class Replaced:
+    pass
+
+
+Replaced(torch.zeros(3))  # mypy
 item = Data(torch.zeros(3), batch_size=[3])
 Data(batch_size=[3])  # bad
 Data(torch.zeros(3), "a", "b")  # bad
@@ -58,6 +78,7 @@ Step(obs=torch.zeros(3)).obs = "a"  # bad
 print(Step(obs=torch.zeros(3)).unknown)  # bad
 Frozen(torch.zeros(3)).x = torch.ones(3)  # bad
 Decorated(torch.zeros(3), batch_size=[3])  # bad
+print(Decorated(torch.zeros(3))[0])  # bad
 print(FrozenData(torch.zeros(3), batch_size=[3])[0].y)  # bad
 FrozenData(torch.zeros(3)).x = torch.ones(3)  # bad
 print(TensorDict()[0].unknown)  # bad

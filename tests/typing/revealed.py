@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator, KeysView
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -12,6 +12,8 @@ from typing_extensions import assert_type
 
 from tensordict import (
     LazyStackedTensorDict,
+    MetaData,
+    NonTensorData,
     PersistentTensorDict,
     TensorClass,
     TensorCollection,
@@ -21,6 +23,7 @@ from tensordict import (
     cat,
     from_dict,
     from_module,
+    from_pytree,
     lazy_stack,
     load_memmap,
     maybe_dense_stack,
@@ -30,6 +33,7 @@ from tensordict import (
     stack,
     tensorclass,
 )
+from tensordict.nn import TensorDictModule, TensorDictSequential
 
 
 class Data(TensorClass):
@@ -56,9 +60,15 @@ class FrozenDecorated(TensorClass):
     x: Tensor
 
 
-# No checker takes a string for a type argument; what the class is they know.
+# Pyright understands options in brackets, and gets no ignore here. Mypy looks for a type called `frozen` in this file
+# before it asks what `TensorClass` is; what the class is it knows all the same.
 class InBrackets(TensorClass["frozen"]):  # type: ignore[name-defined, type-arg]
     x: Tensor
+
+
+class TwoInBrackets(TensorClass["autocast", "shadow"]):  # type: ignore[name-defined, type-arg]
+    x: Tensor
+    n: int = 0
 
 
 class Pair(NamedTuple):
@@ -106,6 +116,9 @@ assert_type(More(x, y=1, batch_size=[3])[1:].y, int)
 assert_type(Decorated(x, batch_size=[3])[0], Decorated)
 assert_type(FrozenDecorated(x, batch_size=[3])[0].x, Tensor)
 assert_type(InBrackets(x, batch_size=[3])[0].x, Tensor)
+assert_type(TwoInBrackets(x, 1, batch_size=[3], device="cpu", names=["time"], lock=True)[:2], TwoInBrackets)
+assert_type(TwoInBrackets(x, n=2).batch_size, torch.Size)
+assert_type(TwoInBrackets(x).n, int)
 assert_type(data.to_tensordict(), TensorDict)
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
@@ -142,6 +155,43 @@ assert_type((td == td).all(), bool)
 assert_type((td == td).any(0), TensorDict)
 assert_type(data.to("cpu").reshape(3, 1), Data)
 assert_type(td.map(lambda part: part.sum(reduce=True)), Tensor)
+assert_type(td.apply(lambda leaf, other: leaf + other, td), TensorDict)
+assert_type(td.keys(), KeysView[str])
+assert_type(td.keys(True, True), KeysView[str | tuple[str, ...]])
+assert_type(td.items(), ItemsView[str, Any])
+assert_type(TensorDict.from_any({"a": x}), TensorDict)
+assert_type(from_pytree([x, {"a": x}]), TensorDict)
+assert_type(NonTensorData("a").to_tensordict(), NonTensorData)
+assert_type(MetaData("a").data, str)
+
+# --- containers whose results are others ------------------------------------------------------------------------------
+
+with td.to_h5("/tmp/saved.h5") as stored:
+    assert_type(stored[0], TensorDict)
+    assert_type(stored["a"], Any)
+    assert_type(stored + 1, TensorDict)
+    assert_type(stored.apply(torch.exp), TensorDict)
+    assert_type(stored.clone(), TensorDict)
+    assert_type(stored.clone(newfile="/tmp/copy.h5"), PersistentTensorDict)
+    assert_type(stored.lock_(), PersistentTensorDict)
+params = TensorDictParams(td)
+assert_type(params.data, TensorDict)
+assert_type(params * 2, TensorDict)
+assert_type(params.clone(), TensorDictParams)
+assert_type(lazy.unbind(0), tuple[TensorCollection, ...])
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+net = TensorDictModule(nn.Linear(1, 1), in_keys=["a"], out_keys=["y"])
+seq = TensorDictSequential(net, net)
+assert_type(net(td), TensorDict)
+assert_type(net(data), Data)
+assert_type(seq(td, tensordict_out=data), Data)
+assert_type(seq(x), Any)
+assert_type(seq.select_out_keys("y"), TensorDictSequential)
+assert_type(seq[:1], TensorDictSequential)
+assert_type(net.reset_parameters_recursive(), None)
+assert_type(net.reset_parameters_recursive(td), TensorDict)
 
 # --- files and other structures ---------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from tensordict.lazy.vmapping import flatten_stack
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.interaction import interaction_type
 from tensordict.pytree import flatten_container
+
+if TYPE_CHECKING:
+    from torch.nn.modules.module import _IncompatibleKeys
 
 # How many forms of the input are kept. One that does not come again, such as a number that counts, is not recorded.
 _KEPT = 32
@@ -193,14 +196,14 @@ class CudaGraphModule:
         """That of the module; empty for a function."""
         return self.module.state_dict(*args, **kwargs) if isinstance(self.module, nn.Module) else {}
 
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> _IncompatibleKeys | None:
         """Load the state of the module, in place, which recordings see.
 
         Raises:
             ValueError: there is a state, but the function has none.
         """
         if isinstance(self.module, nn.Module):
-            return self.module.load_state_dict(state_dict, *args, **kwargs)
+            return self.module.load_state_dict(state_dict, *args, **kwargs)  # type: ignore[no-any-return]
         if state_dict:
             raise ValueError(f"a function has no state to load {sorted(state_dict)} into")
         return None

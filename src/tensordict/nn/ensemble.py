@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tensordict.nn.dispatch import dispatch
-from tensordict.nn.module import TensorDictModuleBase, reset_modules
+from tensordict.nn.module import C, TensorDictModuleBase, reset_modules
 from tensordict.nn.params import TensorDictParams
 from tensordict.ops.modules import is_parameter
 from tensordict.tensordict import TensorDict
@@ -105,7 +105,7 @@ class EnsembleModule(TensorDictModuleBase):
         """Reset the parameters of all copies; see :meth:`reset_parameters_recursive`."""
         self.reset_parameters_recursive(self.params_td)
 
-    def reset_parameters_recursive(self, parameters: Any = None) -> Any:
+    def reset_parameters_recursive(self, parameters: C | None = None) -> C:  # type: ignore[override]
         """Call `reset_parameters` of the modules below the template once for each copy, on the parameters of the copy.
 
         Args:
@@ -124,7 +124,7 @@ class EnsembleModule(TensorDictModuleBase):
                 "reset_parameters_recursive of an ensemble resets the parameters that it is given: pass a container of "
                 "them, or call reset_parameters() for those of the ensemble"
             )
-        values = parameters.data
+        values: Any = parameters.data
         for index in itertools.product(*map(range, values.batch_size)):
             with values[index].to_module(self.module):
                 reset_modules(self.module)
