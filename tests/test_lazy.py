@@ -1001,3 +1001,12 @@ def test_other_batch_sizes_of_stacks_of_ragged_leaves() -> None:
         assert math.prod(result.batch_size) == 4 and lengths == [1, 2, 3, 2]
     one = torch.nested.nested_tensor([torch.ones(3)], layout=torch.jagged)
     assert lazy_stack([TensorDict({"x": one}, [1])]).flatten().batch_size == (1,)
+
+
+def test_the_longest_batch_size_fits_what_only_some_members_have() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2, 3), c=1), TensorDict(a=torch.zeros(2, 3))])
+    assert stack.auto_batch_size_().batch_size == (2,)
+    stack = lazy_stack([TensorDict(a=torch.zeros(2, 3), c=torch.zeros(2)), TensorDict(a=torch.zeros(2, 3))])
+    assert TensorDict(n=stack).auto_batch_size_()["n"].batch_size == (2, 2)
+    ahead = lazy_stack([TensorDict({"a": torch.zeros(2, 3)}, [2]), TensorDict({"a": torch.zeros(2, 3)}, [2])], 1)
+    assert ahead.auto_batch_size_().batch_size == (2, 2, 3)

@@ -250,7 +250,15 @@ def test_nested_lists_are_batch_dims() -> None:
 
 def test_lists_of_unequal_items() -> None:
     uneven = TensorDict.from_list([{"a": shape(3)}, {"a": shape(2)}], auto_batch_size=True)
-    assert isinstance(uneven, LazyStackedTensorDict) and uneven.batch_size == (2,) and uneven[1]["a"].shape == (2,)
+    assert isinstance(uneven, LazyStackedTensorDict) and uneven.batch_size == (2, -1) and uneven[1].batch_size == (2,)
+    items = [{"a": shape(2, 3), "b": {"c": shape(2)}}, {"a": shape(3, 3), "b": {"c": shape(3)}}]
+    nested = TensorDict.from_list(items, auto_batch_size=True)
+    assert nested.batch_size == (2, -1) and [member["b"].batch_size for member in nested] == [(2,), (3,)]
+    assert TensorDict.from_list(items, batch_dims=1).batch_size == (2,)
+    assert TensorDict.from_list([items, items], batch_dims=2).batch_size == (2, 2)
+    # Every member has as many batch dims as fit the entries of all, those that only some have among them.
+    for odd in ([{"a": shape(2), "c": 1}, {"a": shape(2)}], [{"a": shape(2)}, {"a": "text"}]):
+        assert TensorDict.from_list(odd, auto_batch_size=True).batch_size == (2,)
     keys = TensorDict.from_list([{"a": 1}, {"b": 2}])
     assert isinstance(keys, LazyStackedTensorDict) and keys[1]["b"] == 2
     with pytest.raises(RuntimeError, match="'a', 'b'"):
@@ -350,6 +358,10 @@ def test_data_frames() -> None:
     made = TensorDict(frame, batch_size=[3])
     assert made["a"].tolist() == [1, 2, 3] and made[0]["s"] == "x" and TensorDict(frame)["s"][:2] == ["x", "y"]
     assert from_any({"c": frame["s"]}).get("c").batch_size == (3,)
+    # As an array or a number that is given by itself, a series is no structure; as a mapping it is asked for.
+    assert from_any(frame["a"]) is not None and type(from_any(frame["a"])) is pandas.Series
+    series = pandas.Series([1, 2], index=["x", "y"])
+    assert TensorDict.from_dict(series).to_dict(convert_tensors=True) == {"x": 1, "y": 2}
     assert from_any(frame[["a"]], auto_batch_size=True).batch_size == (3,)
     with pytest.raises(TypeError, match="column 0 of the data frame is called 0"):
         from_any(pandas.DataFrame([[1]]))

@@ -61,7 +61,7 @@ def opened(obj: Any, path: Path = ()) -> Any:
         return _tensor_over(obj)
     if (columns := columns_of(obj)) is not None:
         return registry.lookup("TensorDict")(columns, batch_size=[len(obj)])
-    return values_of(obj)
+    return values_of(obj) if path else obj
 
 
 def is_h5(obj: Any) -> bool:

@@ -175,7 +175,9 @@ class Converting(Contract):
         make: Any = cls if hasattr(cls, "_make") else registry.lookup("TensorDict")
         if type(input_dict) is dict or not isinstance(input_dict, Contract):
             if type(input_dict) is not dict and not isinstance(input_dict, Mapping):
-                raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
+                if not hasattr(input_dict, "items"):
+                    raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
+                input_dict = dict(input_dict.items())  # as a series of pandas
             input_dict = opened(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return make(input_dict, batch_size=batch_size, device=device, names=names)  # type: ignore[no-any-return]

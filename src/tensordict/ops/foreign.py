@@ -199,7 +199,8 @@ class Foreign(Converting):
 
         Args:
             input: mappings, containers, dataclasses or named tuples; nested lists of them are further batch dims.
-            auto_batch_size: give the result, and nested containers, the longest batch size that their entries share.
+            auto_batch_size: give each item, and nested containers, the longest batch size that their entries share, of
+                as many dims as that of every item; -1 stands for a dim of unequal sizes.
             batch_size: the batch size of the result, which begins with the lengths of the lists.
             device: where the entries are moved.
             batch_dims: as `auto_batch_size`, with at most this many dims.
@@ -223,10 +224,11 @@ class Foreign(Converting):
         size = None if batch_size is None else as_size(batch_size)
         if size is not None and size[: len(lengths)] != lengths[: len(size)]:
             raise ShapeError(f"the lists have the lengths {list(lengths)}, the batch size asked for is {list(size)}")
-        result = _stacked(cls, input, device, lazy)
+        auto = auto_batch_size or batch_dims is not None
+        result = _stacked(cls, input, device, lazy, auto and size is None, batch_dims)
         if size is not None:
             result.batch_size = size
-        elif auto_batch_size or batch_dims is not None:
+        elif batch_dims is not None and batch_dims < len(lengths):
             result.auto_batch_size_(batch_dims)
         if names is not None:
             result.names = names
@@ -518,12 +520,21 @@ def _has_fields(item: Any) -> bool:
     )
 
 
-def _stacked(cls: Any, items: Sequence[Any], device: Any, lazy: bool | None) -> Any:
-    """The stack of checked items."""
-    if type(items[0]) in (list, tuple):
-        members = [_stacked(cls, item, device, lazy) for item in items]
-    else:
-        members = [cls.from_any(item, device=device) for item in items]
+def _stacked(
+    cls: Any, items: Sequence[Any], device: Any, lazy: bool | None, auto: bool | None, limit: int | None
+) -> Any:
+    """The stack of checked items; with `auto`, of as many batch dims as all have, `limit` at most."""
+    inner = None if limit is None else max(limit - 1, 0)
+
+    def one(item: Any, inner: int | None) -> Any:
+        if type(item) in (list, tuple):
+            return _stacked(cls, item, device, lazy, auto, inner)
+        return cls.from_any(item, device=device, auto_batch_size=auto, batch_dims=inner if auto else None)
+
+    members = [one(item, inner) for item in items]
+    shared = min(member.batch_dims for member in members)
+    if auto and any(member.batch_dims > shared for member in members):
+        members = [one(item, shared) for item in items]
     make = type(members[0])
     if lazy is None:
         return make.maybe_dense_stack(members, 0)

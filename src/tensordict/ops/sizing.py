@@ -170,6 +170,12 @@ def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
 def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
     """The longest size with which every leaf of the tree begins; `None` when there is no leaf."""
     common: torch.Size | None = None
+    if members := node._members():
+        # Entries that only some of them have count too.
+        for size in (_common_size(member, None) for member in members):
+            common = size if common is None else common if size is None else _shared(common, size)
+        dim: int = node.stack_dim  # type: ignore[attr-defined]
+        return None if common is None else torch.Size((*common[:dim], len(members), *common[dim:])[:limit])
     # What a lazy stack makes on reading is asked for its shape only: where its members differ it cannot be made.
     outline = node._outline()
     made = outline is not node._entries
@@ -189,13 +195,18 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
         if common is None:
             common = shape
         elif shape[: len(common)] != common:
-            count = 0
-            for a, b in zip(common, shape, strict=False):
-                if a != b:
-                    break
-                count += 1
-            common = common[:count]
+            common = _shared(common, shape)
     return common
+
+
+def _shared(one: torch.Size, other: torch.Size) -> torch.Size:
+    """The dims with which two sizes begin."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return one[:count]
 
 
 def _before_uneven(shape: torch.Size) -> torch.Size:
