@@ -951,3 +951,20 @@ def test_from_dict_instance_keeps_numbers_in_fields_that_hold_values() -> None:
     again = td.from_dict_instance(td.to_dict(), auto_batch_size=True)
     assert type(again["d"]) is Counted and again["d"].n == 3 and type(again["d"].n) is int
     assert again["d"].batch_size == (2,)
+
+
+def test_select_as_tensordict_keeps_nested_classes_and_shares_memory() -> None:
+    @tensorclass
+    class Inner:
+        a: torch.Tensor
+        b: torch.Tensor | None = None
+
+    @tensorclass
+    class Outer:
+        a: torch.Tensor
+        child: Inner
+
+    outer = Outer(a=torch.ones(2), child=Inner(a=torch.ones(2), b=torch.zeros(2)))
+    selected = outer.select("a", ("child", "b"), as_tensordict=True)
+    assert type(selected) is TensorDict and selected["a"] is outer.a
+    assert type(selected["child"]) is Inner and selected["child"].a is None and selected["child"].b is outer.child.b

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensordict import TensorDict, assert_allclose_td, assert_close
+from tensordict import TensorDict, assert_allclose_td, assert_close, lazy_stack
 from tensordict.errors import KeyMismatchError
 
 COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
@@ -79,7 +79,7 @@ def test_containers_of_different_batch_sizes() -> None:
 def test_devices_and_names() -> None:
     td = make(device="cpu", names=["x"])
     assert (td == td).device == torch.device("cpu")
-    assert (td == make()).device is None
+    assert (td == make()).device == torch.device("cpu") and (make() == td).device is None
     assert (td == 1).names == ["x"]
     assert not (make().lock_() == 1).is_locked
 
@@ -215,3 +215,14 @@ def test_assert_close_refuses() -> None:
     nan = TensorDict(a=torch.tensor([float("nan")]))
     with pytest.raises(AssertionError):
         assert_close(nan, nan, equal_nan=False)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_left_side_gives_its_device_to_the_result(stacked: bool) -> None:
+    left = TensorDict({"a": torch.tensor(True), "n": {"b": torch.tensor(True)}}, device="cpu")
+    right = TensorDict({"a": torch.tensor(False), "n": {"b": torch.tensor(True)}})
+    if stacked:
+        left, right = lazy_stack([left]), lazy_stack([right])
+    for result in (left & right, left | right, left ^ right, left == right, left != right):
+        assert result.device == result["n"].device == torch.device("cpu")
+    assert (right == left).device is None

@@ -31,7 +31,7 @@ class Structure(Writing):
             *keys: nested keys; a key of a nested container takes all of it.
             inplace: delete the other entries from this container instead.
             strict: raise when a key is missing; otherwise ignore it.
-            as_tensordict: give a plain `TensorDict` when this container is of another kind.
+            as_tensordict: give a plain `TensorDict` when this container is of another kind; nested ones stay what they are.
 
         Returns:
             a new container over the same tensors (unlocked), or `self` with `inplace`.
@@ -64,8 +64,10 @@ class Structure(Writing):
             _delete(gone, "select in place")
             return self
         selected = self._selected(wanted)
-        if as_tensordict and not isinstance(selected, registry.lookup("TensorDict")):
-            return selected.to_tensordict()  # type: ignore[attr-defined, no-any-return]
+        plain = registry.lookup("TensorDict")
+        if as_tensordict and not isinstance(selected, plain):
+            made = plain._make(dict(selected._entries), selected._batch_size, selected._device, selected._names)
+            return made  # type: ignore[no-any-return]
         return selected
 
     def _level_entries(self, keys: tuple[Any, ...]) -> dict[str, Any] | None:
