@@ -462,6 +462,13 @@ def test_auto_batch_size_of_containers_whose_batch_size_cannot_change() -> None:
     assert (view.batch_size, view.names) == ((1, 3), [None, "time"])
 
 
+def test_auto_batch_size_leaves_nested_containers_without_leaves_where_they_fit() -> None:
+    stack = lazy_stack([TensorDict({}, [2, 2])], 2)
+    td = TensorDict({"a": torch.zeros(2, 2), "d": TensorDict({}, [2, 2, 3]), "s": stack, "e": TensorDict({}, [2])}, [2])
+    td.auto_batch_size_()
+    assert [td[key].shape for key in ("d", "s", "e")] == [(2, 2, 3), (2, 2, 1), (2, 2)] and td.shape == (2, 2)
+
+
 def test_auto_batch_size_of_entries_that_share_nothing_and_of_none() -> None:
     assert TensorDict({"a": torch.zeros(3), "b": torch.zeros(4)}).auto_batch_size_().batch_size == ()
     assert TensorDict(batch_size=[3]).auto_batch_size_().batch_size == (3,)

@@ -235,4 +235,8 @@ def _spread(
                 resize(value, size)
         elif isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
             own = _common_size(value, limit)
-            _spread(value, size if own is None else own, limit, keep, before)
+            if own is not None:
+                _spread(value, own, limit, keep, before)
+            elif value._batch_size[: len(size)] != size:
+                # One without leaves keeps a size that fits.
+                _spread(value, size, limit, keep, before)
