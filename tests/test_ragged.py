@@ -505,6 +505,39 @@ def check_close(td: Any, expected: list[Tensor], kind: str) -> None:
             assert torch.allclose(row.double(), wanted.double(), equal_nan=True)
 
 
+@kinds
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_vmap_over_the_rows(kind: str) -> None:
+    texts: list[str] = []
+
+    def fn(row: Any) -> Any:
+        texts.append(repr(row))
+        return (row * 2).set("new", row["plain"] + 1)
+
+    mapped = torch.vmap(fn)(container(kind))
+    assert mapped.batch_size == (5,) and mapped["new"].tolist() == [1, 2, 3, 4, 5]
+    assert "x: Tensor(shape=torch.Size([-1" in texts[0]
+    expected = [row * 2 for row in rows_for(kind)]
+    assert all(map(torch.equal, mapped["x"].unbind(), expected))
+    assert all(map(torch.equal, mapped["inner", "y"].unbind(), expected))
+    # Beside the rows, the members of a lazy stack stay apart.
+    stack = lazy_stack([container(kind), container(kind).select("x")], 1)
+    mapped = torch.vmap(lambda row: row.clone(), in_dims=0)(stack)
+    assert mapped.batch_size == (5, 2) and mapped.stack_dim == 1
+    for member in mapped.tensordicts:
+        assert member.batch_size == (5,)
+        assert all(map(torch.equal, member["x"].unbind(), rows_for(kind)))
+
+
+def test_vmap_over_another_dim_of_ragged_leaves_is_refused() -> None:
+    td = TensorDict({"n": {"x": make("jagged_behind")}}, [5, 3])
+    with pytest.raises(NotImplementedError, match=r"\('n', 'x'\) is ragged.*dim 0, not 1.*exclude"):
+        torch.vmap(lambda row: row, in_dims=1)(td)
+    stack = lazy_stack([container("jagged"), container("jagged")])
+    with pytest.raises(RuntimeError, match=r"entry 'x' cannot be stacked.*select"):
+        torch.vmap(lambda row: row)(stack)
+
+
 MASK = torch.tensor([True, False, False, True, True])
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.utils._pytree import MappingKey, register_pytree_node
 
-from tensordict import registry
+from tensordict import ragged, registry
 from tensordict.contract import Contract, Names, is_node
 
 T = TypeVar("T", bound=type)
@@ -102,8 +102,13 @@ def unflatten_container(values: Any, context: Context) -> Any:
         change = context.depth - _depth(values)
         lead = len(size)
         shaped = [value for value in known if not _has_no_batch(value)]
+        count = len(shaped)
+        if change or context.depth:
+            shaped = [value for value in shaped if not ragged.is_row_of_many(value)]
         if shaped:
             size = _shared_size(shaped, size, change)
+        elif count and change < 0:
+            size = size[-change:]  # Torch maps over the rows of ragged leaves, the first dim.
         if len(shaped) != len(values):
             values = [_along_with(value, size, lead) for value in values]
         if len(size) != len(context.batch_size) or change:
@@ -186,7 +191,12 @@ def _shared_size(values: list[Any], size: torch.Size, change: int) -> torch.Size
     One more if a new dim lies in front of the old ones.
     """
     ndim = max(0, len(size) + change)
-    shapes = [value._batch_size if isinstance(value, Contract) else value.shape for value in values]
+    shapes = [
+        value._batch_size
+        if isinstance(value, Contract)
+        else (ragged.shape_of(value) if value.is_nested else value.shape)
+        for value in values
+    ]
     first = shapes[0]
     if not change:
         if all(shape[:ndim] == size for shape in shapes):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch.nn.parameter import is_lazy
 
 from tensordict.errors import ShapeError
@@ -36,15 +37,25 @@ def is_ragged(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_nested
 
 
+def is_row_of_many(value: Any) -> bool:
+    """Whether a value stands for the rows of a ragged leaf under `torch.vmap`, of which torch tells no sizes."""
+    known = isinstance(value, Tensor) and functorch.is_batchedtensor(value)
+    return known and functorch.get_unwrapped(value).is_nested
+
+
 def shape_of(leaf: Any) -> torch.Size:
-    """The shape of a leaf; -1 stands for a ragged dim of the strided layout, torch's `j1` for one of the jagged.
+    """The shape of a leaf; -1 stands for a ragged dim of the strided layout, torch's `j1` for one of the jagged, and -1
+    for every dim of a row under `torch.vmap`.
 
     A parameter of a lazy module, which has no shape yet, counts as one of a single unknown dim.
     """
     if not leaf.is_nested or leaf.layout is torch.jagged:
         if type(leaf) is not Tensor and is_lazy(leaf):
             return torch.Size((-1,))
-        return leaf.shape
+        try:
+            return leaf.shape
+        except RuntimeError:
+            return torch.Size([-1] * leaf.dim())
     sizes = _table(leaf)
     if not len(sizes):
         return torch.Size((0,))
@@ -764,22 +775,6 @@ def padded(leaf: Any, padding: float = 0.0) -> Tensor:
     out = flat.new_full((*mask.shape, *flat.shape[1:]), padding)
     out[mask] = flat
     return out.movedim(1, ragged)
-
-
-def with_empty_rows(leaf: Any, before: int, after: int) -> Any:
-    """A ragged leaf with rows without elements around its own; negative numbers take rows away."""
-    first, last = max(0, -before), leaf.size(0) - max(0, -after)
-    leaf = compact(Rows(slice(first, last))(leaf))
-    before, after = max(0, before), max(0, after)
-    if leaf.layout is torch.jagged:
-        offsets = leaf.offsets()
-        padded_offsets = torch.cat([offsets[:1].expand(before), offsets, offsets[-1:].expand(after)])
-        return from_jagged(leaf.values(), padded_offsets, leaf._ragged_idx)
-    empty = [-1 if size < 0 else size for size in shape_of(leaf)[1:]] if leaf.size(0) else [0]
-    row = torch.tensor([[max(0, size) for size in empty]])
-    if -1 not in empty:
-        row[:, 0] = 0
-    return from_buffer(elements(leaf), torch.cat([row.expand(before, -1), _table(leaf), row.expand(after, -1)]))
 
 
 def valid(leaf: Any, ndim: int) -> Tensor:

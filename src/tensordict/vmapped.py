@@ -13,7 +13,9 @@ import torch
 import torch._functorch.vmap as functorch
 from torch import Tensor
 
-from tensordict.contract import is_node
+from tensordict.contract import LeafFn, Rename, is_node
+from tensordict.keys import joined
+from tensordict.ragged import is_row_of_many
 
 
 def from_the_front(value: Any, dim: Any, new: int = 0) -> Any:
@@ -63,14 +65,28 @@ def entering(value: Any, dim: int | None, level: int) -> Any:
     if not is_node(value):
         return add(value, dim, level)
     size = value._batch_size[:dim]
-    return value._map(lambda leaf: add(leaf, dim, level), size, dim + 1, lambda names: names[:dim], _together)
+    return _mapped(value, dim, lambda leaf: add(leaf, dim, level), size, dim + 1, lambda names: names[:dim])
 
 
 def leaving(value: Any, dim: int, level: int, count: int) -> Any:
     """A container that the function returned, with a dim of `count` elements at `dim`."""
     size = torch.Size((*value._batch_size[:dim], count))
     remove = functorch._remove_batch_dim  # type: ignore[attr-defined]
-    return value._map(lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None], _together)
+    return _mapped(value, dim, lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None])
+
+
+def _mapped(value: Any, dim: int, fn: LeafFn, size: torch.Size, lead: int, rename: Rename) -> Any:
+    try:
+        return value._map(fn, size, lead, rename, _together)
+    except RuntimeError as error:
+        for path, leaf in value._walk():
+            if dim and (leaf.is_nested or is_row_of_many(leaf)):
+                key = joined(path)
+                raise NotImplementedError(
+                    f"entry {key!r} is ragged, and torch.vmap maps over its rows only, along dim 0, not {dim}: use dim "
+                    f"0, or map over the other entries, as in vmap(fn)(td.exclude({key!r}))"
+                ) from error
+        raise
 
 
 def _together(holder: Any) -> Any:

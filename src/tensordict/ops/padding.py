@@ -145,7 +145,7 @@ def _padder(pads: list[int], value: float) -> LeafFn:
         if leaf.is_nested:
             if any(pads[2:]):
                 raise _only_rows(leaf, pads)
-            return ragged.with_empty_rows(leaf, *pads[:2]) if pads else leaf
+            return _with_empty_rows(leaf, *pads[:2]) if pads else leaf
         return torch.constant_pad_nd(leaf, by_ndim[leaf.dim()], value)
 
     return fn
@@ -155,6 +155,24 @@ def _only_rows(leaf: Any, pads: list[int]) -> Exception:
     return NotImplementedError(
         f"a ragged entry of shape {list(ragged.shape_of(leaf))} can be padded along its first dim only, by rows "
         f"without elements, and not by {pads}; see to_padded_tensor"
+    )
+
+
+def _with_empty_rows(leaf: Any, before: int, after: int) -> Any:
+    """A ragged leaf with rows without elements around its own; negative numbers take rows away."""
+    first, last = max(0, -before), leaf.size(0) - max(0, -after)
+    leaf = ragged.compact(ragged.Rows(slice(first, last))(leaf))
+    before, after = max(0, before), max(0, after)
+    if leaf.layout is torch.jagged:
+        offsets = leaf.offsets()
+        padded_offsets = torch.cat([offsets[:1].expand(before), offsets, offsets[-1:].expand(after)])
+        return ragged.from_jagged(leaf.values(), padded_offsets, leaf._ragged_idx)
+    empty = [-1 if size < 0 else size for size in ragged.shape_of(leaf)[1:]] if leaf.size(0) else [0]
+    row = torch.tensor([[max(0, size) for size in empty]])
+    if -1 not in empty:
+        row[:, 0] = 0
+    return ragged.from_buffer(
+        ragged.elements(leaf), torch.cat([row.expand(before, -1), ragged.row_sizes(leaf), row.expand(after, -1)])
     )
 
 
