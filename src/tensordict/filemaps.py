@@ -170,7 +170,7 @@ class Finder:
         return self._maps[at]
 
 
-class _Map(mmap.mmap):
+class Map(mmap.mmap):
     """A map of Python's that is a `FileMap`."""
 
     __slots__ = ("file_map",)
@@ -182,7 +182,7 @@ class _Map(mmap.mmap):
             self.file_map.forget()
 
 
-def mapped(fd: int, nbytes: int, path: str, writable: bool = False) -> mmap.mmap:
+def mapped(fd: int, nbytes: int, path: str, writable: bool = False) -> Map:
     """Map the first bytes of a file, which must be that long.
 
     Args:
@@ -191,8 +191,8 @@ def mapped(fd: int, nbytes: int, path: str, writable: bool = False) -> mmap.mmap
         path: the absolute path of the file.
         writable: have what is written to the map be written to the file; otherwise it stays in this process.
     """
-    content = _Map(fd, nbytes) if writable else files.map_privately(fd, nbytes, kind=_Map)
-    assert isinstance(content, _Map)
+    content = Map(fd, nbytes) if writable else files.map_privately(fd, nbytes, kind=Map)
+    assert isinstance(content, Map)
     start = ctypes.addressof(ctypes.c_char.from_buffer(content))
     content.file_map = FileMap(start, nbytes, path, os.fstat(fd), fd=os.dup(fd) if writable else None)
     rows.remember(content, start, nbytes)

@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import hypothesis.strategies as st
@@ -196,6 +197,8 @@ def test_contents_of_more_than_4_gib(tmp_path: pathlib.Path) -> None:
         assert (sizes["big.memmap"], sizes["small.memmap"]) == (length, 2 * length)
         with file.open("small.memmap") as content:
             assert content.read(4) == bytes(4)
+    # 13 GB, which pytest would keep for three runs.
+    (tmp_path / "x.tdz").unlink()
 
 
 # --- which path makes an archive --------------------------------------------------------------------------------------
@@ -930,3 +933,18 @@ def test_ours_reads_the_reference(reference: str, tmp_path: pathlib.Path) -> Non
 @pytest.mark.parametrize("name", ["dense", "dense_deflate"])
 def test_samples(name: str) -> None:
     assert_same(TensorDict.load_memmap(SAMPLES / f"{name}.tdz"), TensorDict.load_memmap(SAMPLES / "dense"))
+
+
+def test_leaves_that_are_written_to_are_shared_memory(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.tdz"
+    TensorDict(a=torch.zeros(4, 2), n={"b": torch.arange(3)}, batch_size=[]).memmap(path)
+    td = TensorDict.load_memmap(path, mode="r+")
+    leaf = td["a"]
+    assert leaf.is_shared() and td["n", "b"].is_shared() and leaf[0].is_shared() and not leaf.clone().is_shared()
+    assert not TensorDict.load_memmap(path)["a"].is_shared()
+    # Torch sends it as it is: what is written to it afterwards still reaches the file, and the receiver.
+    received = pickle.loads(ForkingPickler.dumps(leaf))
+    leaf.fill_(7)
+    assert received.unique().tolist() == [7] and TensorDict.load_memmap(path)["a"].unique().tolist() == [7]
+    received.fill_(8)
+    assert leaf.unique().tolist() == [8] and TensorDict.load_memmap(path)["a"].unique().tolist() == [8]

@@ -6,7 +6,6 @@ import bz2
 import errno
 import lzma
 import math
-import mmap
 import os
 import stat
 import threading
@@ -63,6 +62,8 @@ class Archive:
         self.path = path
         self.writable = mode == "r+"
         self.data = _mapped(path, self.writable, fd)
+        # The map once more, as torch's, of a file that is written to.
+        self._shared: torch.UntypedStorage | None = None
         self.entries = zipping.read_index(self.data, path) if entries is None else entries
         self._lock = threading.Lock()
         # What has been read into memory, against which a file that unpacks to more than fits is refused.
@@ -101,7 +102,7 @@ class Archive:
         if not nbytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
         if entry.method == STORED and entry.start % dtype.itemsize == 0:
-            flat = torch.frombuffer(self.data, dtype=dtype, count=numel, offset=entry.start)
+            flat = self._over(dtype, numel, entry.start)
         elif self.writable:
             how = METHODS.get(entry.method, "unknown") if entry.method != STORED else "not aligned"
             raise SaveError(
@@ -183,6 +184,18 @@ class Archive:
             )
         if crc != entry.crc:
             raise self._bad("its checksum is not that of its content", entry)
+
+    def _over(self, dtype: torch.dtype, numel: int, start: int) -> Tensor:
+        """The elements from a byte of the file on, over the map."""
+        if not self.writable:
+            return torch.frombuffer(self.data, dtype=dtype, count=numel, offset=start)
+        # Torch hands memory that it knows as shared over to other processes. A tensor over a buffer of Python's would
+        # be moved out of the file for that, and what is written to it would not reach the file any more.
+        if self._shared is None:
+            fd = self.data.file_map.descriptor()
+            assert fd is not None
+            self._shared = filemaps.shared_bytes_of(fd, len(self.data), self.path).untyped_storage()
+        return torch.empty(0, dtype=dtype, device="cpu").set_(self._shared, start // dtype.itemsize, (numel,), (1,))
 
     def stored_pieces(self, entry: Entry) -> Iterable[memoryview]:
         """What stands in the file, in pieces; nothing is checked."""
@@ -279,7 +292,7 @@ class _Lzma:
         return self._inner.decompress(content[skip:], max_length)
 
 
-def _mapped(path: str, writable: bool, fd: int | None) -> mmap.mmap:
+def _mapped(path: str, writable: bool, fd: int | None) -> filemaps.Map:
     """All of the file, mapped."""
     opened = fd
     if opened is None:
