@@ -367,3 +367,21 @@ def test_operation_can_be_compiled(op: Callable[[Any], Any]) -> None:
     result = torch.compile(op, backend="eager", fullgraph=True)(td)
     want = op(td)
     same(result, {key: want[key] for key in want.keys(True, True)}, want.batch_size)
+
+
+def test_the_error_of_containers_with_other_keys_says_what_the_reference_says() -> None:
+    one, two = TensorDict(a=torch.ones(2), b=torch.ones(2)), TensorDict(a=torch.ones(2), c=torch.ones(2))
+    phrase = r"The sets of keys in the tensordicts to stack are exclusive.*only some of them have \['b', 'c'\]"
+    for items in ([one, two], [TensorDict(n=one), TensorDict(n=two)], [two, one.select("a"), one]):
+        for error in (RuntimeError, KeyError):
+            with pytest.raises(error, match=phrase):
+                torch.stack(items)
+    assert TensorDict.maybe_dense_stack([one, two])["a"].shape == (2, 2)
+
+
+def test_densify_of_a_container_without_lazy_stacks_is_the_container() -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": TensorDict({"b": torch.zeros(2)}, [2])}, [2]).lock_()
+    assert td.densify() is td
+    mixed = TensorDict({"n": td["n"], "s": lazy_stack([TensorDict({"a": torch.zeros(())})] * 2)}, [2])
+    dense = mixed.densify()
+    assert dense is not mixed and dense["n"] is mixed["n"] and type(dense["s"]) is TensorDict

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensordict import ragged, registry, settings
 from tensordict.contract import Contract, Names, Rename, named_error, raise_key_mismatch
-from tensordict.errors import ShapeError
+from tensordict.errors import KeyMismatchError, ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.naming import check_agreement
@@ -274,7 +274,8 @@ class Stacking(Writing):
             layout: the layout of the nested tensors that stand for leaves of unequal shapes.
 
         Returns:
-            a container of the same kind over the same leaves; a `TensorDict` in the place of a lazy stack, with copies.
+            this container where it has no lazy stack; else one of the same kind over the same leaves, with a `TensorDict`
+            of copies in the place of each lazy stack.
 
         Raises:
             RuntimeError: the leaves of a lazy stack are no nested tensor of that layout; the entry is named.
@@ -286,11 +287,13 @@ class Stacking(Writing):
             >>> type(stack.densify()).__name__, stack.densify()["a"].shape
             ('TensorDict', torch.Size([3, 2]))
         """
-        entries = {
-            name: value.densify(layout) if type(value) is not Tensor and isinstance(value, Stacking) else value
-            for name, value in self._entries.items()
-        }
-        return self._build(entries, self._batch_size, self._device, self._names)
+        entries = {}
+        changed = False
+        for name, value in self._entries.items():
+            dense = value.densify(layout) if type(value) is not Tensor and isinstance(value, Stacking) else value
+            changed = changed or dense is not value
+            entries[name] = dense
+        return self._build(entries, self._batch_size, self._device, self._names) if changed else self
 
     def stack_tensors(self, *keys: Any, out_key: Any, dim: int = 0, keep_entries: bool = False) -> Self:
         """Stack entries of this container into a new one and drop them.
@@ -384,6 +387,11 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any
 
     try:
         return first._merge(items, fn, new, len(size), rename, (), partial(stack_containers, dim=dim))
+    except KeyMismatchError as error:
+        # Programs know by the first words that a lazy stack is what they need.
+        text = str(error)
+        words = "The sets of keys in the tensordicts to stack are exclusive: "
+        raise KeyMismatchError(text if text.startswith(words) else words + text) from None
     except REFUSALS:
         if not has_ragged(*items):
             raise
