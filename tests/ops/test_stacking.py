@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tensordict
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 SIZE = (5, 4)
 
