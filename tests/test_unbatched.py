@@ -91,6 +91,12 @@ def test_a_different_one_in_a_lazy_stack_warns_once() -> None:
     with pytest.warns(UserWarning, match="UnbatchedTensors of different content") as record:
         first = stack["u"]
     assert len(record) == 1 and torch.equal(first, of(1.0)["u"])
+    # Looking at what there is does not (a warning is an error here).
+    keys = list(stack.keys(True, True))
+    assert (
+        keys == list(stack.keys(leaves_only=True)) and len(stack.keys(True)) == len(keys) and ("u",) in stack.keys(True)
+    )
+    assert "u" in repr(stack) and stack.lock_().is_locked and stack.clone().batch_size == (3, *of(1.0).batch_size)
 
 
 def test_in_containers_of_parameters() -> None:

@@ -366,7 +366,7 @@ def _is_uneven(node: Any) -> bool:
         return False
     if len({frozenset(member._outline()) for member in members}) > 1:
         return True
-    leaves = [name for name in node._outline() if node._node(name) is None]
+    leaves = [name for name, value in node._outline().items() if not is_node(value)]
     return any(type(n) is not int or n < 0 for name in leaves for n in node._shape_of(name))
 
 

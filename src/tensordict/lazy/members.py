@@ -106,7 +106,7 @@ class Members(MutableMapping[str, Any]):
                 if type(value) is not Tensor and isinstance(value, Contract):
                     column = [member._entries[name] for member in self.containers]
                     odd = [item for item in column if not isinstance(item, Contract)]
-                    found[name] = odd[0] if odd else self._stack(name, column, None if column else value)
+                    found[name] = odd[0] if odd else self._outlined(name, column, None if column else value)
         return found
 
     def node(self, name: str) -> Any:
@@ -114,7 +114,13 @@ class Members(MutableMapping[str, Any]):
         column = [member._node(name) for member in self.sample]
         if any(value is None for value in column):
             return None
-        return self._stack(name, column, None) if self.containers else self._stack(name, [], column[0])
+        return self._outlined(name, column, None) if self.containers else self._outlined(name, [], column[0])
+
+    def _outlined(self, name: str, containers: list[Any], template: Any) -> Any:
+        """As `_stack`, for those who ask what there is: the first `UnbatchedTensor`, not compared with the others."""
+        if containers and isinstance(containers[0], Tensor):
+            containers = [containers[0]] * len(containers)
+        return self._stack(name, containers, template)
 
     def taken_in(self, value: Any) -> Any:
         """A value as `hook_in` changes it; that of a container changes its leaves."""
