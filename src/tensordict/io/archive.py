@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
@@ -408,8 +409,7 @@ def _check_space(archive: Archive, root: str) -> None:
     folder = root
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
-    disk = os.statvfs(folder)
-    free, total = disk.f_bavail * disk.f_frsize, sum(entry.size for entry in archive.entries.values())
+    free, total = shutil.disk_usage(folder).free, sum(entry.size for entry in archive.entries.values())
     if total > free:
         raise OSError(errno.ENOSPC, f"{archive.path!r} unpacks to {total} bytes, and the disk has {free} left", root)
 
