@@ -5,6 +5,7 @@ What they do as containers is tested by `tests/contract/`, whose kinds include t
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -968,3 +969,32 @@ def test_select_as_tensordict_keeps_nested_classes_and_shares_memory() -> None:
     selected = outer.select("a", ("child", "b"), as_tensordict=True)
     assert type(selected) is TensorDict and selected["a"] is outer.a
     assert type(selected["child"]) is Inner and selected["child"].a is None and selected["child"].b is outer.child.b
+
+
+def test_set_of_a_dict_is_what_the_assignment_is() -> None:
+    class Cast(TensorClass["autocast"]):
+        a: torch.Tensor
+        i: int = 0
+        s: str = ""
+        d: TensorDict = None
+        o: collections.OrderedDict = None
+
+    class Plain(TensorClass):
+        a: torch.Tensor
+        b: Any = None
+
+    value = {"x": torch.zeros(3)}
+    for write in (lambda obj, name: obj.set(name, value), lambda obj, name: setattr(obj, name, value)):
+        plain = Plain(torch.zeros(2), batch_size=[2])
+        write(plain, "b")
+        assert plain.b is value
+        for name in ("a", "i", "s"):
+            cast = Cast(torch.zeros(2))
+            write(cast, name)
+            assert getattr(cast, name) is value
+        cast = Cast(torch.zeros(2))
+        write(cast, "d")
+        write(cast, "o")
+        assert type(cast.d) is TensorDict and type(cast.o) is collections.OrderedDict
+    merged = Plain(torch.zeros(2), batch_size=[2]).update({"b": {"x": torch.zeros(2)}})
+    assert type(merged.b) is TensorDict

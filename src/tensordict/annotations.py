@@ -118,6 +118,8 @@ def cast(value: Any, hint: Any, where: str) -> Any:
     kind: Any = hint if origin is None else origin
     if not _says_what(kind) or isinstance(value, kind):
         return value
+    if isinstance(value, Mapping) and not issubclass(kind, (Contract, Mapping)):
+        return value  # The text, or the keys, of a dict are nothing that anyone assigns it for.
     try:
         if issubclass(kind, Tensor):
             # A container is no tensor, though torch would make an empty one of it.

@@ -252,6 +252,9 @@ class TensorClass(Declared, metaclass=_Dataclass):
     ) -> Self:
         """Write a field, or an entry of a nested container; as for any container, but for the name of `value`.
 
+        As the assignment to the field does, it keeps a dict as a value where the field is not cast to a container;
+        :meth:`update` makes a nested container of it.
+
         Example:
             >>> import torch
             >>> from tensordict import TensorClass
@@ -260,6 +263,8 @@ class TensorClass(Declared, metaclass=_Dataclass):
             >>> Point(torch.zeros(2)).set("x", value=torch.ones(2)).x
             tensor([1., 1.])
         """
+        if type(value) is dict and not inplace and type(key) is str and key in self._layout.names:
+            value = self._as_entry(key, value, True)
         return super().set(key, value, inplace, non_blocking=non_blocking)
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
