@@ -21,7 +21,7 @@ import torch
 
 import tensordict
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, registry
-from tensordict.cli import main
+from tensordict.cli import convert, main
 from tensordict.errors import SaveError
 from tensordict.io import formats
 from tensordict.io.detect import detect_format
@@ -222,6 +222,17 @@ def test_inspect_goes_on_in_one_file(
     )
     assert len(output.err.splitlines()) == 1 and "c'" in output.err
     assert main(["inspect", str(path), "--key", "b.e"]) == 1
+
+
+def test_convert_where_nobody_counts(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of Linux there is no /proc, and no bar on a terminal then."""
+    monkeypatch.setattr(convert, "_COUNTS", str(tmp_path / "missing"))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    TensorDict(a=torch.zeros(3)).save(tmp_path / "x")
+    assert main(["convert", str(tmp_path / "x"), str(tmp_path / "x.tdz")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_inspect_shows_what_files_take(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,9 @@ from tensordict.io.names import META
 from tensordict.io.progress import Progress, bytes_on_disk
 from tensordict_cli.text import printable
 
+# Where Linux counts what this process reads and writes.
+_COUNTS = "/proc/self/io"
+
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; always 0."""
@@ -113,7 +116,7 @@ def _progress(total: int) -> Iterator[None]:
 
     total: the bytes of all tensors; compressed, they come to less.
     """
-    if not (sys.stderr.isatty() and has_tqdm()):
+    if not (sys.stderr.isatty() and has_tqdm() and os.path.exists(_COUNTS)):
         yield
         return
     done = threading.Event()
@@ -136,5 +139,5 @@ def _follow(bar: Progress, total: int, done: threading.Event) -> None:
 
 def _written() -> int:
     """How many bytes this process has written so far, to files of any kind."""
-    with open("/proc/self/io", encoding="ascii") as file:
+    with open(_COUNTS, encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("wchar"))
