@@ -128,3 +128,13 @@ def test_new_tensor_keeps_it_or_takes_that_of_the_data() -> None:
     assert kept["u"].tolist() == [3.0] * 5 and type(kept["u"]) is UnbatchedTensor
     filled = td.new_tensor(torch.zeros(2))
     assert filled["u"].tolist() == [1.0] * 5 and filled["u"].data_ptr() != td["u"].data_ptr()
+
+
+def test_gradients_are_unbatched_too() -> None:
+    td = TensorDict(a=torch.ones(3, 2), n={"u": UnbatchedTensor(torch.ones(2))}, batch_size=[3]).requires_grad_()
+    for container in (td, TensorDictParams(td.detach()), lazy_stack([td.clone().detach().requires_grad_()])):
+        first = container[0] if container.batch_dims == 2 else container
+        (first["a"].sum() + first["n", "u"].sum()).backward()
+        grad = container.grad if container is first else container.grad[0]
+        assert isinstance(grad["n", "u"], UnbatchedTensor) and grad["n", "u"].tolist() == [1, 1]
+        assert grad[:2]["n", "u"].shape == (2,) and grad[:2]["a"].shape == (2, 2)

@@ -124,6 +124,10 @@ class UnbatchedTensor(Tensor, Contract):
         own = self._batch_size
         return self._made(fn(self)) if size is None else self._over(self, size + own[lead:])
 
+    def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
+        result = fn(self)
+        return self._made(result) if isinstance(result, Tensor) else result
+
     def _made(self, result: Any) -> Self:
         """What was made of the tensor as an entry of the same container; a parameter is the very one."""
         if type(result) is type(self) and getattr(result, "_is_param", False):

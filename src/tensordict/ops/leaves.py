@@ -41,7 +41,9 @@ class Leaves(Locking):
         """
         entries: dict[str, Any] = {}
         for name, value in self._entries.items():
-            result = value._map_some(fn) if isinstance(value, Leaves) else fn(value)
+            # An `UnbatchedTensor` stays one.
+            of = getattr(value, "_map_some", None) if type(value) is not Tensor else None
+            result = fn(value) if of is None else of(fn)
             if result is not None:
                 entries[name] = result
         return self._build(entries, self._batch_size, self._device, self._names) if entries else None
