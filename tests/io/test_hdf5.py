@@ -723,3 +723,13 @@ def test_clone_to_a_new_file(tmp_path: pathlib.Path) -> None:
         assert again["a"].tolist() == [0, 0, 0] and again["b", "c"].tolist() == [1, 1, 1]
     with pytest.raises(TypeError, match="newfile"):
         source.clone(newfile=tmp_path / "w")
+
+
+def test_ragged_entries_are_refused_by_name(tmp_path: pathlib.Path) -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(UnsupportedEntryError, match=r"'r': an HDF5 file holds no ragged tensor.*memmap"):
+        TensorDict({"r": rows}, [2]).to_h5(tmp_path / "x")
+    stack = lazy_stack([TensorDict(x=torch.ones(n)) for n in (1, 2)])
+    with pytest.raises(UnsupportedEntryError, match=r"\('n', 'x'\) has different shapes .*memmap"):
+        TensorDict({"n": stack}).to_h5(tmp_path / "x")
+    assert not list(tmp_path.iterdir())

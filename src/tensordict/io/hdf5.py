@@ -447,6 +447,8 @@ def _there(file: File, value: Any, key: Path, above: tuple[int, ...]) -> Any:
 def checked_leaf(value: Tensor, key: Path) -> tuple[Any, str | None]:
     """The dtype of the dataset for a tensor, and the name to note; an `UnsupportedEntryError` that names the key."""
     try:
+        if value.is_nested:
+            raise UnsupportedEntryError("an HDF5 file holds no ragged tensor; a folder or an archive (memmap) does")
         if not isinstance(value, Stored):
             check_storable(value)
         if value.is_meta:
@@ -576,7 +578,7 @@ def _check_even(stack: Any, key: Path) -> None:
     if uneven is not None:
         raise UnsupportedEntryError(
             f"entry {joined(uneven)!r} has different shapes in the members of a lazy stack, or is not in all of them, "
-            "and has no form as one dataset: save the members one by one, or a padded form of them"
+            "and has no form as one dataset: a folder or an archive (memmap) holds it as it is; or save a padded form"
         )
 
 
