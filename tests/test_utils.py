@@ -134,6 +134,15 @@ def test_merge_of_a_dense_container_and_an_uneven_stack_is_lazy() -> None:
         merge_tensordicts(TensorDict(a=torch.zeros(2)), some)
 
 
+def test_merge_of_a_value_and_a_tensor_gives_the_first() -> None:
+    value, tensor = TensorDict(b="text"), TensorDict(b=torch.zeros(2))
+    assert merge_tensordicts(value, tensor)["b"] == "text"
+    assert merge_tensordicts(tensor, value)["b"].tolist() == [0, 0]
+    assert merge_tensordicts(value, TensorDict(b="more"), callback_exist=lambda a, b: b)["b"] == "text"
+    nested = TensorDict(b={"x": 1})
+    assert merge_tensordicts(nested, value, TensorDict(b={"y": 2}))["b"].keys() == {"x", "y"}
+
+
 def test_merge() -> None:
     a = TensorDict({"x": {"p": 0}, "both": 0, "s": 1}, names=[])
     b = TensorDict({"x": {"q": 1, "p": 5}, "both": 1, "t": 2})

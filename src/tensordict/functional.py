@@ -295,7 +295,7 @@ def merge_tensordicts(*tensordicts: _Container, callback_exist: Any = None) -> _
 
     Args:
         *tensordicts: two containers or more.
-        callback_exist: called with the values of an entry that all of them have, to give the one of the result; or a
+        callback_exist: called with the tensors of an entry that all of them have, to give the one of the result; or a
             dict from (nested) keys to such functions.
 
     Returns:
@@ -345,13 +345,14 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
     for name in names:
         key = (*path, name)
         values = [node._entries[name] for node in nodes if name in node._entries]
-        kinds = {is_node(value) for value in values}
-        if len(kinds) > 1:
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        inner = [value for value in values if is_node(value) and not value._is_non_tensor]
+        if tensors and inner:
             raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
         value = values[0]
-        if True in kinds and not value._is_non_tensor:
-            value = _merged(values, count, callbacks, key)
-        if True not in kinds and len(values) == count:
+        if inner and value is inner[0]:
+            value = _merged(inner, count, callbacks, key)
+        if len(tensors) == count:
             callback = callbacks.get(key) if isinstance(callbacks, dict) else callbacks
             if callback is not None:
                 value = callback(*values)
