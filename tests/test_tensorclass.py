@@ -998,3 +998,24 @@ def test_set_of_a_dict_is_what_the_assignment_is() -> None:
         assert type(cast.d) is TensorDict and type(cast.o) is collections.OrderedDict
     merged = Plain(torch.zeros(2), batch_size=[2]).update({"b": {"x": torch.zeros(2)}})
     assert type(merged.b) is TensorDict
+
+
+@pytest.mark.parametrize("cls", [TensorClass, TypedTensorDict])
+def test_arguments_of_classes_that_take_none(cls: Any) -> None:
+    for item in (3, int, ("frozen", 3)):
+        with pytest.raises(TypeError, match=f"{cls.__name__} is not a generic class.*'frozen'"):
+            cls[item]
+
+
+def test_typed_views_of_lazy_stacks_are_mapped(tmp_path: pathlib.Path) -> None:
+    class View(TypedTensorDict):
+        a: torch.Tensor
+
+    for sizes in ((2, 2), (2, 3)):
+        stack = lazy_stack([TensorDict(a=torch.ones(n)) for n in sizes])
+        view = View.from_tensordict(stack)
+        for index, mapped in enumerate((view.memmap(), view.memmap(tmp_path / str(sizes)), view.memmap_like())):
+            assert type(mapped) is View and mapped.is_memmap() and mapped.is_locked
+            assert mapped[1].a.tolist() == [float(index < 2)] * sizes[1]
+        nested = TensorDict(v=View.from_tensordict(stack)).memmap()
+        assert type(nested["v"]) is View

@@ -252,6 +252,8 @@ class Declared(Face):
         """The base class with these options, or a generic class with these arguments."""
         options = item if isinstance(item, tuple) else (item,)
         if not all(isinstance(option, str) for option in options):
+            if not hasattr(cls, "__parameters__"):
+                raise TypeError(f"{cls.__name__} is not a generic class: {cls.__name__}[...] takes options, {OPTIONS}")
             return super().__class_getitem__(item)  # type: ignore[misc]
         unknown = [option for option in options if option not in OPTIONS]
         if unknown:

@@ -20,7 +20,7 @@ from tensordict.errors import SaveError, UnsupportedEntryError
 from tensordict.io import files, reopening
 from tensordict.io.columns import Column, file_of, is_ragged, taken
 from tensordict.io.commit import Site
-from tensordict.io.forms import BEHIND_FACE, DICT, UNBATCHED, Form, put_together, taken_apart
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, Form, put_together, taken_apart
 from tensordict.io.held import Held, Place, held, unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
@@ -565,7 +565,9 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> 
         container = put_together(replace(form, device=device), entries, node.key)
     if form.columns:
         container._mark_memmap()
-    return _memmapped(container, node, prefix, options)
+    container = _memmapped(container, node, prefix, options)
+    viewed = form.kind == LAZY and isinstance(old, Contract) and old._bare() is not old
+    return old._faced(container) if viewed else container  # a typed view of a stack, stored as the stack
 
 
 def _in_place(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
