@@ -634,3 +634,10 @@ def test_a_module_that_has_parameters_is_assigned() -> None:
     assert [name for name, _ in params.named_parameters()] == ["a", "b.c"]
     assert bool((params.data == 1).all())
     assert type(params["b", "i"]) is torch.Tensor
+
+
+def test_to_an_integer_dtype_gives_buffers() -> None:
+    params = TensorDictParams(TensorDict({"a": torch.ones(2)}))
+    for moved in (params.to(torch.int64), params.to("cpu", torch.int64)):
+        assert type(moved) is TensorDictParams and moved["a"].dtype == torch.int64
+        assert not list(moved.parameters()) and len(list(moved.buffers())) == 1

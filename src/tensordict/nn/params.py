@@ -588,7 +588,9 @@ def _as_leaf(value: Any, convert: Convert) -> Any:
 
 def _like(new: Tensor, old: Any) -> Any:
     """A tensor that is a parameter if the old one is."""
-    return _parameter(new, old.requires_grad, old) if is_parameter(old) else new
+    # Integers cannot require grad: they become buffers, as where parameters are made of them.
+    kept = is_parameter(old) and (new.is_floating_point() or new.is_complex())
+    return _parameter(new, old.requires_grad, old) if kept else new
 
 
 def _parameter(content: Tensor, requires_grad: bool, old: Any) -> Any:
