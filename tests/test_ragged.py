@@ -747,3 +747,15 @@ def test_the_sample_of_the_reference_is_loaded() -> None:
     assert td.batch_size == (2,)
     assert [row.tolist() for row in td["n"].unbind()] == leaf["nested"]
     assert td[[1]]["n"].unbind()[0].tolist() == leaf["nested"][1]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_number_that_a_ragged_leaf_refuses_is_assigned_to_none(grad: bool) -> None:
+    rows = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged)
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": rows}}, [2])
+    with torch.set_grad_enabled(grad):
+        with pytest.raises(NotImplementedError, match="'b'.*before the rows of a ragged entry"):
+            td[None] = 1
+        assert not td["a"].any()
+        td[:] = 1
+    assert td["a"].tolist() == [1, 1] and td["n", "b"][1].tolist() == [1, 1]

@@ -200,10 +200,13 @@ class Indexing(Writing):
             if theirs != new_size and theirs[: len(new_size)] != new_size:
                 value = self._broadcast(value, index, new_size)
         elif not isinstance(value, Mapping):
+            leaves: list[Tensor] = []
+            self._gather(leaves)
             if torch.is_grad_enabled():
-                leaves: list[Tensor] = []
-                self._gather(leaves)
                 foreach.refuse_graph_leaves(leaves, self)
+            if any(leaf.is_nested for leaf in leaves):
+                # What ragged leaves refuse is to be known before any leaf changes.
+                self._plan_everywhere(torch.as_tensor(value), (), _Assignment(at, size, new_size))
             self._assign_everywhere(at, new_size, value)
             return
         plan = _Assignment(at, size, new_size, adds)
