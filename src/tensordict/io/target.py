@@ -98,6 +98,8 @@ class Target:
             os.chmod(self.temporary, stat.S_IMODE(os.stat(self._real).st_mode))
         if self._durable:
             os.fsync(self.fd)
+        # Some systems rename no file that is open.
+        self._close()
         if self._existsok:
             os.replace(self.temporary, self._real)
         else:
@@ -110,9 +112,14 @@ class Target:
         if self._durable:
             files.sync_folder(os.path.dirname(self._real))
 
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
     def __exit__(self, *exc_info: object) -> None:
         try:
-            os.close(self.fd)
+            self._close()
             if not self._committed:
                 _unlink(self.temporary)
         finally:
