@@ -9,6 +9,7 @@ import torch
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_matches, nodes
+from tensordict import TensorDict
 from tensordict.errors import NamesError
 
 ALPHABET = ["t", "u", "v", "w"]
@@ -153,3 +154,15 @@ def test_a_nested_container_of_other_names_is_refused(writable: Any, kind: Kind)
     deeper.names = [*[None] * len(kind.batch_size), "t"]
     with pytest.raises(RuntimeError):
         writable["deeper"] = deeper
+
+
+def test_a_container_without_names_takes_those_of_one_set_into_it(writable: Any, kind: Kind) -> None:
+    size = kind.batch_size
+    if not size or any(writable.names):
+        pytest.skip("needs dims without names")
+    names = ALPHABET[: len(size)]
+    writable["new"] = TensorDict({"x": torch.zeros(size)}, size, names=names)
+    assert writable.names == writable["new"].names == names
+    with pytest.raises(RuntimeError, match="disagree"):
+        writable["newer"] = TensorDict({}, size, names=[f"{name}x" for name in names])
+    assert writable.names == names and "newer" not in writable

@@ -641,3 +641,10 @@ def test_to_an_integer_dtype_gives_buffers() -> None:
     for moved in (params.to(torch.int64), params.to("cpu", torch.int64)):
         assert type(moved) is TensorDictParams and moved["a"].dtype == torch.int64
         assert not list(moved.parameters()) and len(list(moved.buffers())) == 1
+
+
+def test_to_in_place_moves_the_container_itself() -> None:
+    params = TensorDictParams(TensorDict({"a": torch.ones(2)}))
+    assert params.to("meta", inplace=True) is params
+    assert params.device == torch.device("meta") and params["a"].is_meta
+    assert [type(p) for p in params.parameters()] == [torch.nn.Parameter]

@@ -271,3 +271,11 @@ def test_a_mask_with_no_part_for_an_unbatched_tensor_changes_nothing() -> None:
     with pytest.raises(ShapeError, match="UnbatchedTensor"):
         td.masked_fill_(torch.tensor([True, False]), 1)
     assert not td["a"].any()
+
+
+def test_masked_fill_in_place_of_ragged_leaves_beside_dense_ones() -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    td = TensorDict({"a": torch.zeros(2), "r": ragged}, batch_size=[2])
+    td.masked_fill_(torch.tensor([True, False]), 5)
+    assert td["a"].tolist() == [5, 0]
+    assert [row.tolist() for row in td["r"].unbind()] == [[5, 5], [1, 1, 1]]

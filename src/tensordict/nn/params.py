@@ -401,8 +401,11 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
         """A copy over the same parameters."""
         return self._again(self._tensordict.copy())
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """A copy of another device or dtype, with parameters of its own where they change; see any container's."""
+    def to(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        """A copy of another device or dtype, with parameters of its own where they change; see any container's.
+
+        With `inplace=True` this container holds them afterwards and is returned.
+        """
         moved = self._tensordict.data.to(*args, **kwargs)
         leaves: list[Any] = []
         self._tensordict._gather(leaves)
@@ -417,7 +420,12 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
                 leaf = made[id(old)] = old if same else _like(new, old)
             return leaf
 
-        return self._again(moved._map(matched))
+        result = self._again(moved._map(matched))
+        if not inplace:
+            return result
+        object.__setattr__(self, "_tensordict", result._tensordict)
+        self._look_at(self._tensordict)
+        return self
 
     def cpu(self, **kwargs: Any) -> Self:
         """A copy on the CPU; see :meth:`to`."""

@@ -227,14 +227,31 @@ def _collect(node: Contract, prefix: Path, found: list[tuple[Path, Contract]]) -
 
 def _check_tail(node: Contract, names: Names, path: Path) -> None:
     """Raise when a nested container calls a dim of its own by one of the names that its leading dims are to have."""
-    if node._names is None:
+    if (own := _doubled(node, names)) is not None:
+        raise NamesError(
+            f"entry {joined(path)!r} has a dim {own!r} of its own, its names being {node._names}: its leading dims "
+            f"cannot be named {names}"
+        )
+
+
+def _doubled(node: Contract, names: Names) -> str | None:
+    """The first of these names for the leading dims of a container that another dim of it has."""
+    behind = [] if node._names is None else node._names[len(names) :]
+    return next((name for name in behind if name is not None and name in names), None)
+
+
+def take_names(container: Any, value: Any) -> None:
+    """Give a container without names those of a nested one that was set into it.
+
+    It stays without where such a name is that of a dim further behind, in any of the containers in it.
+    """
+    if not isinstance(value, Contract) or value._is_non_tensor or value._names is None:
         return
-    for own in node._names[len(names) :]:
-        if own is not None and own in names:
-            raise NamesError(
-                f"entry {joined(path)!r} has a dim {own!r} of its own, its names being {node._names}: its leading dims "
-                f"cannot be named {names}"
-            )
+    names = value._names[: len(container._batch_size)]
+    nested: list[tuple[Path, Contract]] = []
+    _collect(container, (), nested)
+    if any(names) and all(_doubled(node, names) is None for _, node in nested):
+        container._name_tree(names)
 
 
 def _rename(node: Contract, names: Names) -> None:

@@ -14,7 +14,7 @@ from tensordict.devices import wait_for
 from tensordict.errors import ShapeError
 from tensordict.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, adopt, raise_locked
-from tensordict.ops.naming import checked_names
+from tensordict.ops.naming import checked_names, take_names
 from tensordict.ops.numbers import overwriting, stored, to_tensor
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.ops.sources import nested_under, one_source, restricted
@@ -117,7 +117,10 @@ class Writing(Reading, Locking):
             if fits:
                 self._entries[name] = item
                 return
-        self._entries[name] = self._admit(item, (name,) if path is None else path, non_blocking)
+        value = self._admit(item, (name,) if path is None else path, non_blocking)
+        self._entries[name] = value
+        if self._names is None:
+            take_names(self, value)
 
     def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
         """Check `item` and store it at `path`."""
@@ -234,7 +237,9 @@ class Writing(Reading, Locking):
                 if fits:
                     entries[key] = item
                 else:
-                    entries[key] = self._admit(item, (*prefix, key), non_blocking)
+                    entries[key] = value = self._admit(item, (*prefix, key), non_blocking)
+                    if self._names is None:
+                        take_names(self, value)
             else:
                 self._write(path_of(key), item, non_blocking)
 
@@ -311,6 +316,9 @@ class Writing(Reading, Locking):
                 for value in filter(is_node, entries.values()):
                     adopt(node, value)
             node._entries.update(entries)
+            if node._names is None:
+                for value in filter(is_node, entries.values()):
+                    take_names(node, value)
         for write in plan.targets.writes:
             write()
         if self._device is not None:
