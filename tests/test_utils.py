@@ -243,3 +243,8 @@ def test_modules_that_programs_import_from(module: str, names: list[str]) -> Non
     found = importlib.import_module(f"tensordict.{module}")
     for name in names:
         assert name in found.__all__ and getattr(found, name) is getattr(tensordict, name, getattr(found, name))
+
+
+def test_isin_of_bools() -> None:
+    td = TensorDict({"a": torch.tensor([True, False, True])}, [3])
+    assert isin(td, td[:1], "a").tolist() == [True, False, True]

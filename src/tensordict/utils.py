@@ -197,7 +197,7 @@ def isin(input: Any, reference: Any, key: Any, dim: int = 0) -> Tensor:
         raise ShapeError(
             f"entry {key!r} has shapes {list(wanted.shape)} and {list(known.shape)}, different in more than dim {dim}"
         )
-    if wanted.ndim == 1:
+    if wanted.ndim == 1 and torch.bool not in (wanted.dtype, known.dtype):  # of which torch.isin takes none
         return torch.isin(wanted, known)
     length = wanted.shape[dim]
     groups = _groups(torch.cat([wanted, known], dim), dim)

@@ -258,3 +258,9 @@ def test_integers_beside_leaves_that_require_grad_are_reduced() -> None:
     result = td.amax()
     assert result["a"].requires_grad and result["a"] == 2.0
     assert not result["b"].requires_grad and result["b"] == 4 and result["b"].dtype == torch.int32
+
+
+def test_prod_of_leaves_without_dims_has_the_dtype_of_the_others() -> None:
+    td = TensorDict({"a": torch.tensor(3, dtype=torch.int16), "b": torch.tensor([3, 2], dtype=torch.int16)})
+    result = td.prod(keepdim=True)
+    assert result["a"].dtype == result["b"].dtype == torch.int64 and result["a"] == 3

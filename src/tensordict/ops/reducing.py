@@ -748,6 +748,9 @@ def _prod(leaf: Tensor, dims: Any = None, keepdim: bool = False, dtype: torch.dt
     """`torch.prod`, along several dims too."""
     if dims is None:
         return leaf.prod(dtype=dtype)
+    if dims == ():
+        # No dim to reduce: cast as the others are.
+        return leaf.unsqueeze(-1).prod(-1, dtype=dtype)
     for dim in sorted(dims, reverse=True) if type(dims) is tuple else (dims,):
         leaf = leaf.prod(dim, keepdim, dtype=dtype)
     return leaf

@@ -274,8 +274,8 @@ class Stacking(Writing):
             layout: the layout of the nested tensors that stand for leaves of unequal shapes.
 
         Returns:
-            this container where it has no lazy stack; else one of the same kind over the same leaves, with a `TensorDict`
-            of copies in the place of each lazy stack.
+            this container where it has no lazy stack; else one of the same kind over the same leaves, with a
+            `TensorDict` of copies in the place of each lazy stack.
 
         Raises:
             RuntimeError: the leaves of a lazy stack are no nested tensor of that layout; the entry is named.

@@ -31,7 +31,8 @@ class Structure(Writing):
             *keys: nested keys; a key of a nested container takes all of it.
             inplace: delete the other entries from this container instead.
             strict: raise when a key is missing; otherwise ignore it.
-            as_tensordict: give a plain `TensorDict` when this container is of another kind; nested ones stay what they are.
+            as_tensordict: give a plain `TensorDict` when this container is of another kind; nested ones stay what they
+                are.
 
         Returns:
             a new container over the same tensors (unlocked), or `self` with `inplace`.
