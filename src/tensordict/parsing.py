@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
@@ -55,14 +57,11 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: Any = N
     """
     if not isinstance(s, str):
         raise TypeError(f"parse_tensor_dict_string reads a string, got {type(s).__name__}")
-    reader = _Reader(s)
-    maker = _Maker(s, seed, device)
     try:
-        value = reader.value()
-        reader.end()
+        value = _Reader(s).read()
         if value.is_leaf:
             _fail(s, value.at, "a container, such as TensorDict(fields={...}, ...)")
-        return maker.container(value)  # type: ignore[no-any-return]
+        return _Maker(s, seed, device).container(value)  # type: ignore[no-any-return]
     except RecursionError:
         raise ValueError("the containers in the text are nested more deeply than Python's recursion limit") from None
 
@@ -73,6 +72,44 @@ class ParseError(ValueError):
     def __init__(self, text: str, at: int, what: str) -> None:
         line = text.count("\n", 0, at) + 1
         super().__init__(f"line {line}, column {at - text.rfind(chr(10), 0, at)}: {what}")
+
+
+def _fail(text: str, at: int, expected: str) -> NoReturn:
+    rest = text[at:].split("\n", 1)[0]
+    found = repr(rest if len(rest) <= 40 else rest[:37] + "...") if rest else "the end of the line"
+    raise ParseError(text, at, f"expected {expected}, found {found if at < len(text) else 'the end of the text'}")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+_LEAVES = ("Tensor", "Parameter", "Buffer", "MemoryMappedTensor", "FakeTensor", "NestedTensor", "UnbatchedTensor")
+_LEAF_FACTS = ("shape", "device", "dtype", "is_shared", "requires_grad", "is_contiguous", "is_view")
+# What is read over.
+_STATISTICS = ("storage_size", "mean", "std", "min", "max")
+_DENSE_FACTS = ("fields", "batch_size", "device", "is_shared", "names")
+# The keyword arguments of each class; `data` of the holders of values is read apart from them.
+_FACTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_LEAVES, _LEAF_FACTS + _STATISTICS),
+    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), ("batch_size", "device")),
+    "TensorDict": _DENSE_FACTS,
+    "LazyStackedTensorDict": (*_DENSE_FACTS, "exclusive_fields", "stack_dim"),
+    "LazyView": ("source", "op"),
+}
+# Python's parser refuses 200 brackets within each other; one pair is added.
+_MOST_BRACKETS = 198
+
+_TOKEN = re.compile(
+    r"(?P<value>\b(?:NonTensorData|MetaData)\(\s*data=\s*|\bNonTensorStack\(\s*)|(?P<groups>exclusive_fields=\s*)?[({\[]"
+    r"|[)\]},]|'[^'\\\n]*'|\"[^\"\\\n]*\""
+)
+_VALUE = re.compile(r"(.*?),\s*(?=batch_size=torch\.Size\()", re.DOTALL)
+_MEMBER = re.compile(r"\s*(\d+) ->(?=\s)")
+_KEY = re.compile(r"([^\n]*?):\s+(?=[A-Za-z_]\w*\()")
+_GOES_ON, _ENDS = re.compile(r"\s*[,)\]}]"), re.compile(r"\s*\Z")
+_FOREIGN = re.compile(r"[^ -\[\]-~]")
+_LEAF = re.compile(r"\w*Tensor\((?:\w+=(?:torch\.Size\(\[[^][()]*\]\)|[^][(){},'\"]*)(?:,\s*|(?=\))))*\)(?=,|\})")
+_NO_KEY = re.compile(r"\w\((?:shape|fields|source|device)=")
+_NO_ENTRIES = re.compile(r"(?:exclusive_fields=\s*)?\{\s*\}\s*(?:\)|,\s*[a-z_]+=)")
 
 
 @dataclass
@@ -88,313 +125,210 @@ class _Value:
         return self.cls in _LEAVES
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-_SPACE = re.compile(r"\s*")
-_CLASS = re.compile(r"([A-Za-z_]\w*)\(")
-_NAME = re.compile(r"([A-Za-z_]\w*)=")
-_SIZE = re.compile(r"torch\.Size\(\s*\[([^\]()]*)\]\s*\)")
-_DIM = re.compile(r"-1|\d+|[a-z]\w*")
-_INT = re.compile(r"-?\d+")
-_BOOLEAN = re.compile("True|False")
-_REAL = r"(?:nan|inf|\d+(?:\.\d*)?(?:e[+-]?\d+)?)"
-_NUMBER = re.compile(rf"True|False|-?{_REAL}(?:[+-]{_REAL}j)?")
-_WORD = re.compile(r"[\w:]+")
-_DTYPE = re.compile(r"torch\.(\w+)")
-_OPERATION = re.compile(r"(view|permute|transpose|squeeze|unsqueeze)\(\s*(\([-\d\s,]*\)|[-\d\s,]*)\s*\)")
-_GROUP = re.compile(r"(\d+) ->\s")
-_NEXT_GROUP = re.compile(r"\s*\d+ ->\s")
-_KEY = re.compile(r"([^\n]*?):\s(?=\s*[A-Za-z_]\w*\()")
-_NO_KEY = re.compile(r"\w\((?:shape|fields|source|device)=")
-_CLOSED = re.compile(r"\}\s*(?:\)|,\s*[a-z_]+=)")
-_HELD = re.compile(r"(.*?)(?=,\s*batch_size=torch\.Size\()", re.DOTALL)
-_QUOTED = re.compile(r"None|'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
-
-
 class _Reader:
-    """Reads the text from front to back; every failure says where."""
+    """Reads a text with Python's own parser.
+
+    Keys, and values that are no tensors, may be any text. They are replaced by spaces first; the rest is an expression
+    of Python, and the position of a node in it that of the node in the text.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
+        self.code = list(re.sub(r"(device=\s*\w+):", r"\1_", re.sub(r"\s", " ", text)))
+        # By the position of the class that an entry is of: its key, where that begins, and the number that a lazy stack
+        # shows before the first entry of a member.
+        self.keys: dict[int, tuple[str, int, int | None]] = {}
+        # By the position of the class that holds the value.
+        self.values: dict[int, str] = {}
 
-    def fail(self, expected: str) -> NoReturn:
-        _fail(self.text, self.at, expected)
+    def fail(self, at: int | ast.expr | ast.keyword, expected: str) -> NoReturn:
+        at = at if isinstance(at, int) else at.col_offset - 1
+        _fail(self.text, self.skip(max(at, 0)), expected)
 
-    def space(self) -> None:
-        if self.text[self.at : self.at + 1].isspace():
-            found = _SPACE.match(self.text, self.at)
-            assert found is not None
-            self.at = found.end()
+    def skip(self, at: int) -> int:
+        """The position behind the white space."""
+        return re.compile(r"\s*").match(self.text, at).end()  # type: ignore[union-attr]
 
-    def find(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
-        """What matches here, behind which reading goes on."""
-        self.space()
-        found = pattern.match(self.text, self.at)
-        if found is None:
-            self.fail(expected)
-        self.at = found.end()
+    def read(self) -> _Value:
+        code = self.expression()
+        try:
+            # A character that takes several bytes would move the positions behind it.
+            tree = ast.parse("(" + _FOREIGN.sub("?", code) + ")", mode="eval")
+        except SyntaxError as error:
+            self.fail((error.offset or 2) - 2, f"what a container is printed as ({error.msg})")
+        return self.value(tree.body)
+
+    # --- to an expression ---------------------------------------------------------------------------------------
+
+    def expression(self) -> str:
+        """The text on one line, without keys and values; notes these."""
+        text, at = self.text, 0
+        # For braces, the white space before each entry, and whether it may be of one member only.
+        brackets: list[tuple[str, bool] | None] = []
+        while token := _TOKEN.search(text, at):
+            (start, at), last = token.span(), token[0][-1]
+            if token["value"]:
+                if (value := _VALUE.match(text, at)) is None:
+                    self.fail(at, "a value and its batch_size=")
+                self.values[start], at, last = value[1], value.end(), "("
+                self.blank(text.index("(", start) + 1, at)
+            if last in "({[":
+                brackets.append(self.margin(start, token["groups"] is not None) if last == "{" else None)
+                if len(brackets) > _MOST_BRACKETS:
+                    raise ParseError(text, at, "containers nested more deeply than Python's parser reads")
+            elif last in ")}]":
+                del brackets[-1:]
+                if not (_GOES_ON if brackets else _ENDS).match(text, at):
+                    self.fail(at, "',' or ')'" if brackets else "the end of the text")
+            if last in "{," and brackets and (margin := brackets[-1]) and not _NO_ENTRIES.match(text, start):
+                at = self.entry(at, *margin)
+        if brackets:
+            self.fail(len(text), "more of a container, such as fields={...}, or ')'")
+        return "".join(self.code)
+
+    def blank(self, start: int, stop: int) -> None:
+        self.code[start:stop] = " " * (stop - start)
+
+    def margin(self, at: int, is_grouped: bool) -> tuple[str, bool]:
+        """What entries begin with if the text is as it was printed: they are indented by four more than this line."""
+        indent = re.compile(" *").match(self.text, self.text.rfind("\n", 0, at) + 1)
+        return "\n" + indent[0] + " " * (8 if is_grouped else 4), is_grouped  # type: ignore[index]
+
+    def entry(self, start: int, margin: str, is_grouped: bool) -> int:
+        """Note the key of the entry that begins here; the position at which there is more to note."""
+        member = _MEMBER.match(self.text, start) if is_grouped else None
+        at = member.end() if member else start
+        at = at + len(margin) if self.text.startswith(margin, at) else self.skip(at)
+        key = _KEY.match(self.text, at)
+        if key is None or _NO_KEY.search(key[1]):
+            self.fail(at, "an entry, such as key: Tensor(shape=torch.Size([3]), ...)")
+        self.keys[key.end()] = key[1], at, int(member[1]) if member else None
+        self.blank(start, key.end())
+        # There are no keys in a tensor.
+        return key.end() if (leaf := _LEAF.match(self.text, key.end())) is None else leaf.end()
+
+    # --- from nodes ---------------------------------------------------------------------------------------------
+
+    def value(self, node: ast.expr) -> _Value:
+        """`Class(name=..., ...)`, a leaf or a container."""
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            self.fail(node, "a class and its content, such as TensorDict(...)")
+        cls, at = node.func.id, node.col_offset - 1
+        if cls not in _FACTS:
+            self.fail(at, f"one of the classes that can be made from text, {', '.join(sorted(_FACTS))}")
+        value = _Value(cls, at)
+        items: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
+        for item in items:
+            missing = [name for name in _FACTS[cls] if name not in value.facts]
+            if not isinstance(item, ast.keyword) or item.arg not in missing:
+                self.fail(item, f"one of {', '.join(f'{name}=' for name in missing)}" if missing else "')'")
+            value.facts[item.arg] = _READ[item.arg](self, item.value)
+            if item.arg == "batch_size" and -1 in value.facts[item.arg] and cls != "LazyStackedTensorDict":
+                self.fail(item.value, "a batch size without -1, which only lazy stacks have,")
+        if at in self.values:
+            value.facts["data"] = self.values[at]
+        return value
+
+    def groups(self, node: ast.expr, member: int | None = None) -> dict[int, dict[str, _Value]]:
+        """`{0 -> key: Class(...), ..., 1 -> ...}`, the entries that only some members of a lazy stack have."""
+        found: dict[int, dict[str, _Value]] = {} if member is None else {member: {}}
+        if not (isinstance(node, ast.Set) or (isinstance(node, ast.Dict) and not node.keys)):
+            self.fail(node, "entries, such as {key: Tensor(shape=torch.Size([3]), ...)}")
+        for entry in getattr(node, "elts", ()):
+            key, at, number = self.keys[entry.col_offset - 1]
+            member = member if number is None else number
+            if member is None:
+                self.fail(at, "the number of a member, such as '0 ->'")
+            if key in found.setdefault(member, {}):
+                self.fail(at, f"a key that is not taken yet (there is an entry {key!r} before this one)")
+            found[member][key] = self.value(entry)
         return found
 
-    def taken(self, character: str) -> bool:
-        """Whether this character comes next; if so, reading goes on behind it."""
-        self.space()
-        if not self.text.startswith(character, self.at):
-            return False
-        self.at += len(character)
-        return True
-
-    def take(self, character: str, expected: str | None = None) -> None:
-        if not self.taken(character):
-            self.fail(repr(character) if expected is None else expected)
-
-    def end(self) -> None:
-        self.space()
-        if self.at < len(self.text):
-            self.fail("the end of the text")
-
-    def value(self) -> _Value:
-        """`Class(name=..., ...)`, a leaf or a container."""
-        self.space()
-        start = self.at
-        name = self.find(_CLASS, "a class and its content, such as TensorDict(...)").group(1)
-        if name not in _LEAVES and name not in _CONTAINERS:
-            self.at = start
-            known = _LEAVES | _CONTAINERS.keys()
-            self.fail(f"one of the classes that can be made from text, {', '.join(sorted(known))}")
-        value = _Value(name, start)
-        if name == "NonTensorStack":
-            value.facts["data"] = self.held()
-            self.take(",")
-        if self.taken(")"):
-            return value
-        while True:
-            self.fact(value)
-            if self.taken(")"):
-                return value
-            self.take(",", "',' or ')'")
-
-    def fact(self, value: _Value) -> None:
-        """`name=...`, noted in `value`."""
-        read = _LEAF_FACTS if value.is_leaf else _CONTAINER_FACTS[value.cls]
-        self.space()
-        match = _NAME.match(self.text, self.at)
-        if match is None or match.group(1) not in read or match.group(1) in value.facts:
-            missing = [f"{name}=" for name in read if name not in value.facts]
-            self.fail(f"one of {', '.join(missing)}" if missing else "')'")
-        self.at = match.end()
-        name = match.group(1)
-        value.facts[name] = read[name](self)
-
-    # --- entries ------------------------------------------------------------------------------------------------
-
-    def entries(self) -> dict[str, _Value]:
+    def entries(self, node: ast.expr) -> dict[str, _Value]:
         """`{key: Class(...), ...}`"""
-        indent = self.indent()
-        self.take("{")
-        found: dict[str, _Value] = {}
-        if self.closed():
-            return found
-        while True:
-            self.entry(found, indent)
-            if self.taken("}"):
-                return found
-            self.take(",", "',' or '}'")
+        return self.groups(node, 0)[0]
 
-    def groups(self) -> dict[int, dict[str, _Value]]:
-        """`{0 -> key: Class(...), ..., 1 -> ...}`, the entries that only some members of a lazy stack have."""
-        indent = self.indent() + 4
-        self.take("{")
-        found: dict[int, dict[str, _Value]] = {}
-        if self.closed():
-            return found
-        member = self.group(found)
-        while True:
-            self.entry(found[member], indent)
-            if self.taken("}"):
-                return found
-            self.take(",", "',' or '}'")
-            if _NEXT_GROUP.match(self.text, self.at):
-                member = self.group(found)
-
-    def group(self, found: dict[int, dict[str, _Value]]) -> int:
-        match = self.find(_GROUP, "the number of a member, such as '0 ->'")
-        # The white space may be the indentation of a key.
-        self.at -= 1
-        member = int(match.group(1))
-        found.setdefault(member, {})
-        return member
-
-    def entry(self, found: dict[str, _Value], indent: int) -> None:
-        """`key: Class(...)`, at this indentation unless the text has lost it."""
-        margin = "\n" + " " * indent
-        if self.text.startswith(margin, self.at):
-            self.at += len(margin)
-        else:
-            self.space()
-        match = _KEY.match(self.text, self.at)
-        if match is None or _NO_KEY.search(match.group(1)):
-            self.fail("an entry, such as key: Tensor(shape=torch.Size([3]), ...)")
-        key = match.group(1)
-        if key in found:
-            self.fail(f"a key that is not taken yet (there is an entry {key!r} before this one)")
-        self.at = match.end()
-        found[key] = self.value()
-
-    def closed(self) -> bool:
-        """Whether there are no entries; `}` may also begin a key."""
-        start = self.at
-        self.space()
-        if _CLOSED.match(self.text, self.at):
-            self.at += 1
-            return True
-        self.at = start
-        return False
-
-    def indent(self) -> int:
-        """The indentation that the entries have if the text is as it was printed: four more than this line."""
-        start = self.text.rfind("\n", 0, self.at) + 1
-        found = re.compile(" *").match(self.text, start)
-        assert found is not None
-        return found.end() - start + 4
-
-    # --- facts --------------------------------------------------------------------------------------------------
-
-    def size(self) -> tuple[Any, ...]:
+    def size(self, node: ast.expr) -> tuple[int | str, ...]:
         """`torch.Size([2, -1, j1])`: ints, and names of ragged dims."""
-        match = self.find(_SIZE, "a size, such as torch.Size([3, 4])")
-        dims = _dims(match.group(1))
-        if dims is None:
-            self.at = match.start(1)
-            self.fail("a size made of ints, -1 and names of ragged dims")
-        return dims
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("torch"), "Size"), [ast.List(dims)], []):
+                return tuple([self.dim(dim) for dim in dims])
+        self.fail(node, "a size, such as torch.Size([3, 4])")
 
-    def ragged_size(self) -> tuple[int, ...]:
-        """The batch size of a lazy stack, -1 where the members differ."""
-        start = self.at
-        size = self.size()
+    def dim(self, node: ast.expr) -> int | str:
+        match node:
+            case ast.UnaryOp(ast.USub(), ast.Constant(1)):
+                return -1
+            case ast.Constant(value) if type(value) is int:
+                return value
+            case ast.Name(name):
+                return name
+        self.fail(node, "a size made of ints, -1 and names of ragged dims")
+
+    def batch_size(self, node: ast.expr) -> tuple[int | str, ...]:
+        """That of a lazy stack has -1 where the members differ."""
+        size = self.size(node)
         if any(isinstance(dim, str) for dim in size):
-            self.at = start
-            self.fail("a batch size made of ints")
+            self.fail(node, "a batch size made of ints")
         return size
 
-    def plain_size(self) -> tuple[int, ...]:
-        start = self.at
-        size = self.ragged_size()
-        if -1 in size:
-            self.at = start
-            self.fail("a batch size without -1, which only lazy stacks have,")
-        return size
+    def shown(self, node: ast.expr) -> str:
+        return self.text[node.col_offset - 1 : (node.end_col_offset or 0) - 1]
 
-    def device(self) -> torch.device | None:
-        match = self.find(_WORD, "a device, such as cpu, cuda:0 or None")
+    def device(self, node: ast.expr) -> torch.device | None:
+        name = self.shown(node)
         try:
-            return None if match.group() == "None" else torch.device(match.group())
+            return None if name == "None" else torch.device(name)
         except RuntimeError:
-            self.at = match.start()
-            self.fail("a device, such as cpu, cuda:0 or None")
+            self.fail(node, "a device, such as cpu, cuda:0 or None")
 
-    def dtype(self) -> torch.dtype:
-        match = self.find(_DTYPE, "a dtype, such as torch.float32")
-        dtype = getattr(torch, match.group(1), None)
-        if not isinstance(dtype, torch.dtype):
-            self.at = match.start()
-            self.fail("a dtype, such as torch.float32")
-        return dtype
+    def dtype(self, node: ast.expr) -> torch.dtype:
+        match node:
+            case ast.Attribute(ast.Name("torch"), name) if isinstance(dtype := getattr(torch, name, None), torch.dtype):
+                return dtype
+        self.fail(node, "a dtype, such as torch.float32")
 
-    def held(self) -> str:
-        """The text of a value, which may be anything."""
-        return self.find(_HELD, "a value and its batch_size=").group(1)
+    def constant(self, node: ast.expr, kind: type, expected: str) -> Any:
+        if isinstance(node, ast.Constant) and type(node.value) is kind:
+            return node.value
+        self.fail(node, expected)
 
-    def boolean(self) -> bool:
-        return self.find(_BOOLEAN, "True or False").group() == "True"
+    def statistic(self, node: ast.expr) -> None:
+        """A number that is not needed: `-1e-07`, `nan` or `1+2j`."""
+        if not isinstance(node, ast.Constant | ast.Name | ast.UnaryOp | ast.BinOp):
+            self.fail(node, "a number")
 
-    def integer(self) -> int:
-        return int(self.find(_INT, "an int").group())
+    def names(self, node: ast.expr) -> list[str | None]:
+        if not isinstance(node, ast.List):
+            self.fail(node, "dim names, such as ['time', None]")
+        for item in node.elts:
+            if not (isinstance(item, ast.Constant) and isinstance(item.value, str | None)):
+                self.fail(item, "a name in quotes, or None")
+        return list(ast.literal_eval(self.shown(node)))
 
-    def number(self) -> str:
-        return self.find(_NUMBER, "a number").group()
-
-    def names(self) -> list[str | None]:
-        self.take("[", "dim names, such as ['time', None]")
-        names: list[str | None] = []
-        while not self.taken("]"):
-            if names:
-                self.take(",", "',' or ']'")
-            match = self.find(_QUOTED, "a name in quotes, or None")
-            names.append(match.group(1) if match.group(2) is None else match.group(2))
-        return names
-
-    def operation(self) -> tuple[str, Any]:
-        """The shape method of a lazy view and its arguments: ints, or one tuple of ints."""
-        match = self.find(_OPERATION, "a shape method, such as view(6) or permute(1, 0)")
-        dims = tuple(map(int, _INT.findall(match.group(2))))
-        return match.group(1), (dims,) if "(" in match.group(2) else dims
+    def operation(self, node: ast.expr) -> tuple[str, Any]:
+        """The shape method of a lazy view and its arguments."""
+        match node:
+            case ast.Call(ast.Name("view" | "permute" | "transpose" | "squeeze" | "unsqueeze" as method), dims, []):
+                with contextlib.suppress(ValueError):
+                    return method, tuple([ast.literal_eval(dim) for dim in dims])
+        self.fail(node, "a shape method, such as view(6) or permute(1, 0)")
 
 
-@lru_cache(1024)
-def _dims(text: str) -> tuple[Any, ...] | None:
-    """The ints and the names of ragged dims in `2, -1, j1`; `None` when there is anything else."""
-    dims: list[Any] = []
-    for item in text.split(",") if text.strip() else ():
-        dim = item.strip()
-        if not _DIM.fullmatch(dim):
-            return None
-        dims.append(int(dim) if dim.lstrip("-").isdigit() else dim)
-    return tuple(dims)
-
-
-_Read = Callable[[_Reader], Any]
-
-_LEAF_FACTS: dict[str, _Read] = {
+_READ: dict[str, Callable[[_Reader, ast.expr], Any]] = {
+    **dict.fromkeys(_LEAF_FACTS, partial(_Reader.constant, kind=bool, expected="True or False")),
+    **dict.fromkeys(_STATISTICS, _Reader.statistic),
     "shape": _Reader.size,
+    "batch_size": _Reader.batch_size,
     "device": _Reader.device,
     "dtype": _Reader.dtype,
-    "is_shared": _Reader.boolean,
-    "requires_grad": _Reader.boolean,
-    "is_contiguous": _Reader.boolean,
-    "is_view": _Reader.boolean,
-    "storage_size": _Reader.integer,
-    "mean": _Reader.number,
-    "std": _Reader.number,
-    "min": _Reader.number,
-    "max": _Reader.number,
-}
-
-_DENSE_FACTS: dict[str, _Read] = {
-    "fields": _Reader.entries,
-    "batch_size": _Reader.plain_size,
-    "device": _Reader.device,
-    "is_shared": _Reader.boolean,
     "names": _Reader.names,
+    "fields": _Reader.entries,
+    "exclusive_fields": _Reader.groups,
+    "stack_dim": partial(_Reader.constant, kind=int, expected="an int"),
+    "source": _Reader.value,
+    "op": _Reader.operation,
 }
-
-_HOLDER_FACTS: dict[str, _Read] = {
-    "data": _Reader.held,
-    "batch_size": _Reader.plain_size,
-    "device": _Reader.device,
-}
-
-_CONTAINER_FACTS: dict[str, dict[str, _Read]] = {
-    "TensorDict": _DENSE_FACTS,
-    "LazyStackedTensorDict": {
-        **_DENSE_FACTS,
-        "batch_size": _Reader.ragged_size,
-        "exclusive_fields": _Reader.groups,
-        "stack_dim": _Reader.integer,
-    },
-    "LazyView": {"source": _Reader.value, "op": _Reader.operation},
-    "NonTensorData": _HOLDER_FACTS,
-    "MetaData": _HOLDER_FACTS,
-    "NonTensorStack": _HOLDER_FACTS,
-}
-
-
-def _fail(text: str, at: int, expected: str) -> NoReturn:
-    rest = text[at:].split("\n", 1)[0]
-    found = repr(rest if len(rest) <= 40 else rest[:37] + "...") if rest else "the end of the line"
-    raise ParseError(text, at, f"expected {expected}, found {found if at < len(text) else 'the end of the text'}")
-
 
 # --- making -----------------------------------------------------------------------------------------------------------
 
@@ -522,10 +456,7 @@ class _Maker:
         try:
             return make._of_lists(_literal(self.fact(value, "data")), size, 0, self.device(value))
         except ValueError:
-            unknown: Any = None
-            for length in reversed(size):
-                unknown = [unknown] * length
-            return make._of_lists(unknown, size, 0, self.device(value))
+            return make._of_lists(numpy.full(size, None).tolist(), size, 0, self.device(value))
 
     def view(self, value: _Value) -> Any:
         source = self.fact(value, "source")
@@ -576,10 +507,9 @@ class _Maker:
         """Zeros, or random numbers that do not depend on the device."""
         if self.generator is None or device.type == "meta":
             return torch.zeros(shape, dtype=dtype, device=device)
-        if dtype.is_complex:
-            made = torch.randn(shape, dtype=torch.complex64, generator=self.generator)
-        elif dtype.is_floating_point:
-            made = torch.randn(shape, generator=self.generator)
+        if dtype.is_complex or dtype.is_floating_point:
+            wide = torch.complex64 if dtype.is_complex else torch.float32
+            made = torch.randn(shape, dtype=wide, generator=self.generator)
         else:
             made = torch.randint(2 if dtype == torch.bool else 100, shape, generator=self.generator)
         return made.to(device, dtype)
@@ -623,7 +553,3 @@ _CONTAINERS: dict[str, Callable[[_Maker, _Value], Any]] = {
     "MetaData": _Maker.holder,
     "NonTensorStack": _Maker.values,
 }
-
-_LEAVES = frozenset(
-    ("Tensor", "Parameter", "Buffer", "MemoryMappedTensor", "FakeTensor", "NestedTensor", "UnbatchedTensor")
-)
