@@ -3,6 +3,12 @@
 `Crew` starts processes of its own. Each has a pipe, so that the end of a process is noticed, whatever ended it; a chunk
 travels as two numbers, since the processes have the container. `Borrowed` does the same with a pool of the caller,
 which is given pieces of the container.
+
+`concurrent.futures.ProcessPoolExecutor` does not do in the place of `Crew`: it refuses a limit of tasks for processes
+that are forked (and knows none before Python 3.11), cannot end a process that is busy, leaves its processes behind when
+the caller is killed, and says neither which task a process had nor what ended it. Nor is it faster throughout (best of
+25, two workers): 92 ms against 85 for two chunks of 8 kB, 146 against 132 for 64 of 250 B, 146 against 140 for two of
+2 MiB, but 96 against 130 for 16 of 256 KiB: it gives a process its next chunk before it is done with one.
 """
 
 from __future__ import annotations
