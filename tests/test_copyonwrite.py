@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorDict, copyonwrite, lazy_stack
+from tensordict import TensorDict, lazy_stack
 from tensordict.copyonwrite import writable
-from tensordict.io import files
+from tensordict.io import files, kernel
 
 LARGE = 4 << 20
 
@@ -210,11 +210,11 @@ def test_the_original_lives_as_long_as_its_tensor(path: pathlib.Path) -> None:
 
 
 def test_what_was_found_is_forgotten_some_time(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copyonwrite, "_MOST_PLACES", 1)
+    monkeypatch.setattr(kernel, "_MOST_PATHS", 1)
     original, inode = read_only(path)
     for _ in range(3):
         assert is_mapped_again(writable([original])[0], inode)
-    assert len(copyonwrite._places) == 1
+    assert len(kernel._paths) == 1
 
 
 def rollouts() -> Any:

@@ -48,10 +48,12 @@ from tensordict.printing import get_printoptions, set_printoptions
 from tensordict.settings import (
     capture_non_tensor_stack,
     get_defaults_to_none,
+    kernel_memory_info,
     lazy_legacy,
     list_to_stack,
     set_capture_non_tensor_stack,
     set_get_defaults_to_none,
+    set_kernel_memory_info,
     set_lazy_legacy,
     set_list_to_stack,
 )
@@ -113,6 +115,7 @@ __all__ = [
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
+    "kernel_memory_info",
     "lazy_legacy",
     "lazy_stack",
     "list_to_stack",
@@ -130,6 +133,7 @@ __all__ = [
     "save",
     "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
+    "set_kernel_memory_info",
     "set_lazy_legacy",
     "set_list_to_stack",
     "set_printoptions",

@@ -5,27 +5,26 @@ has no tensors that cannot be written to: one over such a buffer would change th
 file behind the memory is opened again and mapped privately (MAP_PRIVATE in mmap(2)): nothing is copied until it is
 written to, then by the system, page by page, and nobody else sees it.
 
-A store's file often has no name any more, and no descriptor in this process; then one of the process that made it is
-opened, by way of /proc. Where there is no such file, or another user has it, the bytes are copied.
+The file is found and opened by `io/kernel.py`. Where there is none, another user has it, or the kernel is not to be
+asked, the bytes are copied.
 """
 
 from __future__ import annotations
 
 import bisect
 import ctypes
-import itertools
 import mmap
 import os
-import stat
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
 from tensordict.blocks import fresh
-from tensordict.io import files, system
+from tensordict.io import files, kernel
+from tensordict.io.kernel import Region
 
 # What a tensor of any dtype may begin at.
 _ALIGN = 16
@@ -87,8 +86,8 @@ def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     firsts = {number: _address(array) for number, array in arrays.items() if array.size}
     places = sorted((first, first + arrays[number].size, number) for number, first in firsts.items())
-    for region, run in _runs([place for place in places if place[0] % _ALIGN == 0], _regions()):
-        fd = _opened(region)
+    for region, run in _runs([place for place in places if place[0] % _ALIGN == 0], kernel.shared_regions()):
+        fd = kernel.opened(region)
         if fd is None:
             continue
         start = run[0][0] - run[0][0] % mmap.PAGESIZE
@@ -106,7 +105,7 @@ def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
     return found
 
 
-def _runs(places: Sequence[_Place], regions: Sequence[_Region]) -> Iterator[tuple[_Region, list[_Place]]]:
+def _runs(places: Sequence[_Place], regions: Sequence[Region]) -> Iterator[tuple[Region, list[_Place]]]:
     """The places in each region that lie close together; those in no region are left out. Both are in order."""
     starts = [region.start for region in regions]
     run: list[_Place] = []
@@ -122,88 +121,3 @@ def _runs(places: Sequence[_Place], regions: Sequence[_Region]) -> Iterator[tupl
         run = [place]
     if region is not None:
         yield region, run
-
-
-class _Region(NamedTuple):
-    """A part of the address space that is a shared map of a file: see /proc/pid/maps in proc(5)."""
-
-    start: int
-    stop: int
-    offset: int
-    device: int
-    inode: int
-    # As /proc has it: with " (deleted)" behind it when the file has no name any more.
-    path: str
-
-
-def _regions() -> list[_Region]:
-    """In the order of their addresses."""
-    found = []
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        for line in maps:
-            # What is private already may have been written to.
-            if line[line.index(" ") + 4] != "s":
-                continue
-            span, _, offset, device, inode, *path = line.rstrip("\n").split(maxsplit=5)
-            if path:
-                start, _, stop = span.partition("-")
-                major, _, minor = device.partition(":")
-                place = int(start, 16), int(stop, 16), int(offset, 16)
-                found.append(_Region(*place, os.makedev(int(major, 16), int(minor, 16)), int(inode), path[0]))
-    return found
-
-
-# Where the file of a device and inode was opened the last time; empty where there was nothing to open.
-_places: dict[tuple[int, int], str] = {}
-_MOST_PLACES = 64
-
-
-def _opened(region: _Region) -> int | None:
-    """A descriptor of the file of a region, to be read, or `None` when this process cannot have one."""
-    key = region.device, region.inode
-    known = _places.get(key)
-    if known == "":
-        return None
-    for path in itertools.chain(filter(None, [known]), [region.path], _links_to(region.path)):
-        fd = _opened_at(path, region)
-        if fd is not None:
-            break
-    else:
-        fd, path = None, ""
-    if len(_places) >= _MOST_PLACES:
-        _places.clear()
-    _places[key] = path
-    return fd
-
-
-def _opened_at(path: str, region: _Region) -> int | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
-    except OSError:
-        # Gone, or not ours: the caller goes on to the next, and copies after the last.
-        return None
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == (region.device, region.inode):
-        return fd
-    os.close(fd)
-    return None
-
-
-def _links_to(target: str) -> Iterator[str]:
-    """The descriptors of that file in the processes of this user: of this one first, then of the nearest in number."""
-    own = os.getpid()
-    for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), key=lambda pid: abs(pid - own)):
-        folder = f"/proc/{pid}/fd"
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            # It has ended, or is another user's.
-            continue
-        for name in names:
-            path = f"{folder}/{name}"
-            try:
-                fits = os.readlink(path) == target
-            except OSError:
-                continue
-            if fits:
-                yield path

@@ -2,7 +2,7 @@
 
 A shared map is the same memory on both sides. A private map is sent as a fork would leave it: the receiver maps the
 file privately too and finds what the sender had, and what either of them writes from then on stays with them. So the
-pages that the sender has written to go along; the system knows which these are (/proc/pid/pagemap in proc(5)).
+pages that the sender has written to go along; the kernel knows which these are.
 """
 
 from __future__ import annotations
@@ -12,26 +12,16 @@ import ctypes
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
 from tensordict import rows
 from tensordict.errors import SaveError
-from tensordict.io import files, system
-
-_PAGEMAP = "/proc/self/pagemap"
-_PAGE = mmap.PAGESIZE
-# An entry of a pagemap: the page is in memory or swapped out; and it is one of the file, as it is there.
-_HAS_PAGE, _OF_FILE = numpy.uint64(3 << 62), numpy.uint64(1 << 61)
-_ENTRY = 8
-# Of so many pages the entries are read at a time.
-_PAGES = 1 << 18
+from tensordict.io import files, kernel, system
 
 # Bytes of a map: the first one, and their content.
 Piece = tuple[int, bytes]
@@ -112,14 +102,9 @@ class FileMap:
             os.close(fd)
 
     def pieces(self) -> list[Piece]:
-        """The pages that were written to; all in one where the system does not tell."""
-        try:
-            fd = os.open(_PAGEMAP, os.O_RDONLY | system.CLOEXEC)
-            try:
-                written = list(self._written(fd))
-            finally:
-                os.close(fd)
-        except OSError:
+        """The pages that were written to; all in one where the kernel does not tell."""
+        written = kernel.written_pages(self.start, self.nbytes)
+        if written is None:
             return self.whole()
         return [(first, self._content(first, stop)) for first, stop in written]
 
@@ -129,20 +114,6 @@ class FileMap:
 
     def _content(self, first: int, stop: int) -> bytes:
         return ctypes.string_at(self.start + first, min(stop, self.nbytes) - first)
-
-    def _written(self, pagemap: int) -> Iterator[tuple[int, int]]:
-        """Where runs of pages begin and end that are no longer those of the file."""
-        count = -(-self.nbytes // _PAGE)
-        for at in range(0, count, _PAGES):
-            pages = min(_PAGES, count - at)
-            content = system.pread(pagemap, pages * _ENTRY, (self.start // _PAGE + at) * _ENTRY)
-            if len(content) < pages * _ENTRY:
-                raise OSError(f"{_PAGEMAP} has {len(content)} bytes on {pages} pages")
-            entries = numpy.frombuffer(content, numpy.uint64)
-            own = numpy.zeros(pages + 2, dtype=numpy.int8)
-            own[1:-1] = ((entries & _HAS_PAGE) != 0) & ((entries & _OF_FILE) == 0)
-            edges = (numpy.flatnonzero(numpy.diff(own)) + at) * _PAGE
-            yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 # All maps of this process, by their addresses.

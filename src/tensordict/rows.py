@@ -8,10 +8,7 @@ memory: 14,000 rows a second instead of 100.
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
-import mmap
-import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,17 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.io import system
+from tensordict.io import kernel, system
 
 # Smaller files are in memory after a few of the kernel's readings anyway.
 _LARGE = 32 << 20
 # At most this much is asked for before it is copied: more might be dropped again before it is used.
 _AHEAD = 64 << 20
-_PAGE = mmap.PAGESIZE
-# The most ranges that one system call takes.
-_RANGES = 1024
-_WILL_NEED = 3
-_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 _MANY_PAGES = 8 << 20
 # Of how many rows the kernel is asked whether they are in memory, and for how many batches not, after it was wrong.
 _SAMPLE = 16
@@ -42,8 +34,6 @@ _GRAIN = 32768
 # Longer rows are copied as integers of these sizes, in pieces of at least so many.
 _WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _SHORTEST = 512
-
-_libc = system.libc
 
 # The large maps that are no part of a `MemoryMappedTensor`, which knows by itself: where they begin and end.
 maps: dict[int, int] = {}
@@ -95,7 +85,9 @@ def rows_of(leaf: Tensor, at: Tensor) -> Tensor:
         positions = torch.where(positions < 0, positions + count, positions)
     shape = (*at.shape, *leaf.shape[1:])
     out = torch.empty((len(positions), *leaf.shape[1:]), dtype=leaf.dtype, device="cpu")
-    _prefer_large_pages(out)
+    if out.nbytes >= _MANY_PAGES:
+        # In pages of 4 KiB, making 38 MiB of memory takes as long again as copying them.
+        kernel.prefer_large_pages(out.data_ptr(), out.nbytes)
     row = leaf.stride(0) * leaf.itemsize
     for start in range(0, len(positions), step := max(1, _AHEAD // row)):
         part = positions[start : start + step]
@@ -107,15 +99,6 @@ def rows_of(leaf: Tensor, at: Tensor) -> Tensor:
         if not asked and system.major_faults() - faults > len(part) // _SAMPLE:
             _mistaken[leaf.data_ptr()] = _DISTRUST
     return out.view(shape)
-
-
-def _prefer_large_pages(new: Tensor) -> None:
-    """Ask for pages of 2 MiB: in those of 4 KiB, making 38 MiB of memory takes as long again as copying them."""
-    if _HUGE is not None and _libc is not None and new.nbytes >= _MANY_PAGES:
-        first = -(-new.data_ptr() // _PAGE) * _PAGE
-        last = (new.data_ptr() + new.nbytes) // _PAGE * _PAGE
-        # Advice: a system that has none refuses it.
-        _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _HUGE)
 
 
 def _copy(leaf: Tensor, positions: Tensor, out: Tensor) -> None:
@@ -163,43 +146,16 @@ def _lies_in_map(leaf: Tensor) -> bool:
 def _seem_in_memory(start: int, size: int, positions: Tensor) -> bool:
     """Whether a sample of the rows is in memory: asking for 256 rows takes 500 us, copying them 150.
 
-    The kernel says so of every page of a file that the process could not write. Where that turns out to be wrong, it
-    is not believed for some time.
+    Where the kernel turns out to be wrong, it is not believed for some time.
     """
-    if not hasattr(_libc, "mincore"):
-        return True
     left = _mistaken.pop(start, 0)
     if left:
         _mistaken[start] = left - 1
         return False
-    there = (ctypes.c_ubyte * 1)()
-    for position in positions[:: max(1, len(positions) // _SAMPLE)].tolist():
-        page = (start + position * size) & ~(_PAGE - 1)
-        if _libc.mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), there) or not there[0] & 1:
-            return False
-    return True
+    sample = positions[:: max(1, len(positions) // _SAMPLE)].tolist()
+    return kernel.are_in_memory(start + position * size for position in sample)
 
 
 def _ask_for(start: int, size: int, positions: Tensor) -> None:
-    """Tell the kernel that the rows of `size` bytes at these positions will be needed.
-
-    It is advice: where the kernel does not take it, rows are read as they are touched.
-    """
-    begin = positions * size + start
-    first = begin & ~(_PAGE - 1)
-    ranges = torch.stack((first, begin + size - first), dim=1)
-    call = getattr(_libc, "process_madvise", None)
-    if call is not None and hasattr(os, "pidfd_open"):
-        own = os.pidfd_open(os.getpid())
-        try:
-            for part in torch.split(ranges, _RANGES):
-                done = call(own, ctypes.c_void_p(part.data_ptr()), ctypes.c_size_t(len(part)), _WILL_NEED, 0)
-                if done < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EINVAL):
-                    break
-            else:
-                return
-        finally:
-            os.close(own)
-    advise = _libc.madvise
-    for address, length in ranges.tolist():
-        advise(ctypes.c_void_p(address), ctypes.c_size_t(length), _WILL_NEED)
+    """Tell the kernel that the rows of `size` bytes at these positions will be needed."""
+    kernel.will_need(positions * size + start, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from types import TracebackType
 
@@ -85,6 +86,22 @@ class _Switch(_DecoratorContextManager):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._blocks.stack.pop()
+
+
+def from_environment(name: str) -> bool | None:
+    """What an environment variable says, if it is set.
+
+    Raises:
+        ValueError: it is neither on nor off.
+    """
+    value = os.environ.get(name)
+    if value is None:
+        return None
+    if value.lower() in ("1", "true", "yes", "on", "t", "y"):
+        return True
+    if value.lower() in ("0", "false", "no", "off", "f", "n"):
+        return False
+    raise ValueError(f"the environment variable {name} must be 1 or 0, got {value!r}")
 
 
 # --- lazy results of `torch.stack` and of the shape methods -----------------------------------------------------------
@@ -251,3 +268,39 @@ def list_to_stack(allow_none: bool = False) -> bool | None:
     """
     mode = set_list_to_stack._current()
     return mode if allow_none or mode is not None else True
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+class set_kernel_memory_info(_Switch):  # a function to its callers, as in torch
+    """Choose whether the kernel is asked about memory, for a `with` block or a decorated function.
+
+    The kernel says which file lies behind shared memory, so that it is mapped again instead of copied; which pages of
+    a map were written to, so that only these go to another process; and which pages of a file are in memory, so that
+    the others are fetched all at once. Without all this results are the same, with more copies and in more time.
+
+    It is on when a program starts, unless the environment variable `TENSORDICT_KERNEL_MEMORY_INFO` is `0`. A block
+    concerns the thread that it is in; `set_kernel_memory_info(mode).set()` makes the choice for all of the program.
+
+    Args:
+        mode: whether the kernel is asked.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> from tensordict.settings import kernel_memory_info, set_kernel_memory_info
+        >>> with set_kernel_memory_info(False):
+        ...     kernel_memory_info()
+        False
+    """
+
+    _blocks = _Modes()
+    _chosen = from_environment("TENSORDICT_KERNEL_MEMORY_INFO")
+
+
+def kernel_memory_info() -> bool:
+    """Whether the kernel is asked about memory; see :class:`set_kernel_memory_info`."""
+    mode = set_kernel_memory_info._current()
+    return True if mode is None else mode

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tensordict import MemoryMappedTensor, TensorDict, from_safetensors, load_memmap, rows, to_safetensors
+from tensordict.io import kernel
 
 COUNT, WIDTH = 5_000, 1_024
 """Of int64: 39 MiB, more than `rows` takes for small."""
@@ -163,7 +164,7 @@ def test_row_by_row_where_the_kernel_takes_no_lists(
             calls.append(advice)
             return 0
 
-    monkeypatch.setattr(rows, "_libc", Old())
+    monkeypatch.setattr(kernel, "_libc", Old())
     monkeypatch.setattr(rows, "_seem_in_memory", lambda *_: False)
     at = torch.tensor([1, 5, 9])
     assert torch.equal(opened(saves, "directory").get("large")[at], data["large"][at])

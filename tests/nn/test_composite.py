@@ -22,7 +22,8 @@ from tensordict.nn import (
     set_composite_lp_aggregate,
 )
 from tensordict.nn.distributions import Delta
-from tensordict.nn.distributions.composite import _add_suffix, _from_environment
+from tensordict.nn.distributions.composite import _add_suffix
+from tensordict.settings import from_environment
 
 MAP = {"move": D.Normal, ("say", "word"): D.Categorical}
 
@@ -521,10 +522,10 @@ def test_the_environment_variable(monkeypatch, value, expected):
     monkeypatch.delenv("COMPOSITE_LP_AGGREGATE", raising=False)
     if value is not None:
         monkeypatch.setenv("COMPOSITE_LP_AGGREGATE", value)
-    assert _from_environment() is expected
+    assert from_environment("COMPOSITE_LP_AGGREGATE") is expected
     monkeypatch.setenv("COMPOSITE_LP_AGGREGATE", "perhaps")
     with pytest.raises(ValueError, match="COMPOSITE_LP_AGGREGATE must be 1 or 0, got 'perhaps'"):
-        _from_environment()
+        from_environment("COMPOSITE_LP_AGGREGATE")
 
 
 @pytest.mark.slow

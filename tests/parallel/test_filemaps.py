@@ -17,6 +17,7 @@ from piped import leaf_of, serving, set_first, shared_memory
 
 from tensordict import TensorClass, TensorDict, UnbatchedTensor, filemaps, lazy_stack
 from tensordict.errors import SaveError
+from tensordict.io import kernel
 
 ROWS, COLUMNS = 8, 1 << 17
 BIG = ROWS * COLUMNS * 4  # bytes of the leaf that must not be copied
@@ -295,7 +296,7 @@ def test_leaves_of_other_forms_beside_it(load, tmp_path):
 def test_without_a_pagemap_all_of_it_is_sent(tmp_path, monkeypatch):
     container = loaded(nested(), tmp_path)
     set_first(leaf_of(container), 3)
-    monkeypatch.setattr(filemaps, "_PAGEMAP", str(tmp_path / "none"))
+    monkeypatch.setattr(kernel, "_PAGEMAP", str(tmp_path / "none"))
     again, length = here_again(container)
     assert (again == container).all() and length > BIG and again["x"].data_ptr() != container["x"].data_ptr()
     # One that says too little is none either.

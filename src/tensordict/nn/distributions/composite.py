@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -17,25 +16,13 @@ from tensordict.errors import ContainerExpected, DuplicateKeyError
 from tensordict.keys import Key, joined, path_of, unravel_key
 from tensordict.nn.interaction import InteractionType, value_of
 from tensordict.ops.together import set_all
-from tensordict.settings import _Modes, _Switch
+from tensordict.settings import _Modes, _Switch, from_environment
 from tensordict.tensordict import TensorDict
 
 C = TypeVar("C", bound=TensorCollection)
 
 # As `n_empirical_estimate` of a probabilistic module, of which there is none here.
 _ESTIMATED_FROM = 1000
-
-
-def _from_environment() -> bool | None:
-    """What the environment variable COMPOSITE_LP_AGGREGATE says, if it is set."""
-    value = os.environ.get("COMPOSITE_LP_AGGREGATE")
-    if value is None:
-        return None
-    if value.lower() in ("1", "true", "yes", "on", "t", "y"):
-        return True
-    if value.lower() in ("0", "false", "no", "off", "f", "n"):
-        return False
-    raise ValueError(f"the environment variable COMPOSITE_LP_AGGREGATE must be 1 or 0, got {value!r}")
 
 
 class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in torch
@@ -64,7 +51,7 @@ class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in t
     """
 
     _blocks = _Modes()
-    _chosen = _from_environment()
+    _chosen = from_environment("COMPOSITE_LP_AGGREGATE")
 
     def __init__(self, mode: bool = True) -> None:
         super().__init__(mode)
