@@ -19,7 +19,7 @@ help:
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
 	@echo "make differ         run random programs here and on the reference; choose with DIFFER='--seconds 60 --seed 7'"
-	@echo "make lint           check format, style and types"
+	@echo "make lint           check format, style, types and the plan of the house"
 	@echo "make format         bring the code in format"
 	@echo "make bench          measure against the reference; choose with BENCH='--families indexing'"
 	@echo "make bench-clients  measure TorchRL on this package and on the reference"
@@ -46,6 +46,7 @@ lint: .venv/installed
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy --strict src/
+	.venv/bin/python tests/house/check.py
 
 format: .venv/installed
 	.venv/bin/ruff format .

@@ -20,13 +20,14 @@ import pytest
 import torch
 
 import tensordict
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, registry
-from tensordict.cli import convert, main
-from tensordict.errors import SaveError
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack
+from tensordict.core import registry
+from tensordict.core.errors import SaveError
 from tensordict.io import formats
 from tensordict.io.detect import detect_format
 from tensordict.io.progress import bytes_allocated, bytes_on_disk
 from tensordict.tensorclass import tensorclass
+from tensordict_cli.runners import convert, main
 
 SUFFIX = {
     "directory": "",
@@ -759,7 +760,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) ->
     def interrupted(path: Any, complain: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("tensordict.cli.inspect.describe_save", interrupted)
+    monkeypatch.setattr("tensordict_cli.runners.inspect.describe_save", interrupted)
     assert main(["inspect", str(tmp_path)]) == 130
 
 

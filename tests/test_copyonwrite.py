@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from tensordict import TensorDict, lazy_stack
-from tensordict.copyonwrite import writable
-from tensordict.io import files, kernel
+from tensordict.memory import files, kernel
+from tensordict.memory.copy_on_write import writable
 
 LARGE = 4 << 20
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import MemoryMappedTensor, TensorDict, foreach
+from tensordict import MemoryMappedTensor, TensorDict
+from tensordict.core import foreach
 
 WRITES: dict[str, Callable[[Any, Any], Any]] = {
     "update_": lambda td, new: td.update_(new),

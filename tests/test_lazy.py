@@ -665,7 +665,7 @@ def test_what_vmap_needs_of_torch() -> None:
     """Of private functions of torch, which a new version may change: this test says so first."""
     from torch._functorch import vmap as functorch
 
-    from tensordict.lazy import vmapping
+    from tensordict.containers.lazy import vmapping
 
     assert vmapping._KNOWN
     assert functorch._process_batched_inputs._knows_stacks and functorch._unwrap_batched._knows_stacks

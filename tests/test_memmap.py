@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensordict import MemmapTensor, MemoryMappedTensor
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 
 DTYPES = [
     torch.bool,
@@ -86,8 +86,8 @@ def test_from_tensor_of_any_layout(source: torch.Tensor, filename: str | None) -
 
 
 def test_large_layouts_are_written_in_slabs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict.io.files.SLAB", 64)
-    monkeypatch.setattr("tensordict.io.files.CHUNK", 48)
+    monkeypatch.setattr("tensordict.memory.files.SLAB", 64)
+    monkeypatch.setattr("tensordict.memory.files.CHUNK", 48)
     for source in (torch.arange(600).view(5, 4, 30).transpose(0, 2), torch.arange(100).expand(3, 100)):
         path = tmp_path / str(source.dim())
         assert torch.equal(MemoryMappedTensor.from_tensor(source, filename=path), source)

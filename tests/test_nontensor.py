@@ -33,7 +33,7 @@ from tensordict import (
     set_capture_non_tensor_stack,
     set_list_to_stack,
 )
-from tensordict.nontensor import unwrap, wrap
+from tensordict.containers.nontensor import unwrap, wrap
 
 
 class Thing:

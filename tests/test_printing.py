@@ -12,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from tensordict import TensorClass, TensorDict, UnbatchedTensor, lazy_stack
-from tensordict.printing import get_printoptions, set_printoptions
+from tensordict.ops.printing import get_printoptions, set_printoptions
 
 
 def expect(value: object, text: str) -> None:

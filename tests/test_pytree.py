@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
+import tensordict._pytree
 import torch
 from torch.utils import _pytree as pytree
 
-import tensordict._pytree
 from tensordict import TensorClass, TensorDict, TensorDictParams, lazy_stack
-from tensordict.pytree import register
+from tensordict.core.pytree import register
 
 
 class Point(TensorClass):

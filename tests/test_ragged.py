@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensordict import LazyStackedTensorDict, TensorDict, assert_close, lazy_stack, ragged
+from tensordict import LazyStackedTensorDict, TensorDict, assert_close, lazy_stack
+from tensordict.core import ragged
 
 # Torch says of its nested tensors, once, that they are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tensordict import NonTensorData, PersistentTensorDict, TensorDict, TensorDictParams, is_tensor_collection
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 from tensordict.io.pickled import make, rebuild
 from tensordict.nn.module import TensorDictModule
 
@@ -45,8 +45,8 @@ def check_container(found: Any, made: Any) -> None:
         return
     assert (found.device, found.names) == (made.device, made.names)
     assert set(found.keys()) == set(made.keys())
-    if (members := made._bare()._members()) is not None:
-        for one, other in zip(found._bare()._members(), members, strict=True):
+    if (members := made._wrapped_container()._members()) is not None:
+        for one, other in zip(found._wrapped_container()._members(), members, strict=True):
             check_container(one, other)
         return
     for name in made.keys():

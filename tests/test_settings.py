@@ -11,14 +11,8 @@ import pytest
 import torch
 
 import tensordict.utils
-from tensordict import (
-    TensorDict,
-    get_defaults_to_none,
-    lazy_legacy,
-    set_get_defaults_to_none,
-    set_lazy_legacy,
-    settings,
-)
+from tensordict import TensorDict, get_defaults_to_none, lazy_legacy, set_get_defaults_to_none, set_lazy_legacy
+from tensordict.core import settings
 
 
 @pytest.fixture(autouse=True)

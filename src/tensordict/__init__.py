@@ -1,16 +1,35 @@
 """TensorDict: a container that holds many tensors under nested keys and behaves as one tensor."""
 
-from tensordict import _reductions as _reductions  # makes itself known to torch.load
-from tensordict import collating as collating  # makes containers known to data loaders
-from tensordict import following as following  # makes itself known to the loaders
 from tensordict import llm as llm  # makes its records known to the loaders
 from tensordict.base import TensorDictBase
-from tensordict.collection import TensorCollection
+from tensordict.compat import pickles as pickles  # makes itself known to torch.load
+from tensordict.containers import shared_values as shared_values  # makes itself known to the loaders
+from tensordict.containers.lazy import LazyStackedTensorDict
+from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
+from tensordict.containers.parsing import parse_tensor_dict_string
+from tensordict.containers.typed import TypedTensorDict
+from tensordict.containers.unbatched import UnbatchedTensor
+from tensordict.containers.view import LazyView
 from tensordict.convert.any import from_any, from_namedtuple, from_tuple
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import from_dict, fromkeys, make_tensordict
 from tensordict.convert.numpy import from_struct_array
 from tensordict.convert.pytrees import from_pytree
+from tensordict.core import collating as collating  # makes containers known to data loaders
+from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
+from tensordict.core.keys import NestedKey, unravel_key, unravel_key_list
+from tensordict.core.settings import (
+    capture_non_tensor_stack,
+    get_defaults_to_none,
+    kernel_memory_info,
+    lazy_legacy,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_get_defaults_to_none,
+    set_kernel_memory_info,
+    set_lazy_legacy,
+    set_list_to_stack,
+)
 from tensordict.functional import (
     cat,
     dense_stack_tds,
@@ -30,39 +49,25 @@ from tensordict.io.api import (
     from_safetensors,
     load,
     load_memmap,
-    memmap,
     save,
     to_safetensors,
 )
 from tensordict.io.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
 from tensordict.io.verify import verify
-from tensordict.keys import NestedKey, unravel_key, unravel_key_list
-from tensordict.lazy import LazyStackedTensorDict
-from tensordict.legacy import LazyView
 from tensordict.memmap import MemmapTensor, MemoryMappedTensor
 from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
-from tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
-from tensordict.parsing import parse_tensor_dict_string
+from tensordict.ops.collection import TensorCollection
+from tensordict.ops.printing import get_printoptions, set_printoptions
 from tensordict.persistent import PersistentTensorDict
-from tensordict.printing import get_printoptions, set_printoptions
-from tensordict.settings import (
-    capture_non_tensor_stack,
-    get_defaults_to_none,
-    kernel_memory_info,
-    lazy_legacy,
-    list_to_stack,
-    set_capture_non_tensor_stack,
-    set_get_defaults_to_none,
-    set_kernel_memory_info,
-    set_lazy_legacy,
-    set_list_to_stack,
-)
 from tensordict.tensorclass import TensorAttrs, TensorClass, is_tensorclass, tensorclass
 from tensordict.tensordict import TensorDict
 from tensordict.testing import assert_allclose_td, assert_close
-from tensordict.typed import TypedTensorDict
-from tensordict.unbatched import UnbatchedTensor
-from tensordict.views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
+
+# isort: split
+from tensordict.io.api import memmap  # after the module of this name
+
+# Paths that pickles and a few programs know are in this folder, found as if they were here.
+__path__.append(f"{__path__[0]}/compat/paths")
 
 __version__ = "0.14.100"
 

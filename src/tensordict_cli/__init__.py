@@ -1,4 +1,4 @@
-"""The command `tensordict`: its parser, which needs no torch. What the commands do is in `tensordict.cli`."""
+"""The command `tensordict`: its parser, which needs no torch. What the commands do is in `tensordict_cli.runners`."""
 
 from tensordict_cli.main import main
 

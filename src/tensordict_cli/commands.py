@@ -14,7 +14,7 @@ Arguments = Callable[[argparse.ArgumentParser], None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command; `tensordict.cli` has a module of its name, whose `run` runs it."""
+    """A command; `tensordict_cli.runners` has a module of its name, whose `run` runs it."""
 
     help: str
     description: str

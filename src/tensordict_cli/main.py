@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> import tempfile
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from tensordict.cli import main
+        >>> from tensordict_cli.runners import main
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = TensorDict(a=torch.zeros(4)).save(folder + "/1")
         ...     _ = TensorDict(a=torch.ones(4)).save(folder + "/2")
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parsed(sys.argv[1:] if argv is None else list(argv))
     try:
         # Only now is torch imported.
-        code: int = importlib.import_module(f"tensordict.cli.{args.command}").run(args)
+        code: int = importlib.import_module(f"tensordict_cli.runners.{args.command}").run(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

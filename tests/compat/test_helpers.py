@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensordict._C import unravel_keys as compiled_unravel_keys
 
 from tensordict import (
     LazyStackedTensorDict,
@@ -22,7 +23,6 @@ from tensordict import (
     lazy_stack,
     unravel_key,
 )
-from tensordict._C import unravel_keys as compiled_unravel_keys
 from tensordict.base import _default_is_leaf, _is_leaf_nontensor
 from tensordict.utils import (
     KeyDependentDefaultDict,

@@ -10,7 +10,7 @@ import torch
 from contract.kinds import Kind
 from contract.model import Plain, assert_matches, nodes
 from tensordict import TensorDict
-from tensordict.errors import NamesError
+from tensordict.core.errors import NamesError
 
 ALPHABET = ["t", "u", "v", "w"]
 

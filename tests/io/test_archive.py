@@ -36,7 +36,7 @@ from tensordict import (
     tensorclass,
     unpack_memmap,
 )
-from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io import archive_reader, archive_writer, zipping
 from tensordict.io.archive import archive_problems
 from tensordict.io.archive_reader import Archive

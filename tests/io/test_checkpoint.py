@@ -26,7 +26,7 @@ from tensordict import (
     assert_close,
     lazy_stack,
 )
-from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io import torch_files
 
 

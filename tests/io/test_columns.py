@@ -26,9 +26,9 @@ from tensordict import (
     load_memmap,
     verify,
 )
-from tensordict.cli import main
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 from tensordict.io import columns
+from tensordict_cli.runners import main
 
 ROOT = pathlib.Path(__file__).parents[2]
 LENGTHS = (1, 3, 2, 5)
@@ -91,7 +91,7 @@ def check_same(one: Any, other: Any) -> None:
         assert torch.equal(*[value.view(torch.uint8) for value in flat])
         return
     assert (one.batch_size, one.names) == (other.batch_size, other.names)
-    one, other = one._bare(), other._bare()
+    one, other = one._wrapped_container(), other._wrapped_container()
     if isinstance(one, LazyStackedTensorDict):
         assert one.stack_dim == other.stack_dim and len(one.tensordicts) == len(other.tensordicts)
         for mine, theirs in zip(one.tensordicts, other.tensordicts, strict=True):

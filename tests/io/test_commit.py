@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 from tensordict.io import commit
 
 
@@ -389,7 +389,7 @@ def test_a_save_that_is_replaced_in_every_read(tmp_path: pathlib.Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "gone")
 
     with pytest.raises(SaveError, match="replaced faster than it can be read"):
-        commit.steadily(str(tmp_path), read)
+        commit.read_consistently(str(tmp_path), read)
     assert len(reads) > 1
 
 

@@ -31,8 +31,9 @@ from tensordict import (
     lazy_stack,
     tensorclass,
 )
-from tensordict.errors import LockedError, SaveError, UnsupportedEntryError
-from tensordict.io import consolidated, files
+from tensordict.core.errors import LockedError, SaveError, UnsupportedEntryError
+from tensordict.io import consolidated
+from tensordict.memory import files
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 

@@ -16,8 +16,8 @@ from torch._subclasses import FakeTensorMode
 
 import tensordict
 from tensordict import MemoryMappedTensor, TensorDict
-from tensordict.errors import SaveError
-from tensordict.io import files
+from tensordict.core.errors import SaveError
+from tensordict.memory import files
 
 SAMPLES = pathlib.Path(__file__).parents[1] / "data" / "format"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())

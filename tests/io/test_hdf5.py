@@ -28,7 +28,7 @@ from tensordict import (
     from_h5,
     lazy_stack,
 )
-from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io import hdf5
 
 ROOT = pathlib.Path(__file__).parents[2]

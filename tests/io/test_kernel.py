@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import MemoryMappedTensor, kernel_memory_info, rows, set_kernel_memory_info
-from tensordict.copyonwrite import writable
-from tensordict.filemaps import FileMap, mapped
-from tensordict.io import kernel
+from tensordict import MemoryMappedTensor, kernel_memory_info, set_kernel_memory_info
+from tensordict.memory import kernel, rows
+from tensordict.memory.copy_on_write import writable
+from tensordict.memory.file_maps import FileMap, mapped
 
 LARGE = 8 << 20
 

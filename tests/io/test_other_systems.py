@@ -57,7 +57,7 @@ if windows:
 from tensordict import (
     MemoryMappedTensor, PersistentTensorDict, TensorDict, lazy_stack, load, pack_memmap, unpack_memmap, verify
 )
-from tensordict.cli import main
+from tensordict_cli.runners import main
 
 os.chdir(folder)
 td = TensorDict({"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3)}, "word": "x"}, [3])

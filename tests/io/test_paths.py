@@ -12,7 +12,7 @@ import torch
 
 import tensordict
 from tensordict import MemoryMappedTensor, PersistentTensorDict, TensorDict, verify
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 
 pytest.importorskip("h5py")
 

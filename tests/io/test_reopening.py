@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tensordict import MemoryMappedTensor, NonTensorStack, TensorDict, UnbatchedTensor, lazy_stack, tensorclass
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 from tensordict.io import archive, directory
 
 pytest.importorskip("h5py")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensordict import MemoryMappedTensor, TensorDict, from_safetensors, load_memmap, rows, to_safetensors
-from tensordict.io import kernel
+from tensordict import MemoryMappedTensor, TensorDict, from_safetensors, load_memmap, to_safetensors
+from tensordict.memory import kernel, rows
 
 COUNT, WIDTH = 5_000, 1_024
 """Of int64: 39 MiB, more than `rows` takes for small."""

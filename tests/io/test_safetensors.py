@@ -30,8 +30,8 @@ from tensordict import (
     to_safetensors,
     verify,
 )
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.memory import files
 
 IN_SPEC = [
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),

@@ -19,7 +19,7 @@ import torch
 from killing import FILES, File, same
 
 from tensordict import TensorDict
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 from tensordict.io.target import Target
 
 EACH = pytest.mark.parametrize("name", ["archive", "consolidated", "safetensors", "h5"])

@@ -26,7 +26,7 @@ from tensordict import (
     lazy_stack,
     load_memmap,
 )
-from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.memmap import MemoryMappedTensor
 
 SAMPLES = pathlib.Path(__file__).parents[1] / "data" / "format"
@@ -129,7 +129,7 @@ def test_sample_of_a_tensorclass(monkeypatch: pytest.MonkeyPatch) -> None:
         label: str
         extra: torch.Tensor | None = None
 
-    monkeypatch.setattr("tensordict.registry._DECLARED", {"samples.Sample": Sample})
+    monkeypatch.setattr("tensordict.core.registry._DECLARED", {"samples.Sample": Sample})
     td = TensorDict.load_memmap(folder)
     check(td, EXPECTED["tensorclass"])
     assert type(td["item"]) is Sample and td["item"].label == "seven" and td["item"].extra is None
@@ -349,7 +349,7 @@ LAZY_STACKS: dict[str, Any] = {
 
 def parts(container: Any) -> list[Any]:
     """The members, all the way down."""
-    inner = container._bare()
+    inner = container._wrapped_container()
     if not isinstance(inner, LazyStackedTensorDict) or isinstance(inner, NonTensorStack):
         return [container]
     return [part for member in inner.tensordicts for part in parts(member)]
@@ -362,7 +362,7 @@ def test_lazy_stacks_come_back(make: Any, inside: bool, tmp_path: pathlib.Path) 
     results = [found["s"] for found in both(TensorDict(s=stack), tmp_path)] if inside else both(stack, tmp_path)
     for result in results:
         assert type(result) is type(stack)
-        one, other = result._bare(), stack._bare()
+        one, other = result._wrapped_container(), stack._wrapped_container()
         assert type(one) is LazyStackedTensorDict and one.stack_dim == other.stack_dim
         assert (one.batch_size, one.names) == (other.batch_size, other.names)
         assert len(parts(one)) == len(parts(other))
@@ -373,9 +373,11 @@ def test_lazy_stacks_come_back(make: Any, inside: bool, tmp_path: pathlib.Path) 
                 same = torch.equal(value, expected) if isinstance(expected, torch.Tensor) else value == expected
                 assert same, key
     saved, loaded, anonymous = results
-    assert all(isinstance(leaf, MemoryMappedTensor) for part in parts(loaded._bare()) for leaf in part._leaves())
+    assert all(
+        isinstance(leaf, MemoryMappedTensor) for part in parts(loaded._wrapped_container()) for leaf in part._leaves()
+    )
     for result in (saved, anonymous):
-        assert result.is_memmap() and (result.is_locked or not parts(result._bare()))
+        assert result.is_memmap() and (result.is_locked or not parts(result._wrapped_container()))
 
 
 def test_members_write_their_files(tmp_path: pathlib.Path) -> None:

@@ -17,7 +17,7 @@ import torch
 
 import tensordict
 from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, verify
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 from tensordict.io import checksums
 from tensordict.io.detect import detect_format
 

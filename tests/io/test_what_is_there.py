@@ -21,8 +21,9 @@ import torch
 
 import tensordict
 from tensordict import PersistentTensorDict, TensorDict, pack_memmap, unpack_memmap
-from tensordict.errors import SaveError
-from tensordict.io import files, hdf5
+from tensordict.core.errors import SaveError
+from tensordict.io import hdf5
+from tensordict.memory import files
 
 Path = pathlib.Path
 WRITE = """

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tensordict.cli import main
 from tensordict.llm.responses import read_responses
+from tensordict_cli.runners import main
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "ifeval"
 ARGUMENTS = [str(EXAMPLE / "responses.jsonl"), "--prompts", str(EXAMPLE / "prompts.jsonl")]

@@ -13,7 +13,8 @@ import torch
 from torch import distributions as D
 
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams
-from tensordict.errors import ContainerExpected
+from tensordict.core.errors import ContainerExpected
+from tensordict.core.settings import from_environment
 from tensordict.nn import (
     CompositeDistribution,
     OneHotCategorical,
@@ -23,7 +24,6 @@ from tensordict.nn import (
 )
 from tensordict.nn.distributions import Delta
 from tensordict.nn.distributions.composite import _add_suffix
-from tensordict.settings import from_environment
 
 MAP = {"move": D.Normal, ("say", "word"): D.Categorical}
 

@@ -18,7 +18,8 @@ from tensordict.nn import (
     set_skip_existing,
     skip_existing,
 )
-from tensordict.nn.utils import _set_dispatch_td_nn_modules, _set_skip_existing_None
+from tensordict.nn.dispatch import _set_dispatch_td_nn_modules
+from tensordict.nn.skipping import _set_skip_existing_None
 
 
 class Add(nn.Module):

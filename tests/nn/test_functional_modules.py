@@ -34,7 +34,7 @@ def test_what_is_removed_says_what_to_use(name):
     "container", [make(), TensorDictParams(make()), lazy_stack([make(), make()]), Point(torch.ones(3))]
 )
 def test_containers_are_leaves_in_the_block(container):
-    taken_apart = tree_leaves([container])
+    to_form = tree_leaves([container])
     with _exclude_td_from_pytree():
         (leaf,) = tree_leaves([container])
         assert leaf is container
@@ -42,7 +42,7 @@ def test_containers_are_leaves_in_the_block(container):
     with pytest.raises(KeyError, match="left"), _exclude_td_from_pytree():
         raise KeyError("left")
     again = tree_leaves([container])
-    assert len(again) == len(taken_apart) and all(map(torch.equal, again, taken_apart))
+    assert len(again) == len(to_form) and all(map(torch.equal, again, to_form))
 
 
 def test_blocks_within_blocks_and_without_end():

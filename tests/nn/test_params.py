@@ -20,7 +20,7 @@ from tensordict import (
     UnbatchedTensor,
     lazy_stack,
 )
-from tensordict.errors import FieldError
+from tensordict.core.errors import FieldError
 
 
 def make(**options):

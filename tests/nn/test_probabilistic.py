@@ -25,7 +25,8 @@ from tensordict.nn import (
     set_interaction_type,
     set_skip_existing,
 )
-from tensordict.nn.probabilistic import _use_generator, interaction_type
+from tensordict.nn.generators import use_generator as _use_generator
+from tensordict.nn.interaction import interaction_type
 
 
 def normal(*args, **options):

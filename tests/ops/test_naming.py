@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.errors import NamesError
+from tensordict.core.errors import NamesError
 
 
 def make() -> TensorDict:

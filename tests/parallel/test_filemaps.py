@@ -15,9 +15,9 @@ import torch
 import torch.multiprocessing as mp
 from piped import leaf_of, serving, set_first, shared_memory
 
-from tensordict import TensorClass, TensorDict, UnbatchedTensor, filemaps, lazy_stack
-from tensordict.errors import SaveError
-from tensordict.io import kernel
+from tensordict import TensorClass, TensorDict, UnbatchedTensor, lazy_stack
+from tensordict.core.errors import SaveError
+from tensordict.memory import file_maps, kernel
 
 ROWS, COLUMNS = 8, 1 << 17
 BIG = ROWS * COLUMNS * 4  # bytes of the leaf that must not be copied
@@ -408,14 +408,14 @@ def test_maps_and_descriptors_go_with_the_tensors(load, tmp_path):
     assert open_here() == 0
     container = load(nested(), tmp_path)
     again, _ = here_again(container)
-    assert open_here() > 0 and filemaps.Finder().of(container["x"]) and filemaps.Finder().of(again["x"])
+    assert open_here() > 0 and file_maps.Finder().of(container["x"]) and file_maps.Finder().of(again["x"])
     address = container["x"].data_ptr()
     del container, again
-    assert open_here() == 0 and address not in filemaps._known
+    assert open_here() == 0 and address not in file_maps._known
 
 
 def test_other_memory_is_in_no_map(tmp_path):
     container = loaded(nested(), tmp_path)
-    finder = filemaps.Finder()
+    finder = file_maps.Finder()
     assert finder and finder.of(torch.zeros(5)) is None and finder.of(container.clone()["x"]) is None
     assert finder.of(container["inner", "y"][3:]) is finder.of(container["x"]) is not None

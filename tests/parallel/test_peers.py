@@ -19,7 +19,7 @@ from exchanged import kinds, plain, ragged
 from ranks import Ranks, die
 
 from tensordict import TensorDict
-from tensordict.errors import TransferError
+from tensordict.core.errors import TransferError
 from tensordict.parallel import links, transfers, wire
 
 pytestmark = pytest.mark.slow
@@ -494,7 +494,7 @@ def test_descriptions_that_somebody_has_changed(name: str) -> None:
         if header.nbytes > 1 << 24:
             continue
         try:
-            anew = wire.Anew(header, lambda device: torch.device("cpu"))
+            anew = wire.NewBuffers(header, lambda device: torch.device("cpu"))
             for storage in anew.storages.values():
                 storage[: 1 << 24] = 0
             made = anew.container(False)

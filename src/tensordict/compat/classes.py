@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensordict.contract import Contract
+from tensordict.core.contract import Contract
 
 
 def _is_non_tensor(cls: type) -> bool:

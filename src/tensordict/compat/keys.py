@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict.keys import Key, Path, is_nested_key, path_of, unravel_key
+from tensordict.core.keys import Key, Path, is_nested_key, path_of, unravel_key
 
 
 def _unravel_key_to_tuple(key: Any) -> Path:

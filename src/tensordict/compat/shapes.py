@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged
-from tensordict.errors import BatchIndexError
-from tensordict.indexing import _consumed, leaf_index, result_size
-from tensordict.shapes import as_dim, as_size, inferred
+from tensordict.core import ragged
+from tensordict.core.errors import BatchIndexError
+from tensordict.core.indexing import _consumed, leaf_index, result_size
+from tensordict.core.shapes import as_dim, as_size, inferred
 
 
 def _getitem_batch_size(batch_size: Any, index: Any) -> torch.Size:

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract
 from tensordict.convert.frames import columns_of, values_of
 from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
-from tensordict.errors import DuplicateKeyError
-from tensordict.keys import Path, joined, path_of
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import DuplicateKeyError
+from tensordict.core.keys import Path, joined, path_of
 
 if TYPE_CHECKING:
-    from tensordict.tensordict import TensorDict
+    from tensordict.containers.dense import TensorDict
 
 # What is given back at once: 0.1 us an entry, where the questions for everything else take 1 us.
 _PLAIN = frozenset({Tensor, int, float, bool, str, bytes, list, type(None)})

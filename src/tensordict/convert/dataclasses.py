@@ -6,12 +6,12 @@ import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from tensordict import registry
+from tensordict.core import registry
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
-    from tensordict.tensorclass import TensorClass
+    from tensordict.containers.tensorclass import TensorClass
 
     C = TypeVar("C")
 

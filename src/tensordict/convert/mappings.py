@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from tensordict import registry
-from tensordict.errors import KeyMismatchError
+from tensordict.core import registry
+from tensordict.core.errors import KeyMismatchError
 
 if TYPE_CHECKING:
-    from tensordict.tensordict import TensorDict
+    from tensordict.containers.dense import TensorDict
 
 
 def from_dict(

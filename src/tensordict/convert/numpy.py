@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tensordict import registry
-from tensordict.contract import is_node
-from tensordict.errors import ContainerExpected
-from tensordict.keys import Path, joined
-from tensordict.shapes import nested_lists
+from tensordict.core import registry
+from tensordict.core.contract import is_node
+from tensordict.core.errors import ContainerExpected
+from tensordict.core.keys import Path, joined
+from tensordict.core.shapes import nested_lists
 
 if TYPE_CHECKING:
-    from tensordict.tensordict import TensorDict
+    from tensordict.containers.dense import TensorDict
 
 # The least room for text in an array that is made, so that longer ones can be assigned to short ones.
 _TEXT = 10

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from tensordict import registry
-from tensordict.contract import Contract, is_node
 from tensordict.convert.mappings import refuse_exclusive
-from tensordict.errors import FieldError
-from tensordict.keys import Path, joined
+from tensordict.core import registry
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.errors import FieldError
+from tensordict.core.keys import Path, joined
 
 if TYPE_CHECKING:
-    from tensordict.tensordict import TensorDict
+    from tensordict.containers.dense import TensorDict
 
 # The entry that says what a container was, and the beginning of the names of those that hold a key and its value.
 MARK = "_pytree_type"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from tensordict import registry
-from tensordict.memmap import PathLike
+from tensordict.core import registry
+from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from typing_extensions import Unpack
 
-    from tensordict.collection import TensorCollection
+    from tensordict.ops.collection import TensorCollection
     from tensordict.ops.saving import _FileOptions
 
     _Container = TypeVar("_Container", bound=TensorCollection)

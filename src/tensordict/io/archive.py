@@ -14,22 +14,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tensordict.contract import Contract
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files, reopening, zipping
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.io import reopening, zipping
 from tensordict.io.archive_reader import Archive
 from tensordict.io.archive_writer import Part, part, write_compressed, write_stored
-from tensordict.io.commit import JOURNAL, Created, Site
+from tensordict.io.commit import JOURNAL, Created, StagingFolder
 from tensordict.io.detect import refuse_other
 from tensordict.io.directory import Plan, SaveOptions, meta_of, plan_files
 from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import as_json, is_meta
-from tensordict.io.names import LEAF_SUFFIX, META, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.target import Target, check_target
 from tensordict.io.zipping import STORED, Entry
-from tensordict.memmap import PathLike
+from tensordict.memory import files
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import LEAF_SUFFIX, META, local_path
 
 SUFFIX = ".tdz"
 
@@ -371,7 +372,7 @@ def unpack_memmap(
     root = local_path(prefix)
     _check_space(archive, root)
     with ExitStack() as stack:
-        site = stack.enter_context(Site(root, list(archive.entries), durable, overwrite=overwrite))
+        site = stack.enter_context(StagingFolder(root, list(archive.entries), durable, overwrite=overwrite))
         total = sum(entry.size for entry in archive.entries.values())
         shown = stack.enter_context(Progress("unpacking", total)) if progress else None
         for folder in sorted(archive.folders()):
@@ -385,7 +386,7 @@ def unpack_memmap(
     return pathlib.Path(prefix)
 
 
-def _unpack_entry(archive: Archive, entry: Entry, target: str, site: Site, shown: Progress | None) -> None:
+def _unpack_entry(archive: Archive, entry: Entry, target: str, site: StagingFolder, shown: Progress | None) -> None:
     try:
         fd = files.create(target)
         site.created.files.append(target)

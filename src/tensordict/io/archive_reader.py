@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import filemaps
-from tensordict.errors import SaveError
-from tensordict.io import system, zipping
-from tensordict.io.names import TABLE_SUFFIX
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, joined
+from tensordict.io import zipping
 from tensordict.io.zipping import BZIP2, DEFLATE, LZMA, METHODS, STORED, Entry
-from tensordict.keys import Path, joined
+from tensordict.memory import file_maps, system
+from tensordict.memory.names import TABLE_SUFFIX
 
 # What is inflated at once.
 _STEP = 1 << 20
@@ -194,7 +194,7 @@ class Archive:
         if self._shared is None:
             fd = self.data.file_map.descriptor()
             assert fd is not None
-            self._shared = filemaps.shared_bytes_of(fd, len(self.data), self.path).untyped_storage()
+            self._shared = file_maps.shared_bytes_of(fd, len(self.data), self.path).untyped_storage()
         return torch.empty(0, dtype=dtype, device="cpu").set_(self._shared, start // dtype.itemsize, (numel,), (1,))
 
     def stored_pieces(self, entry: Entry) -> Iterable[memoryview]:
@@ -292,7 +292,7 @@ class _Lzma:
         return self._inner.decompress(content[skip:], max_length)
 
 
-def _mapped(path: str, writable: bool, fd: int | None) -> filemaps.Map:
+def _mapped(path: str, writable: bool, fd: int | None) -> file_maps.Map:
     """All of the file, mapped."""
     opened = fd
     if opened is None:
@@ -304,7 +304,7 @@ def _mapped(path: str, writable: bool, fd: int | None) -> filemaps.Map:
             raise SaveError(f"{path!r} is not a regular file")
         if not status.st_size:
             raise SaveError(f"{path!r} is a file but no archive: it is empty")
-        return filemaps.mapped(opened, status.st_size, path, writable)
+        return file_maps.mapped(opened, status.st_size, path, writable)
     finally:
         if fd is None:
             os.close(opened)

@@ -16,13 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict.errors import SaveError
-from tensordict.io import files, system, zipping
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path
+from tensordict.io import zipping
 from tensordict.io.checksums import Crc32
 from tensordict.io.progress import Progress
 from tensordict.io.writing import watching
 from tensordict.io.zipping import BZIP2, DEFLATE, LZMA, STORED, Stamp
-from tensordict.keys import Path
+from tensordict.memory import files, system
 
 # Shorter contents go out together, in one system call, which takes this many buffers ...
 _LARGE = 256 << 10

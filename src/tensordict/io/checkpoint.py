@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import foreach, ragged, registry
-from tensordict.contract import Contract
-from tensordict.errors import LockedError, StateError
-from tensordict.holders import same_value
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, Form, put_together
+from tensordict.core import foreach, ragged, registry
+from tensordict.core.contract import Contract
+from tensordict.core.equality import same_value
+from tensordict.core.errors import LockedError, StateError
+from tensordict.core.keys import Path, joined
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, Form, from_form
 from tensordict.io.states import (
     CLASS,
     LISTS,
@@ -26,8 +27,7 @@ from tensordict.io.states import (
     levels_of,
     member_levels,
 )
-from tensordict.keys import Path, joined
-from tensordict.memmap import MemoryMappedTensor
+from tensordict.memory.mapped import MemoryMappedTensor
 
 # The tensors that one call on lists may copy.
 _PLAIN = (Tensor, torch.nn.Parameter, MemoryMappedTensor)
@@ -63,7 +63,7 @@ class _Plan:
         Returns:
             the batch size that the container will have.
         """
-        node = container._bare()
+        node = container._wrapped_container()
         if node._is_non_tensor:
             self._match_value(node, level, key)
             return node._batch_size  # type: ignore[no-any-return]
@@ -147,7 +147,7 @@ class _Plan:
         fields = level.meta.get(VALUES)
         if not isinstance(fields, Mapping):
             return
-        node = container._bare()
+        node = container._wrapped_container()
         for name, value in fields.items():
             path = (*key, name)
             current = node._targets().get(name)
@@ -297,7 +297,7 @@ class _Plan:
             made = self._built_bare(level, own, device, names, key)
             if made is None or CLASS not in meta:
                 return made
-            return put_together(Form(str(meta[CLASS]), own, device, names), {BEHIND_FACE: made}, key)
+            return from_form(Form(str(meta[CLASS]), own, device, names), {BEHIND_FACE: made}, key)
         except (RuntimeError, ValueError) as error:
             self.misfits.append(str(error))
             return None
@@ -308,9 +308,9 @@ class _Plan:
         meta = level.meta
         dim = meta.get(STACK_DIM)
         if LISTS in meta:
-            return put_together(Form(VALUE_STACK, size, device, names, stack_dim=dim, value=level.value), {}, key)
+            return from_form(Form(VALUE_STACK, size, device, names, stack_dim=dim, value=level.value), {}, key)
         if level.is_value:
-            return put_together(Form(str(level.kind), size, device, names, value=level.value), {}, key)
+            return from_form(Form(str(level.kind), size, device, names, value=level.value), {}, key)
         if type(dim) is int and 0 <= dim < len(size) and size[dim]:
             before = len(self.misfits)
             levels = member_levels(level, size[dim], dim, key, self.misfits)
@@ -318,7 +318,7 @@ class _Plan:
             members = {str(i): self._built(_without_class(part), rest, device, key) for i, part in enumerate(levels)}
             if len(self.misfits) > before:
                 return None
-            return put_together(Form(LAZY, size, device, names, stack_dim=dim), members, key)
+            return from_form(Form(LAZY, size, device, names, stack_dim=dim), members, key)
         entries: dict[str, Any] = {}
         for name, item in level.entries.items():
             path = (*key, name)
@@ -334,7 +334,7 @@ class _Plan:
             for name, value in dict(meta.get(VALUES) or {}).items():
                 if value is not None and name not in entries:
                     entries[name] = registry.lookup("NonTensorData")._of(value, size, device)
-        return put_together(Form(DICT, size, device, names), entries, key)
+        return from_form(Form(DICT, size, device, names), entries, key)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

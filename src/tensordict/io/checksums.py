@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tensordict.errors import SaveError
-from tensordict.io import system
+from tensordict.core.errors import SaveError
+from tensordict.memory import system
 
 # As zlib measures a polynomial: bit 31 is the constant term.
 _POLYNOMIAL = 0xEDB88320

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
-from tensordict.contract import Contract
-from tensordict.errors import UnsupportedEntryError
-from tensordict.io.datasets import Stored, as_array, stored_dtype
-from tensordict.keys import Path
-from tensordict.memmap import FileSource, MemoryMappedTensor, _wrap
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.keys import Path
+from tensordict.memory.datasets import Stored, as_array, stored_dtype
+from tensordict.memory.mapped import FileSource, MemoryMappedTensor, _wrap
 
 # Stacks of fewer members are stored as the reference has them, member by member, so that it reads them as stacks too.
 FEW = 4
@@ -151,7 +151,7 @@ def _collected(members: Sequence[Any], key: Path) -> dict[str, Any]:
         elif not isinstance(value, Contract) or any(type(item) is not type(value) for item in column):
             raise _UnlikeError
         elif not value._is_non_tensor:
-            found[name] = Below(column, _collected([item._bare() for item in column], (*key, name)))
+            found[name] = Below(column, _collected([item._wrapped_container() for item in column], (*key, name)))
         elif type(value).__name__ in _VALUES and all(item._names == value._names for item in column):
             found[name] = column
         else:
@@ -286,7 +286,7 @@ def _count_of(value: Any) -> int:
         return len(value.sizes)
     if isinstance(value, Tensor):
         return value.shape[0]
-    rows = getattr(value, "_value", None) if value._is_non_tensor else value._bare()._members()
+    rows = getattr(value, "_value", None) if value._is_non_tensor else value._wrapped_container()._members()
     if not isinstance(rows, list):
         raise ValueError(f"a {type(value).__name__} has no rows")
     return len(rows)
@@ -322,7 +322,7 @@ def _lead_of(value: Any, lead: int) -> Tensor | None:
         return torch.tensor(value.shape[1 : 1 + lead], dtype=torch.int64).expand(value.shape[0], -1)
     if value._is_non_tensor:
         return None
-    members = value._bare()._members()
+    members = value._wrapped_container()._members()
     sizes = [list(member._batch_size[:lead]) for member in members]
     return torch.tensor(sizes, dtype=torch.int64).reshape(len(members), lead)
 
@@ -334,7 +334,7 @@ def _parts(value: Any, sizes: list[torch.Size]) -> Sequence[Any]:
         source = getattr(value, "_source", None)
         return [_mapped(row, source) for row in value.detach().as_subclass(Tensor).unbind(0)]
     if not value._is_non_tensor:
-        return [value._faced(member) for member in value._bare()._members()]
+        return [value._rewrap(member) for member in value._wrapped_container()._members()]
     made = [value._of(item, size, value._device, None) for item, size in zip(value._value, sizes, strict=True)]
     if value._place is not None:
         for position, holder in enumerate(made):

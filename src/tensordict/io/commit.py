@@ -25,12 +25,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
-from tensordict.errors import SaveError
-from tensordict.io import files, system
+from tensordict.core.errors import SaveError
 from tensordict.io.forms import BEHIND_FACE
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
-from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
 from tensordict.io.source import FOLDERS
+from tensordict.memory import files, system
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
 
 # No encoded entry name equals these, as `%t` and `%s` are no percent-encodings.
 JOURNAL = "%save"
@@ -81,7 +81,7 @@ class Created:
             _unless_it_fails(os.rmdir, path)
 
 
-class Site:
+class StagingFolder:
     """The folder that a save to `root` is written to, as a context: what is not committed in it is taken away.
 
     Args:
@@ -127,7 +127,7 @@ class Site:
         """Where `path`, which lies in the root, is until the commit."""
         return self.folder + path[len(self.root) :]
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> StagingFolder:
         try:
             self._open()
         except BaseException:
@@ -390,7 +390,7 @@ def _put_back(real: str) -> None:
             ) from error
 
 
-def steadily(root: str, read: Callable[[], T]) -> T:
+def read_consistently(root: str, read: Callable[[], T]) -> T:
     """What `read` gives of a save, all of it from one: where another has taken its place meanwhile, it reads again.
 
     Raises:

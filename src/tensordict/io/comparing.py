@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.holders import same_value
+from tensordict.core.equality import same_value
+from tensordict.core.keys import Path
 from tensordict.io.columns import taken
-from tensordict.io.datasets import in_memory
 from tensordict.io.describe import Compressed, LeafSpec, entries_of
 from tensordict.io.forms import Form
 from tensordict.io.meta import DTYPES
-from tensordict.keys import Path
+from tensordict.memory.datasets import in_memory
 
 # The pieces in which elements are read; a comparison takes a few times as much memory.
 _PIECE = 8 << 20

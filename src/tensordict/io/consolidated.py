@@ -27,24 +27,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import filemaps, ragged
-from tensordict.blocks import ALIGN, Block, Layout, fresh
-from tensordict.contract import Contract
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files, system
+from tensordict.core import ragged
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
 from tensordict.io.checksums import Recorded
 from tensordict.io.columns import Column, is_ragged
 from tensordict.io.detect import refuse_other
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, put_together, taken_apart
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, from_form, to_form
 from tensordict.io.meta import DTYPES, is_countable, leaf_spec
-from tensordict.io.names import local_path
 from tensordict.io.structure import SIZES, Complain, Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.values import plain
 from tensordict.io.writing import Row
-from tensordict.keys import Path, joined
-from tensordict.memmap import PathLike
+from tensordict.memory import file_maps, files, system
+from tensordict.memory.flat_buffers import ALIGN, Block, Layout, fresh
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import local_path
 
 MAGIC = b"tensdict"
 _LENGTH = struct.Struct("<q")
@@ -138,7 +138,7 @@ class Plan:
                 checksums = row.checksums()
                 files.write_bytes(target.fd, self._end([checksums[at] for at in places if checksums]), self.payload)
                 if storage is None:
-                    storage = filemaps.shared_bytes_of(target.fd, self.layout.nbytes, target.path)
+                    storage = file_maps.shared_bytes_of(target.fd, self.layout.nbytes, target.path)
             except OSError as error:
                 raise files.named_os_error(error, "write the file", target.path) from error
             target.commit()
@@ -199,7 +199,7 @@ class _Foreign:
         self.said: set[str] = set()
 
     def node(self, container: Any, key: Path) -> dict[str, Any]:
-        form = taken_apart(container, key, unread=True, ragged_columns=True)
+        form = to_form(container, key, unread=True, ragged_columns=True)
         if form.is_face:
             return self.node(form.entries[BEHIND_FACE], key)
         locked = isinstance(container, Contract) and container._locked
@@ -228,7 +228,7 @@ class _Foreign:
         if not isinstance(value, (Contract, Form)):
             self.leaf(node["leaves"], name, value, key)
             return
-        form = taken_apart(value, key)
+        form = to_form(value, key)
         if form.kind == UNBATCHED:
             self.leaf(node["leaves"], name, value, key)
         elif form.is_value and form.kind != VALUE_STACK:
@@ -283,7 +283,7 @@ def _stack_of(values: Any, ndim: int, locked: bool) -> dict[str, Any]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def load(filename: PathLike, build: Build = put_together, complain: Complain | None = None) -> Any:
+def load(filename: PathLike, build: Build = from_form, complain: Complain | None = None) -> Any:
     """The container in a file, of this package or of the reference.
 
     Args:
@@ -300,7 +300,7 @@ def load(filename: PathLike, build: Build = put_together, complain: Complain | N
     fd = files.open_file(target)
     try:
         content = _read(fd, complain is not None)
-        storage = filemaps.bytes_of(fd, content.nbytes, target)
+        storage = file_maps.bytes_of(fd, content.nbytes, target)
         tensors = _Tensors(Block(storage), content.spans, content.jagged, content.broken)
         container = restore(content.spec, tensors, content.separator, build, complain=complain)
     except RecursionError as error:

@@ -1,6 +1,6 @@
 """Outlines: what a save holds, as a tree of forms and of the specs of tensors, without reading a tensor.
 
-A loader that is given `described` in the place of `forms.put_together` makes all of its checks and returns an outline.
+A loader that is given `described` in the place of `forms.from_form` makes all of its checks and returns an outline.
 So a save can be looked at by a program that does not know its tensorclasses, and without unpickling anything.
 """
 
@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
-from tensordict.contract import Contract
-from tensordict.errors import SaveError
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, joined
 from tensordict.io import hdf5
 from tensordict.io.archive_reader import Archive
 from tensordict.io.columns import Column
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUES, Form, face_problem, taken_apart
-from tensordict.io.names import LEAF_SUFFIX, TABLE_SUFFIX
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUES, Form, face_problem, to_form
 from tensordict.io.source import Source
 from tensordict.io.structure import Complain
 from tensordict.io.zipping import STORED
-from tensordict.keys import Path, joined
+from tensordict.memory.names import LEAF_SUFFIX, TABLE_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Packed:
 
 
 def described(form: Form, entries: Mapping[str, Any], key: Path = ()) -> Form:
-    """The form with its entries, which are outlines already: takes the place of `put_together`.
+    """The form with its entries, which are outlines already: takes the place of `from_form`.
 
     Raises:
         SaveError: entries, batch sizes or names do not fit; the key is named.
@@ -124,7 +124,7 @@ def described(form: Form, entries: Mapping[str, Any], key: Path = ()) -> Form:
 
 def outline(container: Any, key: Path = ()) -> Form:
     """The outline of a container."""
-    form = taken_apart(container, key, unread=True)
+    form = to_form(container, key, unread=True)
     entries = {
         name: outline(value, (*key, name)) if isinstance(value, Contract) else leaf_spec(value)
         for name, value in form.entries.items()

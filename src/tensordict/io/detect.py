@@ -9,10 +9,10 @@ import stat
 from collections.abc import Callable, Collection
 from itertools import islice
 
-from tensordict.errors import SaveError
-from tensordict.io import system
-from tensordict.io.names import META, local_path
-from tensordict.memmap import PathLike
+from tensordict.core.errors import SaveError
+from tensordict.memory import system
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import META, local_path
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _HDF5 = b"\x89HDF\r\n\x1a\n"

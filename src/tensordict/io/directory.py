@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged
-from tensordict.contract import Contract
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files, reopening
+from tensordict.core import ragged
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
+from tensordict.io import reopening
 from tensordict.io.columns import Column, file_of, is_ragged, taken
-from tensordict.io.commit import Site
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, Form, put_together, taken_apart
+from tensordict.io.commit import StagingFolder
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, Form, from_form, to_form
 from tensordict.io.held import Held, Place, held, unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
@@ -32,12 +33,11 @@ from tensordict.io.meta import (
     node_spec,
     ragged_spec,
 )
-from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS
-from tensordict.io.writing import LeafFile, Means
-from tensordict.keys import Path, joined
-from tensordict.memmap import (
+from tensordict.io.writing import LeafFile, WriteOptions
+from tensordict.memory import files
+from tensordict.memory.mapped import (
     FileSource,
     MemoryMappedTensor,
     PathLike,
@@ -47,6 +47,7 @@ from tensordict.memmap import (
     map_file,
     nested,
 )
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 
 # Where a file system refuses a hard link, or there is nothing to link to any more.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOENT}
@@ -192,7 +193,7 @@ def _plan_node(
     outer: torch.Size = _SCALAR,
 ) -> _Node:
     """Plan a container; `outer` is the batch size of the one that it is an entry of."""
-    form = taken_apart(container, key, unread=True, ragged_columns=not options.share_values)
+    form = to_form(container, key, unread=True, ragged_columns=not options.share_values)
     node = _Node(container, key, folder, form)
     nodes.append(node)
     present = _present(folder, key) if not options.archive else ()
@@ -377,7 +378,9 @@ def _save_directory(
         return there
     start = len(root.folder) + 1
     kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
-    opening = Site(root.folder, list(_files_of(start, leaves, nodes)), options.durable, kept, options.overwrite)
+    opening = StagingFolder(
+        root.folder, list(_files_of(start, leaves, nodes)), options.durable, kept, options.overwrite
+    )
     with opening as site, contextlib.ExitStack() as shown:
         if site.replaces:
             _check_what_is_there(site, leaves, nodes, options)
@@ -393,7 +396,7 @@ def _save_directory(
             leaf.target = site.at(leaf.path)
             if leaf.result is not None and not (site.replaces and _link(leaf, leaf.result)):
                 leaf.result = None
-        means = Means(site.created, options.num_threads, options.checksum, options.durable)
+        means = WriteOptions(site.created, options.num_threads, options.checksum, options.durable)
         if options.progress:
             means.progress = shown.enter_context(Progress("saving", _bytes_to_write(leaves)))
         written = [_leaf_file(leaf, options, means) for leaf in leaves]
@@ -456,7 +459,7 @@ def _files_of(start: int, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[s
             yield f"{node.folder}/{node.held.pickle_file}"[start:]
 
 
-def _check_what_is_there(site: Site, leaves: list[_Leaf], nodes: list[_Node], options: SaveOptions) -> None:
+def _check_what_is_there(site: StagingFolder, leaves: list[_Leaf], nodes: list[_Node], options: SaveOptions) -> None:
     """Refuse what cannot be replaced, before anything is written."""
     if not options.existsok and os.path.lexists(f"{site.root}/{META}"):
         raise _exists(site.root, options)
@@ -490,7 +493,7 @@ def _bytes_to_write(leaves: list[_Leaf]) -> int:
     return sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None)
 
 
-def _leaf_file(leaf: _Leaf, options: SaveOptions, means: Means) -> LeafFile:
+def _leaf_file(leaf: _Leaf, options: SaveOptions, means: WriteOptions) -> LeafFile:
     zero = options.like and not leaf.always
     return LeafFile(leaf.key, leaf.tensor, leaf.path, leaf.target, means, zero, leaf.result is not None)
 
@@ -513,7 +516,7 @@ def meta_of(node: _Node) -> dict[str, Any]:
     return node_meta(node.form, specs)
 
 
-def _write_pickle(node: _Node, site: Site) -> None:
+def _write_pickle(node: _Node, site: StagingFolder) -> None:
     """Write the pickle of a value that JSON cannot hold."""
     if node.held is None or not node.held.pickle_file:
         return
@@ -525,7 +528,7 @@ def _write_pickle(node: _Node, site: Site) -> None:
         raise files.named_os_error(error, "write the file", path, node.key) from error
 
 
-def _write_node_meta(node: _Node, site: Site) -> None:
+def _write_node_meta(node: _Node, site: StagingFolder) -> None:
     """Write the meta.json of a nested folder, which is new."""
     path = f"{node.folder}/{META}"
     try:
@@ -555,19 +558,19 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> 
             entries[name] = _rebuilt(entry, _inner(prefix, entry), options)
     old, form = node.container, node.form
     if form.is_face and isinstance(old, Contract):
-        return old._faced(entries[BEHIND_FACE])
+        return old._rewrap(entries[BEHIND_FACE])
     if form.kind == DICT:
         names = None if old._names is None else list(old._names)
         container = old._build(entries, old._batch_size, _CPU, names)
     else:
         # That a value is saved does not bring it to a device.
         device = form.device if form.is_value else _CPU
-        container = put_together(replace(form, device=device), entries, node.key)
+        container = from_form(replace(form, device=device), entries, node.key)
     if form.columns:
         container._mark_memmap()
     container = _memmapped(container, node, prefix, options)
-    viewed = form.kind == LAZY and isinstance(old, Contract) and old._bare() is not old
-    return old._faced(container) if viewed else container  # a typed view of a stack, stored as the stack
+    viewed = form.kind == LAZY and isinstance(old, Contract) and old._wrapped_container() is not old
+    return old._rewrap(container) if viewed else container  # a typed view of a stack, stored as the stack
 
 
 def _in_place(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
@@ -577,7 +580,7 @@ def _in_place(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) ->
         return _rebuilt(node, prefix, options)
     if node.form.columns:
         for member, saved in zip(container._members(), _rebuilt(node, prefix, options)._members(), strict=True):
-            _adopt(member._bare(), saved._bare())
+            _adopt(member._wrapped_container(), saved._wrapped_container())
         container._mark_memmap()
         return _memmapped(container, node, prefix, options)
     for name, entry in node.entries.items():
@@ -598,7 +601,7 @@ def _adopt(container: Any, saved: Any) -> None:
     """Exchange the leaves of a container for those of a saved one of the same structure."""
     for name, value in saved._entries.items():
         if isinstance(value, Contract) and not value._is_non_tensor:
-            _adopt(container._entries[name]._bare(), value._bare())
+            _adopt(container._entries[name]._wrapped_container(), value._wrapped_container())
         else:
             container._entries[name] = value
     container._device = _CPU

@@ -6,17 +6,17 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tensordict import registry
-from tensordict.devices import as_device
-from tensordict.errors import SaveError
+from tensordict.core import registry
+from tensordict.core.devices import as_device
+from tensordict.core.errors import SaveError
 from tensordict.io import consolidated, hdf5, safetensors
 from tensordict.io.archive_reader import Archive
 from tensordict.io.describe import Packed, described, left_pickled, outline_of_h5
 from tensordict.io.detect import detect_format
 from tensordict.io.forms import DICT, Form
 from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.names import local_path
-from tensordict.memmap import PathLike
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import local_path
 
 DIRECTORY, ARCHIVE, CONSOLIDATED, H5, SAFETENSORS = FORMATS = (
     "directory",

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
-from tensordict.contract import Contract, Names
-from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract, Names
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
 from tensordict.io import columns
-from tensordict.keys import Path, joined
 
 DICT, LAZY, UNBATCHED = "TensorDict", "LazyStackedTensorDict", "UnbatchedTensor"
 VALUES = ("NonTensorData", "MetaData")
@@ -64,16 +64,16 @@ class Form:
         return self.kind not in KINDS
 
 
-# Makes a container of its form and its entries: `put_together`, or what makes something else of them.
+# Makes a container of its form and its entries: `from_form`, or what makes something else of them.
 Build = Callable[[Form, Mapping[str, Any], Path], Any]
 
 
-def taken_apart(container: Any, key: Path = (), unread: bool = False, ragged_columns: bool = False) -> Form:
+def to_form(container: Any, key: Path = (), unread: bool = False, ragged_columns: bool = False) -> Form:
     """The form of one container; those nested in it are left as they are. That of a form is itself.
 
     Args:
         key: what errors name.
-        unread: of a container over a file, give tensors that are read when they are used (`io/datasets.py`).
+        unread: of a container over a file, give tensors that are read when they are used (`memory/datasets.py`).
         ragged_columns: give ragged lazy stacks by columns, where their members are alike.
 
     Raises:
@@ -82,7 +82,7 @@ def taken_apart(container: Any, key: Path = (), unread: bool = False, ragged_col
     """
     if isinstance(container, Form):
         return container
-    inner = container._bare()
+    inner = container._wrapped_container()
     if is_typed(container):
         missing = [field for field in type(container).__expected_keys__ if field not in inner._outline()]
         size, device, names = container._batch_size, container._device, container._names
@@ -134,7 +134,7 @@ def _below(stack: Form, below: columns.Below) -> Form:
     form = _by_columns(Form(LAZY, size, stack.device, names, stack_dim=dim), below.entries)
     if not is_typed(first):
         return form
-    return Form(face_name(first), size, stack.device, names, {BEHIND_FACE: form}, missing=taken_apart(first).missing)
+    return Form(face_name(first), size, stack.device, names, {BEHIND_FACE: form}, missing=to_form(first).missing)
 
 
 def face_name(container: Any) -> str:
@@ -144,7 +144,7 @@ def face_name(container: Any) -> str:
 
 def is_typed(container: Any) -> bool:
     """Whether it is a tensorclass, which is stored as such; other faces are stored as the container behind them."""
-    return container._bare() is not container and getattr(type(container), "_stored_as", None) is None
+    return container._wrapped_container() is not container and getattr(type(container), "_stored_as", None) is None
 
 
 def _members(stack: Any, key: Path) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _members(stack: Any, key: Path) -> dict[str, Any]:
     return {str(position): member for position, member in enumerate(store.containers)}
 
 
-def put_together(form: Form, entries: Mapping[str, Any], key: Path = ()) -> Any:
+def from_form(form: Form, entries: Mapping[str, Any], key: Path = ()) -> Any:
     """The container of a form and of its entries, which have been put together already.
 
     The content of a file may be anything: what does not fit is refused, so that the container is sound.
@@ -177,7 +177,9 @@ def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
     if form.is_face:
         cls = face_class(form.kind)
         container = entries[BEHIND_FACE]
-        holds = container._bare() is container and not (container._is_non_tensor or isinstance(container, Tensor))
+        holds = container._wrapped_container() is container and not (
+            container._is_non_tensor or isinstance(container, Tensor)
+        )
         if problem := face_problem(cls, type(container).__name__, holds, container._outline()):
             raise ValueError(problem)
         return cls._over(container)

@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import extras
-from tensordict.contract import Contract, Names
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import attributes
-from tensordict.io.datasets import DTYPE, SLAB, Stored, as_array, in_memory, slabs, stored_dtype, tensor_dtype
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, VALUES, Form, put_together, taken_apart
-from tensordict.io.names import local_path
+from tensordict.core import extras
+from tensordict.core.contract import Contract, Names
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, VALUES, Form, from_form, to_form
 from tensordict.io.progress import Progress
 from tensordict.io.values import NotJson, exact, restored
-from tensordict.keys import Path, joined
-from tensordict.memmap import check_storable
+from tensordict.memory import attributes
+from tensordict.memory.datasets import DTYPE, SLAB, Stored, as_array, in_memory, slabs, stored_dtype, tensor_dtype
+from tensordict.memory.mapped import check_storable
+from tensordict.memory.names import local_path
 
 SIZE, NAMES, CLASS, KIND, STACK_DIM, TEXT = "_batch_size", "_names", "_class", "_kind", "_stack_dim", "_text"
 # What the links of names begin with that HDF5 cannot hold as they are; the rest is percent-encoded.
@@ -353,7 +353,7 @@ def value_of(slot: Slot, size: torch.Size, device: torch.device | None, names: N
             own = None
         form = Form(kind, size if own is None else own, device, noted_names(slot.object, slot.key, slot.file) or names)
         form.stack_dim, form.value = dim, value
-    return put_together(form, {}, slot.key)
+    return from_form(form, {}, slot.key)
 
 
 def noted_size(holder: Any, key: Path, file: File) -> torch.Size | None:
@@ -432,7 +432,7 @@ def _there(file: File, value: Any, key: Path, above: tuple[int, ...]) -> Any:
     """The object that a value is in this very file."""
     if isinstance(value, Stored):
         return value.source.dataset() if value.is_whole() and value.source.file is file else None
-    inner = value._bare() if isinstance(value, Contract) else None
+    inner = value._wrapped_container() if isinstance(value, Contract) else None
     if getattr(inner, "_file", None) is not file:
         return None
     group = inner._group  # type: ignore[union-attr]
@@ -515,7 +515,7 @@ def _layout(options: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any
 def _made_node(
     file: File, group: Any, container: Any, options: Mapping[str, Any], key: Path, above: tuple[int, ...]
 ) -> Any:
-    form = taken_apart(container, key, unread=True)
+    form = to_form(container, key, unread=True)
     if form.is_value:
         return _made_value(file, group, form, key)
     node = group.create_group(None, track_order=True)
@@ -530,7 +530,7 @@ def _filled(
         with file.named(key):
             attributes.put_text(node, CLASS, form.kind)
         container = form.entries[BEHIND_FACE]
-        form = taken_apart(container, key, unread=True)
+        form = to_form(container, key, unread=True)
     if form.kind == LAZY:
         _check_even(container, key)
         form = Form(DICT, form.batch_size, form.device, form.names, container._entries)
@@ -555,7 +555,7 @@ def write_file(path: str, container: Any, options: Mapping[str, Any], progress: 
         UnsupportedEntryError: an entry cannot be stored; it is named.
         OSError: the file cannot be written.
     """
-    form = taken_apart(container, unread=True)
+    form = to_form(container, unread=True)
     if form.is_value:
         raise UnsupportedEntryError("a value that is no tensor is no HDF5 file by itself; put it into a TensorDict")
     with contextlib.ExitStack() as stack:
@@ -568,7 +568,7 @@ def write_file(path: str, container: Any, options: Mapping[str, Any], progress: 
 
 
 def _nbytes(container: Any) -> int:
-    entries = taken_apart(container, unread=True).entries.values()
+    entries = to_form(container, unread=True).entries.values()
     return sum(_nbytes(value) if isinstance(value, Contract) else value.numel() * value.itemsize for value in entries)
 
 
@@ -590,7 +590,7 @@ def _uneven(stack: Any, key: Path) -> Path | None:
                 return (*key, name)
     for name, value in stack._outline().items():
         if isinstance(value, Contract):
-            inner = value._bare()
+            inner = value._wrapped_container()
             if not inner._is_non_tensor and getattr(inner, "_paired", None) and hasattr(inner._entries, "containers"):
                 found = _uneven(inner, (*key, name))
                 if found is not None:
@@ -610,7 +610,7 @@ def _made_value(file: File, group: Any, form: Form, key: Path) -> Any:
             f"entry {joined(key)!r}: {error}; values that are no tensors are kept as JSON in an HDF5 file"
         ) from None
     with file.named(key):
-        # Not of a variable length: see `io/attributes.py`.
+        # Not of a variable length: see `memory/attributes.py`.
         dtype = h5py().string_dtype("utf-8", max(len(raw), 1))
         dataset = group.create_dataset(None, data=np.array(raw, dtype=dtype), dtype=dtype)
         attributes.put_text(dataset, KIND, form.kind)
@@ -646,7 +646,7 @@ def strangers(path: str, container: Any) -> Collection[str]:
 
 def _unknown(group: Any, container: Any, key: Path) -> list[str]:
     """The names in a group that a container has not; the links of the group are not followed."""
-    entries = container._bare()._entries if isinstance(container, Contract) else {}
+    entries = container._wrapped_container()._entries if isinstance(container, Contract) else {}
     found: list[str] = []
     for link in group:
         name = entry_name(link)

@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
 from tensordict.io.forms import VALUE_STACK, Form
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, read_node, value_meta, write_meta
-from tensordict.io.names import META
 from tensordict.io.source import Source
 from tensordict.io.values import NotJson
-from tensordict.keys import Path, joined
+from tensordict.memory import files
+from tensordict.memory.names import META
 
 
 @dataclass(slots=True)

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged
-from tensordict.contract import Contract
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files
+from tensordict.core import ragged
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined, path_of
 from tensordict.io.columns import Column, stacked_size
-from tensordict.io.commit import steadily
-from tensordict.io.forms import BEHIND_FACE, LAZY, VALUE_STACK, Build, Form, put_together
+from tensordict.io.commit import read_consistently
+from tensordict.io.forms import BEHIND_FACE, LAZY, VALUE_STACK, Build, Form, from_form
 from tensordict.io.held import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.io.meta import Leaf, Node, read_node
-from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS, Folders, Save, Source
-from tensordict.keys import Path, joined, path_of
-from tensordict.memmap import MemoryMappedTensor, PathLike, nested
+from tensordict.memory import files
+from tensordict.memory.mapped import MemoryMappedTensor, PathLike, nested
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class LoadOptions:
     # Every file of the save is read through this.
     source: Source = FOLDERS
     # Makes each container of its form and its entries; `describe.described` makes an outline of the save instead.
-    build: Build = put_together
+    build: Build = from_form
     # Gives the value in a pickle file; see `held.unpickle`.
     unpickle: Unpickle = refuse_pickle
     # Is told of the bytes of every tensor.
@@ -82,7 +82,7 @@ def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None, 
     root, shown = local_path(prefix), pathlib.Path(os.fspath(prefix))
     if options.source is not FOLDERS:
         return _load(shown, options, subpath, keys)
-    return steadily(root, lambda: _load(shown, replace(options, source=Save(root)), subpath, keys))
+    return read_consistently(root, lambda: _load(shown, replace(options, source=Save(root)), subpath, keys))
 
 
 def _load(shown: pathlib.Path, options: LoadOptions, subpath: Any, keys: Any) -> Any:
@@ -113,8 +113,8 @@ def _load(shown: pathlib.Path, options: LoadOptions, subpath: Any, keys: Any) ->
 
 def _member(stack: Any, path: Path, wanted: Wanted | None, folder: str) -> Any:
     """The container at a path below a lazy stack, which begins with the number of a member."""
-    member = stack._bare()._members()[int(path[0])]
-    member = stack._faced(member)
+    member = stack._wrapped_container()._members()[int(path[0])]
+    member = stack._rewrap(member)
     for name in path[1:]:
         inner = member._node(name)
         if inner is None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
 from tensordict.io.forms import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Form
-from tensordict.io.names import META
 from tensordict.io.source import FOLDERS, Source
 from tensordict.io.values import exact, plain, restored
-from tensordict.keys import Path, joined
+from tensordict.memory import files
+from tensordict.memory.names import META
 
 # The dtypes that the reference reads.
 _PLAIN = (

@@ -1,6 +1,6 @@
 """Pickles of the reference: what its containers say of themselves, read as the state of ours.
 
-It pickles attributes, each class under the module that it has there. `_reductions.py` and its neighbours have those
+It pickles attributes, each class under the module that it has there. `compat/pickles.py` and its neighbours have those
 names, and `__setstate__` of our containers passes what it gets through `as_ours`. Nothing is run but what puts a
 container together, so `torch.load(weights_only=True)` may use it: what a pickle holds may be anything, and is checked.
 """
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract
-from tensordict.errors import SaveError
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError
 from tensordict.io import consolidated, hdf5
-from tensordict.io.forms import DICT, LAZY, VALUE_STACK, VALUES, Form, face_problem, put_together
+from tensordict.io.forms import DICT, LAZY, VALUE_STACK, VALUES, Form, face_problem, from_form
 from tensordict.io.translated import OWN_NAMES
 
 # An attribute of the reference's containers of one kind, which no state of ours has; in the order of precedence.
@@ -85,7 +85,7 @@ def _of_dict(cls: Any, state: dict[str, Any]) -> Any:
     ]
     _check(not wrong, cls, f"the entries {wrong!r:.80} are no tensors and no containers")
     size, device, names = _shape(cls, state)
-    made = put_together(Form(DICT, size, device, names, entries), entries)
+    made = from_form(Form(DICT, size, device, names, entries), entries)
     if state.get("_is_memmap") is True:
         made._is_memmap = True
     # Attributes of a class of the program.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from tensordict import extras
+from tensordict.core import extras
 
 
 class Progress:

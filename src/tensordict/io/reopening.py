@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict.contract import Contract
-from tensordict.devices import as_device
-from tensordict.errors import SaveError
+from tensordict.core.contract import Contract
+from tensordict.core.devices import as_device
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import joined
 from tensordict.io.comparing import Difference, differences
 from tensordict.io.describe import outline
-from tensordict.io.forms import DICT, LAZY, is_typed, put_together, taken_apart
-from tensordict.keys import joined
-from tensordict.memmap import FileSource, MemoryMappedTensor
+from tensordict.io.forms import DICT, LAZY, from_form, is_typed, to_form
+from tensordict.memory.mapped import FileSource, MemoryMappedTensor
 
 # So many differences are told.
 _SHOWN = 4
@@ -71,11 +71,11 @@ def as_mapped(wanted: Any, saved: Any) -> Any:
 
 def _of_classes(wanted: Any, saved: Any) -> Any:
     if is_typed(wanted):
-        return wanted._faced(_of_classes(wanted._bare(), saved._bare()))
-    form = taken_apart(saved)
+        return wanted._rewrap(_of_classes(wanted._wrapped_container(), saved._wrapped_container()))
+    form = to_form(saved)
     if form.is_value:
         return saved
-    others = taken_apart(wanted, unread=True).entries
+    others = to_form(wanted, unread=True).entries
     entries = {
         name: _of_classes(others[name], value) if isinstance(value, Contract) else _writable(value)
         for name, value in form.entries.items()
@@ -83,7 +83,7 @@ def _of_classes(wanted: Any, saved: Any) -> Any:
     if form.kind == DICT:
         result = wanted._build(entries, form.batch_size, as_device("cpu"), form.names)
     elif form.kind == LAZY:
-        result = put_together(form, entries)
+        result = from_form(form, entries)
     else:
         return saved
     result._memmap_prefix = saved._memmap_prefix

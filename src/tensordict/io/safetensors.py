@@ -16,21 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import filemaps
-from tensordict.contract import Contract
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io import files, system
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
 from tensordict.io.checksums import Recorded
 from tensordict.io.detect import refuse_other
-from tensordict.io.forms import DICT, Build, Form, put_together
+from tensordict.io.forms import DICT, Build, Form, from_form
 from tensordict.io.meta import is_countable
-from tensordict.io.names import local_path
 from tensordict.io.progress import Progress
 from tensordict.io.structure import Complain, Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.writing import Row
-from tensordict.keys import Path, joined
-from tensordict.memmap import PathLike, check_storable
+from tensordict.memory import file_maps, files, system
+from tensordict.memory.mapped import PathLike, check_storable
+from tensordict.memory.names import local_path
 
 # The keys of ours in the "__metadata__" of the header, whose values are strings: the structure of the container, the
 # dtypes of tensors that stand as bytes because the format has no name for them, and checksums that were asked for.
@@ -205,7 +204,7 @@ class _Header:
     problems: list[SaveError]
 
 
-def load(path: PathLike, options: LoadOptions, build: Build = put_together) -> Any:
+def load(path: PathLike, options: LoadOptions, build: Build = from_form) -> Any:
     """The container in a file, of this package or of another program.
 
     Args:
@@ -320,7 +319,7 @@ class _Mapped:
         ) is not Tensor
         if not self.unread:
             # Through the descriptor whose header was checked: another file may have the path by now.
-            self.bytes = filemaps.bytes_of(fd, os.fstat(fd).st_size, header.path)
+            self.bytes = file_maps.bytes_of(fd, os.fstat(fd).st_size, header.path)
             self.storage = self.bytes.untyped_storage()
 
     def take(self, name: str, key: Path) -> Tensor:

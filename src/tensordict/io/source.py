@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tensordict.errors import SaveError
-from tensordict.io import system
-from tensordict.keys import Path, joined
-from tensordict.memmap import MemoryMappedTensor, map_file
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, joined
+from tensordict.memory import system
+from tensordict.memory.mapped import MemoryMappedTensor, map_file
 
 
 class Source(Protocol):

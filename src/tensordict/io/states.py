@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged
-from tensordict.contract import Contract
-from tensordict.errors import SaveError, StackError
-from tensordict.io.forms import DICT, LAZY, OWN, VALUE_STACK, Form, is_typed, taken_apart
-from tensordict.keys import Path, joined
-from tensordict.memmap import MemoryMappedTensor
+from tensordict.core import ragged
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, StackError
+from tensordict.core.keys import Path, joined
+from tensordict.io.forms import DICT, LAZY, OWN, VALUE_STACK, Form, is_typed, to_form
+from tensordict.memory.mapped import MemoryMappedTensor
 
 # What the metadata of a container may say.
 SIZE, DEVICE, TYPE, VALUES = "batch_size", "device", "_type", "_non_tensor"
@@ -61,7 +61,7 @@ class StateWriter:
             destination._metadata.update(metadata)
 
     def _node(self, container: Any, found: dict[str, Any], prefix: str, metadata: dict[str, Any], key: Path) -> None:
-        inner = container._bare()
+        inner = container._wrapped_container()
         meta: dict[str, Any] = {SIZE: inner._batch_size, DEVICE: inner._device}
         metadata[prefix[: -len(SEPARATOR)]] = meta
         if inner._names is not None:
@@ -108,7 +108,7 @@ class StateWriter:
             _add(found, full, value if self.keep_vars else _detached(value), key)
             return
         if value._is_non_tensor:
-            form = taken_apart(value, key)
+            form = to_form(value, key)
             if self.values:
                 # Checkpoints take mappings and lists apart, by keys that other values would not have. A holder is none,
                 # a stack of values is a mapping and goes in a tuple.
@@ -143,7 +143,7 @@ def _detached(leaf: Any) -> Any:
 
 def _dense_form(container: Any, key: Path) -> Form:
     """The form of a container; that of a lazy stack has stacked entries where all members have the same ones."""
-    form = taken_apart(container, key)
+    form = to_form(container, key)
     if form.kind != LAZY or not _is_even(container):
         return form
     try:
@@ -163,13 +163,13 @@ def _is_even(stack: Any) -> bool:
         if node is None:
             if -1 in stack._shape_of(name) or any(map(ragged.is_ragged, stack._leaves_of(name))):
                 return False
-        elif _is_lazy(node) and not _is_even(node._bare()):
+        elif _is_lazy(node) and not _is_even(node._wrapped_container()):
             return False
     return True
 
 
 def _is_lazy(node: Any) -> bool:
-    return hasattr(node._bare(), "stack_dim") and not node._is_non_tensor
+    return hasattr(node._wrapped_container(), "stack_dim") and not node._is_non_tensor
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

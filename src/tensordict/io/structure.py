@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tensordict import ragged
-from tensordict.contract import Contract
-from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.core import ragged
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
 from tensordict.io.columns import Column, is_ragged, taken
-from tensordict.io.forms import BEHIND_FACE, KINDS, LAZY, OWN, UNBATCHED, Build, Form, put_together, taken_apart
+from tensordict.io.forms import BEHIND_FACE, KINDS, LAZY, OWN, UNBATCHED, Build, Form, from_form, to_form
 from tensordict.io.values import NotJson, exact, restored
-from tensordict.keys import Path, joined
 
 # What follows the name of a ragged tensor in that of the table of the sizes of its rows.
 SIZES = "%sizes"
@@ -52,7 +52,7 @@ class Described:
         self.spec = self._node(container, ())
 
     def _node(self, container: Contract | Form, key: Path) -> dict[str, Any]:
-        form = taken_apart(container, key, unread=True, ragged_columns=True)
+        form = to_form(container, key, unread=True, ragged_columns=True)
         if form.is_face:
             return {**self._node(form.entries[BEHIND_FACE], key), "class": form.kind}
         spec: dict[str, Any] = {"kind": form.kind, "batch_size": list(form.batch_size)}
@@ -128,7 +128,7 @@ def restore(
     spec: Any,
     tensors: Tensors,
     separator: str,
-    build: Build = put_together,
+    build: Build = from_form,
     value: Callable[[Any, Path], Any] = value_of,
     complain: Complain | None = None,
 ) -> Any:

@@ -13,10 +13,11 @@ import os
 import stat
 from collections.abc import Callable
 
-from tensordict.errors import SaveError
-from tensordict.io import commit, files, system
-from tensordict.io.names import local_path
-from tensordict.memmap import PathLike
+from tensordict.core.errors import SaveError
+from tensordict.io import commit
+from tensordict.memory import files, system
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import local_path
 
 
 class Target:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract
-from tensordict.errors import SaveError, UnsupportedEntryError
-from tensordict.io.forms import KINDS, Form, is_typed, put_together, taken_apart
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.io.forms import KINDS, Form, from_form, is_typed, to_form
 
 # The pickle protocol that `torch.save` uses, which nothing else does by default.
 PROTOCOL = 2
@@ -23,7 +23,7 @@ PROTOCOL = 2
 
 def reduced(container: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """What `__reduce_ex__` gives for a container in a file of `torch.save`; `None` for kinds that have no such form."""
-    inner = container._bare()
+    inner = container._wrapped_container()
     kind = getattr(inner, "_stored_as", type(inner).__name__)
     if kind not in KINDS or (inner is not container and not is_typed(container)):
         return None
@@ -32,7 +32,7 @@ def reduced(container: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None
         # A class of the program itself, which only its own pickle keeps.
         return None
     try:
-        form = taken_apart(container)
+        form = to_form(container)
     except UnsupportedEntryError:
         return None
     size, names = torch.Size(form.batch_size), None if form.names is None else list(form.names)
@@ -58,7 +58,7 @@ def restored(
         or not (stack_dim is None or (type(stack_dim) is int and 0 <= stack_dim < len(batch_size)))
     ):
         raise SaveError(f"the {kind!r:.80} that was saved does not add up: its parts are not of the types they have")
-    container = put_together(Form(kind, batch_size, device, names, entries, stack_dim, value), entries)
+    container = from_form(Form(kind, batch_size, device, names, entries, stack_dim, value), entries)
     if locked is True and not container._locked:
         container._lock_tree()
     return container

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
-from tensordict import registry
-from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.core import registry
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
 from tensordict.io.forms import DICT, LAZY, VALUE_STACK
 from tensordict.io.values import exact
-from tensordict.keys import Path, joined
 
 _JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 # The names that the description of a node has for itself.

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.errors import SaveError
-from tensordict.io import checksums, consolidated, files, hdf5, safetensors
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, joined
+from tensordict.io import checksums, consolidated, hdf5, safetensors
 from tensordict.io.archive import archive_problems
 from tensordict.io.checksums import Recorded
 from tensordict.io.describe import LeafSpec, described, left_pickled, walk
@@ -24,12 +25,12 @@ from tensordict.io.formats import describe_save
 from tensordict.io.forms import Form
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
-from tensordict.io.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, local_path
 from tensordict.io.progress import Progress
 from tensordict.io.source import Save
 from tensordict.io.structure import SIZES
-from tensordict.keys import Path, joined
-from tensordict.memmap import PathLike
+from tensordict.memory import files
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, local_path
 
 
 @dataclass(slots=True)

@@ -11,18 +11,19 @@ from functools import partial
 
 from torch import Tensor
 
-from tensordict.io import checksums, files, system
+from tensordict.core.keys import Path
+from tensordict.io import checksums
 from tensordict.io.commit import Created
 from tensordict.io.progress import Progress
-from tensordict.keys import Path
-from tensordict.memmap import FileSource, MemoryMappedTensor, is_whole_file
+from tensordict.memory import files, system
+from tensordict.memory.mapped import FileSource, MemoryMappedTensor, is_whole_file
 
 # A leaf larger than this is written by several threads, each its own range.
 _SPLIT = 64 << 20
 
 
 @dataclass(slots=True)
-class Means:
+class WriteOptions:
     """What leaves are written with.
 
     Args:
@@ -53,7 +54,7 @@ class LeafFile:
     tensor: Tensor
     path: str
     target: str
-    means: Means
+    means: WriteOptions
     zero: bool = False
     there: bool = False
     # By the byte at which a piece begins; made when there is a checksum, as thousands of leaves have none.

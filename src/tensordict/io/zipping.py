@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from mmap import mmap
 from typing import Any, NamedTuple, Protocol
 
-from tensordict.errors import SaveError
+from tensordict.core.errors import SaveError
 from tensordict.io.checksums import Crc32
 
 STORED, DEFLATE, BZIP2, LZMA = 0, 8, 12, 14

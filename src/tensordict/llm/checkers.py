@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tensordict.errors import InstructionError
-from tensordict.extras import require
+from tensordict.core.errors import InstructionError
+from tensordict.core.extras import require
 
 EXTRA = "ifeval"
 # The data of NLTK that checkers need, by the type of instruction, and where it lies.

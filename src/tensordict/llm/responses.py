@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tensordict.functional import lazy_stack
-from tensordict.nontensor import NonTensorData
-from tensordict.tensordict import TensorDict
+from tensordict.containers.dense import TensorDict
+from tensordict.containers.nontensor import NonTensorData
+from tensordict.ops.functional import lazy_stack
 
 _OF_A_PROMPT = ("key", "prompt", "instruction_id_list", "kwargs")
 

@@ -10,15 +10,15 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from tensordict.contract import Contract
-from tensordict.errors import ContainerExpected, InstructionError
-from tensordict.functional import lazy_stack, maybe_dense_stack
-from tensordict.keys import Key, canonical
+from tensordict.containers.dense import TensorDict
+from tensordict.containers.nontensor import NonTensorData, NonTensorStack, unwrap
+from tensordict.core.contract import Contract
+from tensordict.core.errors import ContainerExpected, InstructionError
+from tensordict.core.keys import Key, canonical
 from tensordict.llm.checkers import judge, registry
 from tensordict.llm.scores import FIELDS, IFEvalScoreData
-from tensordict.nontensor import NonTensorData, NonTensorStack, unwrap
+from tensordict.ops.functional import lazy_stack, maybe_dense_stack
 from tensordict.ops.locking import raise_locked
-from tensordict.tensordict import TensorDict
 
 T = TypeVar("T")
 

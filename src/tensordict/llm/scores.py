@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tensordict.tensorclass import TensorClass
+from tensordict.containers.tensorclass import TensorClass
 
 
 class IFEvalScoreData(TensorClass):

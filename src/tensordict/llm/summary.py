@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from tensordict.keys import Key, canonical
+from tensordict.containers.dense import TensorDict
+from tensordict.containers.nontensor import unwrap
+from tensordict.containers.tensorclass import TensorClass
+from tensordict.core.keys import Key, canonical
 from tensordict.llm.scorer import rows
-from tensordict.nontensor import unwrap
-from tensordict.tensorclass import TensorClass
-from tensordict.tensordict import TensorDict
 
 
 class IFEvalSummary(TensorClass):

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from tensordict.collection import TensorCollection
-from tensordict.contract import Contract, is_node
-from tensordict.holders import same_value
-from tensordict.keys import Key, unravel_key_list
-from tensordict.lazy.core import LazyCore
-from tensordict.lazy.vmapping import flatten_stack
+from tensordict.containers.lazy.core import LazyCore
+from tensordict.containers.lazy.vmapping import flatten_stack
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.equality import same_value
+from tensordict.core.keys import Key, unravel_key_list
+from tensordict.core.pytree import flatten_container
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.interaction import interaction_type
-from tensordict.pytree import flatten_container
+from tensordict.ops.collection import TensorCollection
 
 if TYPE_CHECKING:
     from torch.nn.modules.module import _IncompatibleKeys
@@ -257,7 +257,7 @@ def _form_of(value: Any) -> Any:
         return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else _Value(value)
     if value._is_non_tensor:
         return type(value), value._batch_size, _Value(value._unwrapped())
-    bare = value._bare()
+    bare = value._wrapped_container()
     children, context = flatten_stack(bare) if isinstance(bare, LazyCore) else flatten_container(bare)
     return type(value), context, [_form_of(child) for child in children]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch.utils._contextlib import _DecoratorContextManager
 
-from tensordict.contract import Contract
+from tensordict.containers.dense import TensorDict
 from tensordict.convert.mappings import make_tensordict
-from tensordict.keys import Key, unravel_key_list
-from tensordict.tensordict import TensorDict
+from tensordict.core.contract import Contract
+from tensordict.core.keys import Key, unravel_key_list
 
 _enabled = True
 _ABSENT = inspect.Parameter.empty

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from tensordict.containers.dense import TensorDict
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.module import C, TensorDictModuleBase, reset_modules
 from tensordict.nn.params import TensorDictParams
 from tensordict.ops.modules import is_parameter
-from tensordict.tensordict import TensorDict
 
 __all__ = ["EnsembleModule"]
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torch import nn
 from torch.utils._pytree import SUPPORTED_NODES
 
-from tensordict.contract import Contract
+from tensordict.core.contract import Contract
 
 __all__ = ["extract_weights_and_buffers", "get_functional", "is_functional", "make_functional", "repopulate_module"]
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tensordict.keys import Key, is_nested_key, unravel_key
+from tensordict.core.keys import Key, is_nested_key, unravel_key
 from tensordict.ops.indexing import given
 
 Source: TypeAlias = "torch.Generator | int | Key | None"

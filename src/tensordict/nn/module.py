@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from tensordict.base import TensorDictBase
-from tensordict.collection import TensorCollection
-from tensordict.contract import Contract
-from tensordict.extras import require
-from tensordict.keys import Key, is_nested_key, path_of, unravel_key
+from tensordict.containers.base import TensorDictBase
+from tensordict.containers.dense import TensorDict
+from tensordict.core.contract import Contract
+from tensordict.core.extras import require
+from tensordict.core.keys import Key, is_nested_key, path_of, unravel_key
 from tensordict.nn import pickled
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.skipping import is_skipped
+from tensordict.ops.collection import TensorCollection
 from tensordict.ops.indexing import given
 from tensordict.ops.together import set_all
-from tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tensordict import pytree, registry
-from tensordict.base import GivesTensorDicts
-from tensordict.contract import Clones, Contract, is_node
-from tensordict.errors import ContainerExpected, ModuleError, SaveError
-from tensordict.face import Face
+from tensordict.containers.base import GivesTensorDicts
+from tensordict.containers.dense import TensorDict
+from tensordict.containers.wrapper import Face
+from tensordict.core import pytree, registry
+from tensordict.core.contract import Clones, Contract, is_node
+from tensordict.core.errors import ContainerExpected, ModuleError, SaveError
+from tensordict.core.keys import Path, is_nested_key, joined
 from tensordict.io import pickled
 from tensordict.io.forms import is_typed
-from tensordict.keys import Path, is_nested_key, joined
-from tensordict.memmap import MemoryMappedTensor
+from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.ops.modules import is_parameter
-from tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -162,11 +162,11 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
         kind = type(parameters) if is_typed(parameters) else getattr(parameters, "_kind", None)
         if parameters._locked:
             # What is locked is not changed, nor is what is mapped from files, which is locked too.
-            parameters = parameters._bare().copy()
+            parameters = parameters._wrapped_container().copy()
         convert: Any = ("buffer" if no_convert else "auto") if isinstance(no_convert, bool) else no_convert
         if convert not in _CHOICES:
             raise ValueError(f"no_convert must be True, False or one of {_CHOICES}, got {no_convert!r}")
-        self._wrap(parameters._bare(), convert, kind)
+        self._wrap(parameters._wrapped_container(), convert, kind)
         _convert_in_place(self._tensordict, convert)
         if lock:
             self._lock_tree()
@@ -204,19 +204,19 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
         # What is computed from parameters are no parameters.
         return container
 
-    def _faced(self, result: Any) -> Any:
+    def _rewrap(self, result: Any) -> Any:
         if result is self._tensordict:
             return self
-        return result if self._kind is None else super()._faced(result)
+        return result if self._kind is None else super()._rewrap(result)
 
-    def _given_out(self, stack: Any) -> Any:
+    def _as_result(self, stack: Any) -> Any:
         # Its members stay what they are: what is written to them becomes a parameter.
         return stack
 
     def _again(self, container: Any) -> Self:
         """A `TensorDictParams` over a container with leaves of its own."""
         result = object.__new__(type(self))
-        result._wrap(container._bare(), self._convert, self._kind)
+        result._wrap(container._wrapped_container(), self._convert, self._kind)
         result.__dict__["_get_hooks"] = list(self._get_hooks)
         result.training = self.training
         return result
@@ -376,7 +376,7 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
         value = self._tensordict[index]
         if is_nested_key(index):
             return self._hooked(index, value) if self._get_hooks else value
-        return self._faced(value)
+        return self._rewrap(value)
 
     def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
         """The entry at a key; see any container's."""
@@ -619,7 +619,7 @@ def _convert_in_place(container: Any, convert: Convert) -> None:
             if leaf is not value:
                 entries[name] = leaf
         elif not value._is_non_tensor:
-            _convert_in_place(value._bare(), convert)
+            _convert_in_place(value._wrapped_container(), convert)
 
 
 def _with_dots(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -637,7 +637,7 @@ def _with_dots(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_holds_leaves(container: Any, path: Path) -> None:
     """Refuse containers that make their entries when they are read: nothing can train those, or register them."""
-    inner = container._bare()
+    inner = container._wrapped_container()
     entries = inner._entries
     if inner._is_non_tensor or isinstance(inner, Tensor):
         return
@@ -664,7 +664,13 @@ def _as_ours(state: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in state.items() if name in own}
     container: Any = state[pickled.PARAMS]
     kind = type(container) if is_typed(container) else None
-    ours = {"_modules": {}, "_convert": convert, "_get_hooks": hooks, "_kind": kind, "_tensordict": container._bare()}
+    ours = {
+        "_modules": {},
+        "_convert": convert,
+        "_get_hooks": hooks,
+        "_kind": kind,
+        "_tensordict": container._wrapped_container(),
+    }
     return {**kept, **ours}
 
 

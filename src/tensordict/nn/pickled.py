@@ -6,8 +6,8 @@ import pickle
 import sys
 from typing import Any
 
-from tensordict.errors import SaveError
-from tensordict.extras import require
+from tensordict.core.errors import SaveError
+from tensordict.core.extras import require
 
 # What is not kept: it follows from the rest, or holds a part of the modules a second time.
 _FOLLOWING = ("_complete_out_keys", "_ordered_dict", "_requires_sample", "_det_part", "_dist", "_generator_key")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch import distributions as D
 
-from tensordict.contract import Contract, is_node
-from tensordict.keys import Key, is_nested_key, path_of, unravel_key, unravel_key_list
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.keys import Key, is_nested_key, path_of, unravel_key, unravel_key_list
 from tensordict.nn import generators
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.distributions.composite import (

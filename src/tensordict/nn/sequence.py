@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
 
-from tensordict.contract import Contract
-from tensordict.keys import Key, path_of, unravel_key_list
+from tensordict.core.contract import Contract
+from tensordict.core.keys import Key, path_of, unravel_key_list
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, WrapModule, output_of
 from tensordict.nn.skipping import is_skipped

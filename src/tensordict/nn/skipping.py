@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils._contextlib import _DecoratorContextManager
 
-from tensordict.keys import path_of
+from tensordict.core.keys import path_of
 
 _skip = False
 

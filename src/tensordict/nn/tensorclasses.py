@@ -7,12 +7,12 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from torch import nn
 
-from tensordict.annotations import UNION
-from tensordict.contract import is_node
-from tensordict.keys import Key, path_of
+from tensordict.containers.tensorclass import is_tensorclass
+from tensordict.core.annotations import UNION
+from tensordict.core.contract import is_node
+from tensordict.core.keys import Key, path_of
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.module import TensorDictModuleBase
-from tensordict.tensorclass import is_tensorclass
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -149,7 +149,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
 
     def _instance(self, kind: Any, container: Any, path: tuple[str, ...]) -> Any:
         """An instance of a tensorclass over a shallow copy of the entries that are fields."""
-        container = container._bare().select(*kind._layout.names, strict=False)
+        container = container._wrapped_container().select(*kind._layout.names, strict=False)
         present = container.keys()
         defaults = {
             name: value if make is None else make()
@@ -190,7 +190,7 @@ def _class_in(hint: Any) -> Any:
 
 def _plain(container: Any) -> Any:
     """A shallow copy of the container behind a tensorclass, also behind those in it."""
-    container = container._bare().copy()
+    container = container._wrapped_container().copy()
     for name, node in container._outline().items():
         if is_node(node) and not node._is_non_tensor:
             container.set(name, _plain(node))

@@ -1,1 +1,1 @@
-"""The operations, one file per family; each is a mixin written on the primitives of `contract.py`."""
+"""The operations, one file per family; each is a mixin written on the primitives of `core/contract.py`."""

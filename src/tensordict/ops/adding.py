@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract, is_node
-from tensordict.errors import SaveError, UnsupportedEntryError
+from tensordict.core import registry
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.io import commit, meta
-from tensordict.io.forms import DICT, Form, taken_apart
-from tensordict.io.names import LEAF_SUFFIX, file_name, folder_name
-from tensordict.keys import Key, Path, joined, path_of
-from tensordict.memmap import FileSource, MemoryMappedTensor
+from tensordict.io.forms import DICT, Form, to_form
+from tensordict.memory.mapped import FileSource, MemoryMappedTensor
+from tensordict.memory.names import LEAF_SUFFIX, file_name, folder_name
 
 # How long an entry that is being added waits for another process that adds one, in seconds.
 _PATIENCE = 10.0
@@ -29,8 +29,8 @@ def add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: bool
     if not container._is_memmap:
         raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
     parent, missing = _parent_of(container, path)
-    parent = parent._bare()
-    if (kind := taken_apart(parent, path[:-1]).kind) != DICT:
+    parent = parent._wrapped_container()
+    if (kind := to_form(parent, path[:-1]).kind) != DICT:
         raise UnsupportedEntryError(
             f"entry {joined(path)!r} would be in a {kind}, which has no files of its own: make it in each member"
         )

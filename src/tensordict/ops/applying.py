@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict import foreach, ragged
-from tensordict.contract import Contract, Names, is_node
-from tensordict.devices import as_device
-from tensordict.errors import add_note
-from tensordict.keys import Path, joined
+from tensordict.core import foreach, ragged
+from tensordict.core.contract import Contract, Names, is_node
+from tensordict.core.devices import as_device
+from tensordict.core.errors import add_note
+from tensordict.core.key_views import IsLeaf
+from tensordict.core.keys import Path, joined
+from tensordict.core.shapes import as_size
 from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing, _plan_copy
-from tensordict.shapes import as_size
-from tensordict.views import IsLeaf
 
 if TYPE_CHECKING:
     from typing_extensions import Self

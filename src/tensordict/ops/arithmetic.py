@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import foreach
-from tensordict.contract import Contract
-from tensordict.foreach import Many, One
-from tensordict.keys import joined
+from tensordict.core import foreach
+from tensordict.core.contract import Contract
+from tensordict.core.foreach import Many, One
+from tensordict.core.keys import joined
 from tensordict.ops.gathering import _written
 from tensordict.ops.leaves import Leaves
 from tensordict.ops.logic import combining

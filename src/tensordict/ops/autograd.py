@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged
-from tensordict.contract import Contract, named_error
-from tensordict.keys import joined
+from tensordict.core import ragged
+from tensordict.core.contract import Contract, named_error
+from tensordict.core.keys import joined
 from tensordict.ops.leaves import Leaves, _entries_of, _gradient, _walk
 
 if TYPE_CHECKING:

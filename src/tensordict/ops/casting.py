@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensordict.context import remember
-from tensordict.contract import Contract, named_error
-from tensordict.devices import as_device, wait_for
+from tensordict.core.context import remember
+from tensordict.core.contract import Contract, named_error
+from tensordict.core.devices import as_device, wait_for
+from tensordict.core.shapes import as_size
 from tensordict.ops.describing import fitted, is_description
 from tensordict.ops.leaves import Leaves, _walk
-from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from tensordict.contract import Contract
-from tensordict.devices import as_device
+from tensordict.core.contract import Contract
+from tensordict.core.devices import as_device
 from tensordict.io import checksums, safetensors
 from tensordict.io.checkpoint import load_state
 from tensordict.io.states import StateWriter
-from tensordict.memmap import PathLike
+from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensordict import foreach, ragged, registry
-from tensordict.contract import Contract, LeafFn, Names, is_flat, named_error
-from tensordict.errors import KeyMismatchError, ShapeError, StackError
-from tensordict.keys import Path, joined, path_of
+from tensordict.core import foreach, ragged, registry
+from tensordict.core.contract import Contract, LeafFn, Names, is_flat, named_error
+from tensordict.core.errors import KeyMismatchError, ShapeError, StackError
+from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.leaves import Leaves, _entries_of
 from tensordict.ops.naming import Naming
 from tensordict.ops.reading import NO_DEFAULT
@@ -56,7 +56,7 @@ class Reduction:
     added: int | None = None
 
 
-class Way(NamedTuple):
+class ReductionPlan(NamedTuple):
     """How a reduction goes over a tree.
 
     apply: gives the results for the leaves of each container.
@@ -70,11 +70,11 @@ class Way(NamedTuple):
     apply: Apply
     after: After
     dims: tuple[int, ...] = ()
-    along: Callable[[tuple[int, ...]], Way] | None = None
+    along: Callable[[tuple[int, ...]], ReductionPlan] | None = None
     shift: int = 0
     gone: bool = False
 
-    def inside(self, stack_dim: int) -> Way:
+    def inside(self, stack_dim: int) -> ReductionPlan:
         """The same for the members of a lazy stack along a dim that is none of `dims`."""
         return self if self.along is None else self.along(tuple([dim - (dim > stack_dim) for dim in self.dims]))
 
@@ -94,7 +94,7 @@ class Collapsing(Leaves, Naming):
         if dim is NO_DEFAULT or dim is None or (isinstance(dim, (tuple, list)) and not dim):
             if reduce:
                 return self._pooled(how.op, kept, how.combine)
-            way = Way(partial(_apply_whole, how, kept), partial(_after_whole, kept, how.added))
+            way = ReductionPlan(partial(_apply_whole, how, kept), partial(_after_whole, kept, how.added))
         elif is_feature(dim):
             refuse_keepdim(kept, "dim='feature' removes the feature dims")
             if reduce:
@@ -108,7 +108,7 @@ class Collapsing(Leaves, Naming):
         result = self._by_level(way)
         return result if key_transform is None else with_keys(result, key_transform)
 
-    def _by_level(self, way: Way) -> Self:
+    def _by_level(self, way: ReductionPlan) -> Self:
         """The same structure with all leaves replaced by what `way` gives for those of each level.
 
         An error of torch is raised again with the key of the leaf in front.
@@ -120,7 +120,7 @@ class Collapsing(Leaves, Naming):
         except TORCH_ERRORS as error:
             raise _blamed(self, way, error, ()) from error
 
-    def _collapsed(self, way: Way) -> Self:
+    def _collapsed(self, way: ReductionPlan) -> Self:
         own = self._batch_size
         try:
             # A copy, since a lazy stack makes its entries on reading.
@@ -141,7 +141,7 @@ class Collapsing(Leaves, Naming):
         size, names = way.after(own, self._names)
         return self._build(entries, size, self._device, names)
 
-    def _collapsed_apart(self, way: Way) -> Self:
+    def _collapsed_apart(self, way: ReductionPlan) -> Self:
         """`_collapsed` for a lazy stack with an entry that cannot be stacked: along other dims each member by itself.
 
         Raises:
@@ -159,7 +159,7 @@ class Collapsing(Leaves, Naming):
         made = registry.lookup("LazyStackedTensorDict")
         return made(*parts, stack_dim=way.stack_dim(at), stack_dim_name=name)  # type: ignore[no-any-return]
 
-    def _whole_apart(self, way: Way) -> Self:
+    def _whole_apart(self, way: ReductionPlan) -> Self:
         """The reduction of all elements of each entry, which the members have in different shapes."""
         lead = len(self._batch_size)
         entries: dict[str, Any] = {}
@@ -173,7 +173,7 @@ class Collapsing(Leaves, Naming):
         size, names = way.after(self._batch_size, self._names)
         return self._build(entries, size, self._device, names)
 
-    def _split_by_level(self, way: Way) -> tuple[Self, Self]:
+    def _split_by_level(self, way: ReductionPlan) -> tuple[Self, Self]:
         """`_by_level` where `way` gives pairs: a container of the first, and one of the second of each."""
         seconds: list[Any] = []
 
@@ -254,9 +254,9 @@ class Collapsing(Leaves, Naming):
 # --- what is applied to the leaves of one level ---------------------------------------------------------------------
 
 
-def along(how: Reduction, keepdim: bool, dims: tuple[int, ...]) -> Way:
+def along(how: Reduction, keepdim: bool, dims: tuple[int, ...]) -> ReductionPlan:
     """The reduction along batch dims."""
-    return Way(
+    return ReductionPlan(
         partial(apply_along, how, dims, keepdim),
         partial(after_along, dims, keepdim, how.added),
         dims,
@@ -266,22 +266,22 @@ def along(how: Reduction, keepdim: bool, dims: tuple[int, ...]) -> Way:
     )
 
 
-def over_features(how: Reduction, dims: tuple[int, ...] = ()) -> Way:
+def over_features(how: Reduction, dims: tuple[int, ...] = ()) -> ReductionPlan:
     """The reduction of all dims that are no batch dims."""
     apply, after = partial(_apply_to_features, how), partial(after_along, (), False, how.added)
-    return Way(apply, after, (), partial(over_features, how), 0 if how.added is None else 1)
+    return ReductionPlan(apply, after, (), partial(over_features, how), 0 if how.added is None else 1)
 
 
-def staying(apply: Callable[[tuple[int, ...]], Apply], dims: tuple[int, ...]) -> Way:
+def staying(apply: Callable[[tuple[int, ...]], Apply], dims: tuple[int, ...]) -> ReductionPlan:
     """What `apply` gives along some batch dims, all dims being kept."""
-    return Way(apply(dims), _as_before, dims, partial(staying, apply))
+    return ReductionPlan(apply(dims), _as_before, dims, partial(staying, apply))
 
 
 def _as_before(size: torch.Size, names: Names | None) -> tuple[torch.Size, Names | None]:
     return size, names
 
 
-def _with_apply(way: Way, change: Callable[[Apply], Apply]) -> Way:
+def _with_apply(way: ReductionPlan, change: Callable[[Apply], Apply]) -> ReductionPlan:
     """A reduction that goes the same way and does something else to the leaves."""
     made = way.along
     return way._replace(
@@ -289,9 +289,9 @@ def _with_apply(way: Way, change: Callable[[Apply], Apply]) -> Way:
     )
 
 
-def _for_each(op: Op) -> Way:
+def _for_each(op: Op) -> ReductionPlan:
     """`op` on every leaf."""
-    return Way(lambda leaves, lead: [op(leaf) for leaf in leaves], _as_before)
+    return ReductionPlan(lambda leaves, lead: [op(leaf) for leaf in leaves], _as_before)
 
 
 def _any_ragged(leaves: list[Any]) -> bool:
@@ -501,7 +501,7 @@ def _is_mixed(members: Sequence[Any], name: str) -> bool:
     return len({member._node(name) is None for member in members}) > 1
 
 
-def _blamed(node: Any, way: Way, error: Exception, path: Path) -> Exception:
+def _blamed(node: Any, way: ReductionPlan, error: Exception, path: Path) -> Exception:
     """`error`, raised on some leaf on this way, with the key of that leaf in front."""
     lead = len(node._batch_size)
     try:

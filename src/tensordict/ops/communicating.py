@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch.distributed as dist
 from torch.futures import Future
 
-from tensordict.devices import as_device
+from tensordict.core.devices import as_device
 from tensordict.ops.leaves import Leaves
 from tensordict.parallel import collectives, transfers
 from tensordict.parallel.links import Link, as_group, rank_in

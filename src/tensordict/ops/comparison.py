@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
-from tensordict.contract import Contract
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract
+from tensordict.core.ragged import REFUSALS
 from tensordict.ops.leaves import Leaves
-from tensordict.ops.refusals import REFUSALS, has_ragged
+from tensordict.ops.refusals import has_ragged
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict import blocks
-from tensordict.blocks import Block, Copies
-from tensordict.contract import Contract
-from tensordict.devices import as_device, wait_for
+from tensordict.core.contract import Contract
+from tensordict.core.devices import as_device, wait_for
 from tensordict.io import checksums, consolidated
 from tensordict.io.consolidated import Plan, SaveOptions
-from tensordict.memmap import PathLike
+from tensordict.memory import flat_buffers
+from tensordict.memory.flat_buffers import Block, Copies
+from tensordict.memory.mapped import PathLike
 from tensordict.ops.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Consolidating(Leaves):
     def _moved_whole(self, device: torch.device, non_blocking: bool) -> Any:
         """This container on another device, by one copy of its storage; `None` when that is not all there is to do."""
         leaves = self._leaves()
-        if not blocks.is_whole(leaves, self._consolidated) or any(leaf.is_nested for leaf in leaves):
+        if not flat_buffers.is_whole(leaves, self._consolidated) or any(leaf.is_nested for leaf in leaves):
             return None
         assert self._consolidated is not None
         block = Block(self._consolidated[0].to(device, non_blocking=True))
@@ -238,7 +238,7 @@ class Consolidating(Leaves):
 
         It ends when an entry is added, replaced or deleted, and with :meth:`unlock_`; a copy is not consolidated.
         """
-        return self._consolidated is not None and blocks.is_whole(self._leaves(), self._consolidated)
+        return self._consolidated is not None and flat_buffers.is_whole(self._leaves(), self._consolidated)
 
 
 def _copied(
@@ -251,7 +251,7 @@ def _copied(
         return copies.over(Block(storage)), storage
     if not storage.is_cpu and all(leaf.is_cpu for leaf in copies.leaves):
         # One large transfer in the place of many small ones.
-        host = blocks.fresh(nbytes)
+        host = flat_buffers.fresh(nbytes)
         copies.layout.fill(Block(host), num_threads)
         storage.copy_(host, non_blocking)
     else:
@@ -269,7 +269,7 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
     if share and nbytes:
         shared = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
-    return blocks.fresh(nbytes)
+    return flat_buffers.fresh(nbytes)
 
 
 def _written(plan: Plan, filename: PathLike, options: SaveOptions) -> tuple[list[Any], Tensor]:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract, named_error
 from tensordict.convert.any import opened
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import refuse_exclusive
-from tensordict.keys import path_of
+from tensordict.core import registry
+from tensordict.core.contract import Contract, named_error
+from tensordict.core.keys import path_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.tensordict import TensorDict
+    from tensordict.containers.dense import TensorDict
 
 ConvertTensors = bool | Literal["numpy"]
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 from torch import Tensor
 
-from tensordict import foreach, pickling, ragged
-from tensordict.blocks import is_whole
-from tensordict.contract import Clones, Contract
+from tensordict.core import foreach, ragged
+from tensordict.core.contract import Clones, Contract
 from tensordict.io import pickled, torch_files
 from tensordict.io.forms import is_typed
+from tensordict.memory import pickling
+from tensordict.memory.flat_buffers import is_whole
 from tensordict.ops.leaves import Leaves
 from tensordict.parallel import sharing
 
@@ -88,7 +89,7 @@ class Copying(Leaves):
             return self.__reduce__()
         packed = None
         if protocol == torch_files.PROTOCOL:
-            if self._bare() is not self and not is_typed(self):
+            if self._wrapped_container() is not self and not is_typed(self):
                 # A face with a state of its own, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
             packed = pickling.for_torch(self) or torch_files.reduced(self)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract, named_error
-from tensordict.keys import Path, joined
+from tensordict.core import registry
+from tensordict.core.contract import Contract, named_error
+from tensordict.core.keys import Path, joined
 from tensordict.ops.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Describing(Leaves):
             else:
                 entries[name] = make(**{f"tgt_{field}": getattr(value, field) for field in fields})
         made = registry.lookup("TensorDict")._make(entries, torch.Size(()), None, None)
-        return self._faced(made)  # type: ignore[no-any-return]
+        return self._rewrap(made)  # type: ignore[no-any-return]
 
 
 def is_description(container: Contract) -> bool:

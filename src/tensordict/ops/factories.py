@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import foreach
-from tensordict.contract import Contract
-from tensordict.keys import path_of
+from tensordict.core import foreach
+from tensordict.core.contract import Contract
+from tensordict.core.keys import path_of
+from tensordict.core.shapes import as_ints, as_size
 from tensordict.ops.reading import NO_DEFAULT, Reading
-from tensordict.shapes import as_ints, as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

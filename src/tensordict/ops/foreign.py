@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.contract import Contract
 from tensordict.convert import numpy as arrays
 from tensordict.convert import pytrees
 from tensordict.convert.any import is_h5, opened
-from tensordict.errors import ShapeError
-from tensordict.keys import joined, path_of
+from tensordict.core.contract import Contract
+from tensordict.core.errors import ShapeError
+from tensordict.core.keys import joined, path_of
+from tensordict.core.shapes import as_size
 from tensordict.ops.converting import Converting
 from tensordict.ops.numbers import stored
-from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import foreach, ragged
-from tensordict.contract import ByNdim, Contract, Names, named_error
-from tensordict.errors import KeyMismatchError, ShapeError
-from tensordict.keys import Path, joined
+from tensordict.core import foreach, ragged
+from tensordict.core.contract import ByNdim, Contract, Names, named_error
+from tensordict.core.errors import KeyMismatchError, ShapeError
+from tensordict.core.keys import Path, joined
+from tensordict.core.shapes import as_dim, expanded
 from tensordict.ops.sizing import replace_leaves
-from tensordict.shapes import as_dim, expanded
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import foreach, indexing, ragged, registry, rows
-from tensordict.contract import Contract, Names, is_node, named_error
-from tensordict.errors import ShapeError
-from tensordict.indexing import checked_size, is_basic, leaf_index, result_size
-from tensordict.keys import Key, Path, is_nested_key, joined, key_path, path_of
+from tensordict.core import foreach, indexing, ragged, registry
+from tensordict.core.contract import Contract, Names, is_node, named_error
+from tensordict.core.errors import ShapeError
+from tensordict.core.indexing import checked_size, is_basic, leaf_index, result_size
+from tensordict.core.keys import Key, Path, is_nested_key, joined, key_path, path_of
+from tensordict.core.ragged import REFUSALS
+from tensordict.memory import rows
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored, to_tensor
-from tensordict.ops.refusals import REFUSALS, has_ragged, retried
+from tensordict.ops.refusals import has_ragged, retried
 from tensordict.ops.sources import leaf_items, nested_under, restricted
 from tensordict.ops.writing import Writing, _check_expandable, raise_no_entry, without_leading
 

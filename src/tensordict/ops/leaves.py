@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract, is_node
-from tensordict.keys import Path
+from tensordict.core import registry
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.keys import Path
 from tensordict.ops.locking import Locking
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.base import TensorDictBase
+    from tensordict.containers.base import TensorDictBase
 
 
 class Leaves(Locking):

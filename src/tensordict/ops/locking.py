@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict.context import remember_state
-from tensordict.contract import Contract
-from tensordict.errors import LockedError
+from tensordict.core.context import remember_state
+from tensordict.core.contract import Contract
+from tensordict.core.errors import LockedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

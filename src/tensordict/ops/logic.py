@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract, named_error
-from tensordict.errors import ShapeError
-from tensordict.holders import same_value
-from tensordict.keys import path_of
+from tensordict.core import registry
+from tensordict.core.contract import Contract, named_error
+from tensordict.core.equality import same_value
+from tensordict.core.errors import ShapeError
+from tensordict.core.keys import path_of
+from tensordict.core.shapes import nested_lists
 from tensordict.ops.comparison import Comparison
 from tensordict.ops.writing import _Copies
-from tensordict.shapes import nested_lists
 
 
 def or_with_right(left: Any, right: Any) -> Any:

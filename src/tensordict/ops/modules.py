@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tensordict import registry
-from tensordict.contract import Contract
-from tensordict.errors import KeyMismatchError, ModuleError, OptionError
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import KeyMismatchError, ModuleError, OptionError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -253,7 +253,7 @@ class Modules(Contract):
             >>> y.sum().item(), bool((net.weight == 0).all())
             (0.0, False)
         """
-        container: Any = self._bare()
+        container: Any = self._wrapped_container()
         if use_state_dict:
             swap, undo = _load_state(container, module, bool(inplace))
         else:
@@ -358,7 +358,7 @@ def _plan(container: Any, module: nn.Module, slots: list[_Slot], memo: dict[int,
         elif (old := buffers.get(name)) is not None:
             slots.append(_Slot(buffers, name, old, value, entries, kept))
         elif (child := modules.get(name)) is not None and isinstance(value, Contract):
-            kept[name] = _plan(value._bare(), child, slots, memo, preserve)
+            kept[name] = _plan(value._wrapped_container(), child, slots, memo, preserve)
         elif isinstance(old := state.get(name), Tensor) and not isinstance(value, Contract):
             # A plain attribute, as a swap without `preserve_module_state` leaves it.
             slots.append(_Slot(state, name, old, value, entries, kept))
@@ -371,13 +371,13 @@ def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[
     """As `_plan`, for a module that is a container: its entries are exchanged."""
     kept: dict[str, Any] = {}
     result = memo[id(module)] = registry.lookup("TensorDict")._make(kept, module._batch_size, None, None)
-    theirs, entries = module._bare()._entries, container._entries
+    theirs, entries = module._wrapped_container()._entries, container._entries
     for name, value in entries.items():
         old = theirs.get(name)
         if old is None or isinstance(old, Contract) is not isinstance(value, Contract):
             raise _unfit(container, module, name)
         if isinstance(old, Contract):
-            kept[name] = _plan_container(value._bare(), old, slots, memo)
+            kept[name] = _plan_container(value._wrapped_container(), old, slots, memo)
         else:
             slots.append(_Slot(theirs, name, old, value, entries, kept))
     return result

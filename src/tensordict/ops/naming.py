@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict.contract import Contract, Names
-from tensordict.errors import DimError, NamesError
-from tensordict.keys import Path, joined
-from tensordict.shapes import as_dim
+from tensordict.core.contract import Contract, Names
+from tensordict.core.errors import DimError, NamesError
+from tensordict.core.keys import Path, joined
+from tensordict.core.shapes import as_dim
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract
 from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
-from tensordict.errors import ShapeError
-from tensordict.keys import Path, joined
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import ShapeError
+from tensordict.core.keys import Path, joined
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 

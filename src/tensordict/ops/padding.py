@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
-from tensordict.contract import Contract, LeafFn, Names, merged_device, named_error, raise_key_mismatch
-from tensordict.errors import DimError, ShapeError
-from tensordict.keys import Path, joined
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract, LeafFn, Names, merged_device, named_error, raise_key_mismatch
+from tensordict.core.errors import DimError, ShapeError
+from tensordict.core.keys import Path, joined
+from tensordict.core.shapes import PerNdim
 from tensordict.ops.refusals import retried
 from tensordict.ops.sizing import Sizing, replace_leaves
 from tensordict.ops.stacking import stack_containers
-from tensordict.shapes import PerNdim
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -247,7 +247,7 @@ class _Sequences:
         make = registry.lookup("TensorDict")._make
         result = make(entries, shape, device, dim_names)
         if len({type(node) for node in nodes}) == 1:
-            result = first._faced(result)
+            result = first._rewrap(result)
         return result, make(masks, shape, device, None) if self.masks else None
 
     def _leaf_at(self, ndim: int) -> Callable[[list[Any], Path], tuple[Tensor, Tensor | None]]:

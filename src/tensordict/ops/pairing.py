@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
-from tensordict.contract import ByNdim, Contract, is_node, named_error, raise_key_mismatch
-from tensordict.keys import Path, joined
+from tensordict.core import ragged, registry
+from tensordict.core.contract import ByNdim, Contract, is_node, named_error, raise_key_mismatch
+from tensordict.core.keys import Path, joined
 
 _NUMBERS = frozenset((int, float, bool, complex))
 _PLAIN = {Tensor}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensordict import registry
-from tensordict.contract import Contract
-from tensordict.io import files, hdf5
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.io import hdf5
 from tensordict.io.detect import refuse_other
 from tensordict.io.target import Target
+from tensordict.memory import files
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tensordict import foreach
-from tensordict.foreach import Many, One
+from tensordict.core import foreach
+from tensordict.core.foreach import Many, One
 from tensordict.ops.leaves import Leaves
 
 if TYPE_CHECKING:

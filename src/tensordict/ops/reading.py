@@ -9,12 +9,12 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict import ragged, settings
-from tensordict.contract import Contract
-from tensordict.errors import MissingKeyError
-from tensordict.indexing import leaf_index
-from tensordict.keys import Path, joined, path_of
-from tensordict.views import IsLeaf, _Items, _Keys, _Values
+from tensordict.core import ragged, settings
+from tensordict.core.contract import Contract
+from tensordict.core.errors import MissingKeyError
+from tensordict.core.indexing import leaf_index
+from tensordict.core.key_views import IsLeaf, _Items, _Keys, _Values
+from tensordict.core.keys import Path, joined, path_of
 
 
 class _NoDefault(enum.Enum):

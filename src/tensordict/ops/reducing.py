@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict.contract import Contract
-from tensordict.errors import ShapeError
+from tensordict.core.contract import Contract
+from tensordict.core.errors import ShapeError
 from tensordict.ops.collapsing import (
     Collapsing,
     KeyTransform,

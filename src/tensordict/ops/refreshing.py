@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from tensordict import ragged
-from tensordict.contract import Contract, is_node
-from tensordict.errors import SaveError
-from tensordict.io.forms import DICT, LAZY, taken_apart
-from tensordict.keys import Path, joined
-from tensordict.memmap import FileSource, MemoryMappedTensor
+from tensordict.core import ragged
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, joined
+from tensordict.io.forms import DICT, LAZY, to_form
+from tensordict.memory.mapped import FileSource, MemoryMappedTensor
 from tensordict.ops.adding import adopt
 
 
@@ -23,9 +23,9 @@ def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
             f"a {type(target).__name__} of batch size {list(target._batch_size)}"
         )
     size = target._batch_size
-    held = taken_apart(target, path)
+    held = to_form(target, path)
     lead = size if held.kind == DICT else torch.Size(())
-    for name, value in taken_apart(loaded, path).entries.items():
+    for name, value in to_form(loaded, path).entries.items():
         old = held.entries.get(name)
         if isinstance(old, Contract) and is_node(value) and _merge(old, value):
             check_fit(old, value, (*path, name))
@@ -40,7 +40,7 @@ def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
 
 def _merge(target: Contract, loaded: Contract) -> bool:
     """Whether a container stays, and takes over what is in the loaded one, rather than being replaced by that."""
-    mine, new = taken_apart(target), taken_apart(loaded)
+    mine, new = to_form(target), to_form(loaded)
     if mine.kind != new.kind:
         return False
     if mine.kind == DICT:
@@ -54,7 +54,7 @@ def _merge(target: Contract, loaded: Contract) -> bool:
 
 def take_over(target: Any, loaded: Any) -> None:
     """Give `target` the entries of `loaded`, keeping its nested containers and the tensors that have not changed."""
-    held, new = taken_apart(target), taken_apart(loaded)
+    held, new = to_form(target), to_form(loaded)
     if new.is_value:
         target._take_value(loaded)
         return

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensordict import ragged
-from tensordict.contract import Contract, named_error
-from tensordict.ragged import REFUSALS
+from tensordict.core import ragged
+from tensordict.core.contract import Contract, named_error
+from tensordict.core.ragged import REFUSALS
 
 __all__ = ["REFUSALS", "has_ragged", "retried"]
 

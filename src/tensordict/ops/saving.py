@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict.contract import Contract
-from tensordict.devices import as_device
-from tensordict.errors import SaveError
+from tensordict.core.contract import Contract
+from tensordict.core.devices import as_device
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Key
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
 from tensordict.io.detect import detect_format
 from tensordict.io.directory import SaveOptions, plan_save
-from tensordict.io.forms import taken_apart
+from tensordict.io.forms import to_form
 from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import Progress, bytes_on_disk
-from tensordict.keys import Key
-from tensordict.memmap import MemoryMappedTensor, PathLike
+from tensordict.memory.mapped import MemoryMappedTensor, PathLike
 from tensordict.ops.adding import add, refuse_nested_shape
 from tensordict.ops.refreshing import check_fit, take_over
 
@@ -516,7 +516,7 @@ class Saving(Contract):
         if out is None:
             return loaded  # type: ignore[no-any-return]
         # The folder that a tensorclass names is that of the container behind it.
-        into = out if taken_apart(loaded).is_face else out._bare()
+        into = out if to_form(loaded).is_face else out._wrapped_container()
         check_fit(into, loaded, ())
         take_over(into, loaded)
         return out  # type: ignore[no-any-return]
@@ -602,7 +602,7 @@ class Saving(Contract):
             options.unpickle = unpickle
         loaded = load_directory(self._memmap_prefix, options)
         # The folder is that of the container behind a tensorclass.
-        target = self._bare()
+        target = self._wrapped_container()
         check_fit(target, loaded, ())
         take_over(target, loaded)
         return self

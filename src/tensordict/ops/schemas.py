@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensordict import registry
-from tensordict.contract import Contract
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.shapes import as_size
 from tensordict.io import reopening
-from tensordict.keys import Path, joined, path_of
-from tensordict.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import registry, settings
-from tensordict.context import remember, remember_state
-from tensordict.contract import Contract, LeafFn, Names, Rename, is_node, named_error
-from tensordict.errors import DimError, ShapeError
-from tensordict.ops.locking import _keep
-from tensordict.ops.sizing import Sizing, replace_leaves
-from tensordict.shapes import (
+from tensordict.core import registry, settings
+from tensordict.core.context import remember, remember_state
+from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, named_error
+from tensordict.core.errors import DimError, ShapeError
+from tensordict.core.shapes import (
     PerNdim,
     as_dim,
     as_dims,
@@ -30,6 +28,8 @@ from tensordict.shapes import (
     swapped_pair,
     with_dim,
 )
+from tensordict.ops.locking import _keep
+from tensordict.ops.sizing import Sizing, replace_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self

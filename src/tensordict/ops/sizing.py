@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry
-from tensordict.contract import Contract, LeafFn, Names, Rename
-from tensordict.errors import ShapeError
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract, LeafFn, Names, Rename
+from tensordict.core.errors import ShapeError
+from tensordict.core.shapes import as_dim, as_size
 from tensordict.ops.locking import Locking, raise_locked
 from tensordict.ops.writing import Writing
-from tensordict.shapes import as_dim, as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tensordict.contract import Contract, is_node
-from tensordict.keys import Path, path_of
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.keys import Path, path_of
 
 
 def one_source(source: Any, kwargs: dict[str, Any]) -> Any:

@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from tensordict import ragged, registry, settings
-from tensordict.contract import Contract, Names, Rename, named_error, raise_key_mismatch
-from tensordict.errors import KeyMismatchError, ShapeError
-from tensordict.keys import Path, joined, path_of
+from tensordict.core import ragged, registry, settings
+from tensordict.core.contract import Contract, Names, Rename, named_error, raise_key_mismatch
+from tensordict.core.errors import KeyMismatchError, ShapeError
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.ragged import REFUSALS
+from tensordict.core.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
 from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.naming import check_agreement
-from tensordict.ops.refusals import REFUSALS, has_ragged, retried
+from tensordict.ops.refusals import has_ragged, retried
 from tensordict.ops.writing import Writing
-from tensordict.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.base import TensorDictBase
-    from tensordict.lazy import LazyStackedTensorDict
+    from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.lazy import LazyStackedTensorDict
 
     _Container = TypeVar("_Container", bound=Contract)
 
@@ -265,7 +266,7 @@ class Stacking(Writing):
             stack_dim_name=None if names is None else names[dim],
             batch_size=None if self._batch_size[dim] else self._batch_size[:dim] + self._batch_size[dim + 1 :],
         )
-        return self._given_out(stack)  # type: ignore[no-any-return]
+        return self._as_result(stack)  # type: ignore[no-any-return]
 
     def densify(self, layout: torch.layout = torch.strided) -> Self:
         """The same entries with every lazy stack in the tree made dense.
@@ -408,7 +409,7 @@ def lazy_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: A
     items = _checked(input, "lazy_stack")
     stack = registry.lookup("LazyStackedTensorDict")(*items, stack_dim=dim, **kwargs)
     if out is None:
-        return items[0]._given_out(stack)
+        return items[0]._as_result(stack)
     if not isinstance(out, Writing):
         raise TypeError(f"out must be a container, got {type(out).__name__}")
     if out._batch_size != stack._batch_size:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensordict import registry
-from tensordict.context import remember, remember_state
-from tensordict.contract import Contract, is_node
-from tensordict.keys import Path, joined, path_of
+from tensordict.core import registry
+from tensordict.core.context import remember, remember_state
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.key_views import IsLeaf, _all_leaves
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.shapes import as_size
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing
-from tensordict.shapes import as_size
-from tensordict.views import IsLeaf, _all_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict.keys import Path, joined, path_of
+from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.locking import raise_locked
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict import registry
-from tensordict.contract import Contract
-from tensordict.keys import Key, Path, joined, path_of
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import Writing
 

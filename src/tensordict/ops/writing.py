@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from tensordict import foreach, ragged, registry
-from tensordict.contract import Contract, is_node, named_error
-from tensordict.devices import wait_for
-from tensordict.errors import ShapeError
-from tensordict.keys import Path, joined, path_of
+from tensordict.core import foreach, ragged, registry
+from tensordict.core.contract import Contract, is_node, named_error
+from tensordict.core.devices import wait_for
+from tensordict.core.errors import ShapeError
+from tensordict.core.key_views import IsLeaf
+from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.naming import checked_names, take_names
 from tensordict.ops.numbers import overwriting, stored, to_tensor
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.ops.sources import nested_under, one_source, restricted
-from tensordict.views import IsLeaf
 
 if TYPE_CHECKING:
     from typing_extensions import Self

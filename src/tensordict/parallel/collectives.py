@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tensordict import foreach, ragged
-from tensordict.contract import Contract
-from tensordict.errors import TransferError
-from tensordict.keys import Path, joined
+from tensordict.core import foreach, ragged
+from tensordict.core.contract import Contract
+from tensordict.core.errors import TransferError
+from tensordict.core.keys import Path, joined
 from tensordict.parallel import sharing
-from tensordict.parallel.links import Carriers, Link, as_group, rank_in
+from tensordict.parallel.links import Link, MessageDevices, as_group, rank_in
 from tensordict.parallel.transfers import Receiving, Sending, differences, received_apart
-from tensordict.parallel.wire import PROLOGUE, Anew, Header, Package, opened, prologue, refusal
+from tensordict.parallel.wire import PROLOGUE, Header, NewBuffers, Package, opened, prologue, refusal
 
 # Tensors of up to this many bytes are reduced together with the others of their dtype.
 _SMALL = 256 << 10
@@ -48,8 +48,8 @@ _ROOM = 1 << 20
 def broadcast(container: Any, src: int, group: Any, device: torch.device | None, allow_pickle: bool) -> Any:
     """Bring the container of rank `src` to all ranks; see `TensorDict.broadcast`."""
     is_source = rank_in(group, src, "src") == group.rank()
-    carriers = Carriers(group)
-    anew: Anew | None = None
+    carriers = MessageDevices(group)
+    anew: NewBuffers | None = None
     problem: Exception | None = None
     if is_source:
         head, messages, error = _packed(container, carriers, allow_pickle)
@@ -62,7 +62,7 @@ def broadcast(container: Any, src: int, group: Any, device: torch.device | None,
         _broadcast([first], src, group)
         header = _header(_rest(first, src, group), src)
         nbytes = header.nbytes
-        anew, problem = _tried(lambda: Anew(header, carriers.place), src)
+        anew, problem = _tried(lambda: NewBuffers(header, carriers.place), src)
     if nbytes > _ROOM or problem is not None:
         _settle(problem, carriers, group, "broadcast")
     _broadcast(messages if anew is None else anew.buffers, src, group)
@@ -74,18 +74,18 @@ def broadcast(container: Any, src: int, group: Any, device: torch.device | None,
 
 def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
     """The containers of all ranks; see `TensorDict.all_gather`."""
-    carriers = Carriers(group)
+    carriers = MessageDevices(group)
     head, messages, error = _packed(container, carriers, allow_pickle)
     heads = _gathered(head, carriers, group)
     if error is not None:
         raise error
     headers = [_header(content, rank) for rank, content in enumerate(heads)]
-    targets: list[Anew | None] = []
+    targets: list[NewBuffers | None] = []
     problem: Exception | None = None
     for rank, header in enumerate(headers):
         anew = None
         if rank != group.rank() and problem is None:
-            anew, problem = _tried(partial(Anew, header, carriers.place), rank)
+            anew, problem = _tried(partial(NewBuffers, header, carriers.place), rank)
         targets.append(anew)
     if problem is not None or sum(header.nbytes for header in headers) > _ROOM:
         _settle(problem, carriers, group, "all_gather")
@@ -106,7 +106,7 @@ def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
     return found
 
 
-def _settle(problem: Exception | None, carriers: Carriers, group: Any, call: str) -> None:
+def _settle(problem: Exception | None, carriers: MessageDevices, group: Any, call: str) -> None:
     """Raise on all ranks what went wrong on any of them.
 
     Raises:
@@ -138,7 +138,9 @@ def _tried(call: Callable[[], Any], rank: int) -> tuple[Any, TransferError | Non
         return None, problem
 
 
-def _packed(container: Any, carriers: Carriers, allow_pickle: bool) -> tuple[bytes, list[Tensor], Exception | None]:
+def _packed(
+    container: Any, carriers: MessageDevices, allow_pickle: bool
+) -> tuple[bytes, list[Tensor], Exception | None]:
     """The description and the messages of a container; why there are none, in a description, when it cannot be sent."""
     try:
         package = Package(container, carriers.kind, allow_pickle=allow_pickle)
@@ -147,7 +149,7 @@ def _packed(container: Any, carriers: Carriers, allow_pickle: bool) -> tuple[byt
         return refusal(error), [], error
 
 
-def _heads(head: bytes, carriers: Carriers) -> list[Tensor]:
+def _heads(head: bytes, carriers: MessageDevices) -> list[Tensor]:
     place = carriers.place(carriers.main)
     return [part.to(place) for part in prologue(head) if part is not None]
 
@@ -165,7 +167,7 @@ def _rest(first: Tensor, src: int, group: Any) -> bytes:
     return head
 
 
-def _gathered(head: bytes, carriers: Carriers, group: Any) -> list[bytes]:
+def _gathered(head: bytes, carriers: MessageDevices, group: Any) -> list[bytes]:
     """The descriptions of all ranks."""
     first, *rest = _heads(head, carriers)
     firsts = [torch.empty_like(first) for _ in range(dist.get_world_size(group))]
@@ -189,7 +191,7 @@ def _header(head: bytes, rank: int) -> Header:
         raise TransferError(f"from rank {rank}: {error}") from error
 
 
-def _made(anew: Anew, device: torch.device | None, allow_pickle: bool) -> Any:
+def _made(anew: NewBuffers, device: torch.device | None, allow_pickle: bool) -> Any:
     made = anew.container(allow_pickle)
     return made if device is None else made.to(device)
 
@@ -268,7 +270,7 @@ def reduce(container: Any, dst: int | None, op: Any, group: Any) -> list[Reducti
     op = dist.ReduceOp.SUM if op is None else op
     tensors = _agreed(container, group, call, op, dst)
     writes = dst is None or dist.get_rank() == dst
-    carriers = Carriers(group)
+    carriers = MessageDevices(group)
 
     def begun(tensor: Tensor) -> Any:
         try:
@@ -308,7 +310,7 @@ def _agreed(container: Any, group: Any, call: str, op: Any, dst: int | None) -> 
     error: Exception | None = None
     tensors: list[Tensor] = []
     told: dict[str, Any] = {}
-    carriers = Carriers(group)
+    carriers = MessageDevices(group)
     try:
         name = _name_of(op)
         tensors, table = _reducible(container, call, name, carriers)
@@ -356,7 +358,7 @@ def _name_of(op: Any) -> str:
     return str(kind.name)
 
 
-def _reducible(container: Any, call: str, op: str, carriers: Carriers) -> tuple[list[Tensor], dict[str, str]]:
+def _reducible(container: Any, call: str, op: str, carriers: MessageDevices) -> tuple[list[Tensor], dict[str, str]]:
     """The tensors of a container in the order of their keys, and what they are."""
     found: dict[str, Tensor] = {}
     table: dict[str, str] = {}
@@ -443,7 +445,7 @@ def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -
 
 def _is_row(part: Any, container: Any, row: int) -> bool:
     """Whether what is written to a part is written to the row of the container that it was read from."""
-    if part._bare() is container[row]._bare():
+    if part._wrapped_container() is container[row]._wrapped_container():
         # The member of a lazy stack.
         return True
     leaves = part._leaves()

@@ -14,11 +14,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from tensordict.contract import Contract
-from tensordict.io.datasets import Stored
+from tensordict.core.contract import Contract
+from tensordict.core.key_views import is_leaf_nontensor
+from tensordict.memory.datasets import Stored
 from tensordict.parallel.parcels import Parcel
 from tensordict.parallel.references import Common
-from tensordict.views import is_leaf_nontensor
 
 
 class Chunk(NamedTuple):

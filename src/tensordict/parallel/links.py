@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tensordict.errors import TransferError
+from tensordict.core.errors import TransferError
 
 # What says that a container has been taken goes the other way under a tag of its own.
 _ANSWER = 1 << 30
@@ -60,7 +60,7 @@ def rank_in(group: Any, rank: Any, word: str) -> int:
     return ranks.index(rank)
 
 
-class Carriers:
+class MessageDevices:
     """The devices that the messages of a process group can be in; the bytes of others are copied to them."""
 
     def __init__(self, group: Any) -> None:
@@ -105,7 +105,7 @@ class Link(NamedTuple):
     peer: int
     name: str
     tag: int
-    carriers: Carriers
+    carriers: MessageDevices
 
     @staticmethod
     def of(group: Any, rank: int | None, group_rank: int | None, tag: int, pseudo_rand: bool, word: str) -> Link:
@@ -145,7 +145,9 @@ class Link(NamedTuple):
         if pseudo_rand:
             digest = hashlib.blake2b(str(tag).encode(), digest_size=4).digest()
             tag = _RANDOM | (int.from_bytes(digest, "little") % _RANDOM)
-        return Link(group, peer, f"rank {given}" + (" of the group" if rank is None else ""), tag, Carriers(group))
+        return Link(
+            group, peer, f"rank {given}" + (" of the group" if rank is None else ""), tag, MessageDevices(group)
+        )
 
     def send(self, message: Tensor) -> Any:
         """Begin to send a message."""

@@ -13,13 +13,13 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from tensordict import extras
-from tensordict.contract import Contract
-from tensordict.errors import DimError, OptionError, WorkerError
+from tensordict.core import extras
+from tensordict.core.contract import Contract
+from tensordict.core.errors import DimError, OptionError, WorkerError
+from tensordict.core.shapes import as_dim
 from tensordict.parallel import sharing
 from tensordict.parallel.jobs import Chunk, Job, fitting, name_chunk, raise_failure
-from tensordict.parallel.workers import Borrowed, Crew, told
-from tensordict.shapes import as_dim
+from tensordict.parallel.workers import CallersPool, WorkerPool, told
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Mapped:
         starts = range(0, max(self._length, 1), size)
         return [Chunk(number, at, min(at + size, self._length)) for number, at in enumerate(starts)]
 
-    def _crew(self) -> tuple[Crew | Borrowed, list[Chunk]]:
+    def _crew(self) -> tuple[WorkerPool | CallersPool, list[Chunk]]:
         options = self._options
         if options.pool is not None:
-            borrowed = Borrowed(options.pool, self._job)
+            borrowed = CallersPool(options.pool, self._job)
             return borrowed, self._chunks(borrowed.count)
         count = options.num_workers or _processors()
         chunks = self._chunks(count)
@@ -110,7 +110,7 @@ class Mapped:
         sharing.share(self._job.container, private_maps=False)
         base = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=options.generator))
         workers = max(1, min(count, len(chunks)))
-        return Crew(
+        return WorkerPool(
             self._context, self._job, workers, base, options.worker_threads, options.max_tasks_per_child, len(chunks)
         ), chunks
 

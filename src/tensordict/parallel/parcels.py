@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict import pickling, registry
-from tensordict.contract import Contract
-from tensordict.io import system
-from tensordict.io.files import write_bytes
-from tensordict.memmap import SharedBlock
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.memory import pickling, system
+from tensordict.memory.files import write_bytes
+from tensordict.memory.mapped import SharedBlock
 from tensordict.parallel.references import Common, Handle, Referred, Referring
 
 # Up to this many bytes of tensors are part of the message.

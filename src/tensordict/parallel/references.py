@@ -13,10 +13,10 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_storage_fd
 
-from tensordict import pickling
-from tensordict.contract import Contract
-from tensordict.filemaps import Finder
-from tensordict.memmap import MemoryMappedTensor, SharedBlock, over_same, received
+from tensordict.core.contract import Contract
+from tensordict.memory import pickling
+from tensordict.memory.file_maps import Finder
+from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, over_same, received
 from tensordict.parallel import sharing
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.contract import Contract, named_error
-from tensordict.errors import UnsupportedEntryError
-from tensordict.filemaps import Finder
-from tensordict.io.datasets import Stored
-from tensordict.keys import joined
-from tensordict.memmap import FileSource, MemoryMappedTensor, SharedBlock
+from tensordict.core.contract import Contract, named_error
+from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.keys import joined
+from tensordict.memory.datasets import Stored
+from tensordict.memory.file_maps import Finder
+from tensordict.memory.mapped import FileSource, MemoryMappedTensor, SharedBlock
 
 
 def share(container: Contract, private_maps: bool = True) -> None:

@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from tensordict import ragged
-from tensordict.contract import Contract
-from tensordict.errors import StackError, TransferError
-from tensordict.io.forms import taken_apart
-from tensordict.keys import Path, joined
+from tensordict.core import ragged
+from tensordict.core.contract import Contract
+from tensordict.core.errors import StackError, TransferError
+from tensordict.core.keys import Path, joined
+from tensordict.io.forms import to_form
 from tensordict.parallel.links import Link
 from tensordict.parallel.wire import (
     PROLOGUE,
-    Anew,
     Header,
+    NewBuffers,
     Package,
     Sketch,
-    Within,
+    TargetBuffers,
     opened,
     prologue,
     refusal,
@@ -331,35 +331,35 @@ class Receiving:
         try:
             header = Header(head)
             own, actions = self._own_target(header)
-            target = own or Anew(header, link.carriers.place)
+            target = own or NewBuffers(header, link.carriers.place)
         except Exception as error:  # Whatever was in it, the sender waits for an answer.
             # Nothing follows that could be received.
             self._answer(_LEFT, f"{error}")
             raise TransferError(f"receiving from {link.name}: {error}") from error
         works = [link.recv(buffer) for buffer in target.buffers]
-        if isinstance(target, Anew):
+        if isinstance(target, NewBuffers):
             return header, partial(self._anew, target), works
         return header, partial(self._within, target, actions), works
 
-    def _own_target(self, header: Header) -> tuple[Within | None, list[Callable[[], None]]]:
+    def _own_target(self, header: Header) -> tuple[TargetBuffers | None, list[Callable[[], None]]]:
         """The memory of the container as a target, and what writes its values; `None` if it has another structure."""
         if self._problem is None and self._container is not None:
             try:
                 sketch = Sketch(self._container, self._allow_pickle)
-                if Within.fits(header, sketch):
+                if TargetBuffers.fits(header, sketch):
                     actions = new_values(self._container, header, sketch, self._allow_pickle)
-                    return Within(header, sketch, self._container, self._link.carriers.place), actions
+                    return TargetBuffers(header, sketch, self._container, self._link.carriers.place), actions
             except Exception as error:  # As above.
                 self._problem = error
         return None, []
 
-    def _within(self, target: Within, actions: list[Callable[[], None]]) -> Any:
+    def _within(self, target: TargetBuffers, actions: list[Callable[[], None]]) -> Any:
         target.spread()
         for action in actions:
             action()
         return self._container
 
-    def _anew(self, anew: Anew) -> Any:
+    def _anew(self, anew: NewBuffers) -> Any:
         if self._problem is not None:
             raise self._problem
         made = anew.container(self._allow_pickle)
@@ -466,9 +466,9 @@ def new_values(container: Any, header: Header, sketch: Sketch, allow_pickle: boo
 
 def _entry_at(container: Any, key: Path) -> Any:
     """The nested container of a key in which the members of lazy stacks have names."""
-    node = container._bare()
+    node = container._wrapped_container()
     for name in key:
-        node = taken_apart(node).entries[name]._bare()
+        node = to_form(node).entries[name]._wrapped_container()
     return node
 
 

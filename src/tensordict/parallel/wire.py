@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensordict import blocks
-from tensordict.blocks import Block, Layout
-from tensordict.errors import SaveError, TransferError, UnsupportedEntryError
-from tensordict.io.datasets import Stored, in_memory
-from tensordict.io.files import is_direct
+from tensordict.core.errors import SaveError, TransferError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
 from tensordict.io.forms import Form
 from tensordict.io.structure import SIZES, Described, restore, value_of
 from tensordict.io.values import NotJson, exact
-from tensordict.keys import Path, joined
+from tensordict.memory import flat_buffers
+from tensordict.memory.datasets import Stored, in_memory
+from tensordict.memory.files import is_direct
+from tensordict.memory.flat_buffers import Block, Layout
 
 # A tensor of up to this many bytes is copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
 SMALL = 64 << 10
@@ -278,7 +278,7 @@ class Header:
         return restore(node, _Given({}), _SEPARATOR, value=lambda _, __: unpacked(sent, key, allow_pickle))
 
 
-class Anew:
+class NewBuffers:
     """The memory for a container that is received anew: one storage per device.
 
     Args:
@@ -307,12 +307,12 @@ class Anew:
             if storage.is_cuda:
                 made = made.to(storage.device)
             leaves = made._leaves()
-            if blocks.is_whole(leaves, (storage, len(leaves))):
+            if flat_buffers.is_whole(leaves, (storage, len(leaves))):
                 made._consolidated = (storage, len(leaves))
         return made
 
 
-class Within:
+class TargetBuffers:
     """The memory of a container of the very structure that a header describes, as the target of its messages.
 
     Args:
@@ -454,9 +454,9 @@ def _sendable(tensor: Tensor, key: Path) -> Tensor:
     return tensor
 
 
-def _lie_in(held: blocks.Consolidated | None, tensors: Collection[Tensor]) -> bool:
+def _lie_in(held: flat_buffers.Consolidated | None, tensors: Collection[Tensor]) -> bool:
     """Whether all tensors are contiguous parts of the storage of a consolidated container."""
-    if held is None or not blocks.is_whole(list(tensors), (held[0], len(tensors))):
+    if held is None or not flat_buffers.is_whole(list(tensors), (held[0], len(tensors))):
         return False
     return all(tensor.is_contiguous() and not _is_changed(tensor) for tensor in tensors)
 
@@ -475,7 +475,7 @@ def _is_changed(tensor: Tensor) -> bool:
 
 def _fresh(nbytes: int, device: torch.device) -> Tensor:
     if device.type == "cpu":
-        return blocks.fresh(nbytes)
+        return flat_buffers.fresh(nbytes)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 

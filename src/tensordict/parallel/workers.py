@@ -1,14 +1,15 @@
 """Workers: processes that take chunks and send results, and how a job is spread over them.
 
-`Crew` starts processes of its own. Each has a pipe, so that the end of a process is noticed, whatever ended it; a chunk
-travels as two numbers, since the processes have the container. `Borrowed` does the same with a pool of the caller,
-which is given pieces of the container.
+`WorkerPool` starts processes of its own. Each has a pipe, so that the end of a process is noticed, whatever ended it; a
+chunk travels as two numbers, since the processes have the container. `CallersPool` does the same with a pool of the
+caller, which is given pieces of the container.
 
-`concurrent.futures.ProcessPoolExecutor` does not do in the place of `Crew`: it refuses a limit of tasks for processes
-that are forked (and knows none before Python 3.11), cannot end a process that is busy, leaves its processes behind when
-the caller is killed, and says neither which task a process had nor what ended it. Nor is it faster throughout (best of
-25, two workers): 92 ms against 85 for two chunks of 8 kB, 146 against 132 for 64 of 250 B, 146 against 140 for two of
-2 MiB, but 96 against 130 for 16 of 256 KiB: it gives a process its next chunk before it is done with one.
+`concurrent.futures.ProcessPoolExecutor` does not do in the place of `WorkerPool`: it refuses a limit of tasks for
+processes that are forked (and knows none before Python 3.11), cannot end a process that is busy, leaves its processes
+behind when the caller is killed, and says neither which task a process had nor what ended it. Nor is it faster
+throughout (best of 25, two workers): 92 ms against 85 for two chunks of 8 kB, 146 against 132 for 64 of 250 B, 146
+against 140 for two of 2 MiB, but 96 against 130 for 16 of 256 KiB: it gives a process its next chunk before it is done
+with one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 
 import torch
 
-from tensordict.errors import WorkerError
+from tensordict.core.errors import WorkerError
 from tensordict.parallel.jobs import (
     Chunk,
     Job,
@@ -114,7 +115,7 @@ class _Worker:
         self.process.close()
 
 
-class Crew:
+class WorkerPool:
     """Processes that do a job, as a context.
 
     Args:
@@ -137,7 +138,7 @@ class Crew:
         self._common = Common(job.container)
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         # An iterator that is open when the program ends is closed after this: too late to end processes.
         self._dismiss = weakref.finalize(self, _dismiss, self._workers, os.getpid())
         # Numpy has it imported when it is first used, which would be in every process anew: 15 ms.
@@ -293,7 +294,7 @@ def _send(pipe: Any, done: bool, parcel: Parcel) -> None:
         send_handle(pipe, handle.descriptor, None)
 
 
-class Borrowed:
+class CallersPool:
     """A `multiprocessing.Pool` of the caller, or one of threads, which does a job and stays as it is.
 
     Args:
@@ -311,14 +312,14 @@ class Borrowed:
         self._inline = getattr(pool, "_maxtasksperchild", None) is not None
         self._watched: dict[int, Any] = {}
 
-    def __enter__(self) -> Borrowed:
+    def __enter__(self) -> CallersPool:
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Leave the pool to its owner."""
 
     def outcomes(self, take: Take) -> Iterator[Outcome]:
-        """As `Crew.outcomes`."""
+        """As `WorkerPool.outcomes`."""
         job, results = self._job, queue.SimpleQueue[Any]()
         given: dict[int, tuple[Chunk, Any]] = {}
         self._look()

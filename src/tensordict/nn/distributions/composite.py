@@ -10,14 +10,14 @@ from torch import Size, Tensor
 from torch import distributions as D
 from torch.distributions import constraints
 
-from tensordict.collection import TensorCollection
-from tensordict.contract import Contract, is_node, named_error
-from tensordict.errors import ContainerExpected, DuplicateKeyError
-from tensordict.keys import Key, joined, path_of, unravel_key
+from tensordict.containers.dense import TensorDict
+from tensordict.core.contract import Contract, is_node, named_error
+from tensordict.core.errors import ContainerExpected, DuplicateKeyError
+from tensordict.core.keys import Key, joined, path_of, unravel_key
+from tensordict.core.settings import _Modes, _Switch, from_environment
 from tensordict.nn.interaction import InteractionType, value_of
+from tensordict.ops.collection import TensorCollection
 from tensordict.ops.together import set_all
-from tensordict.settings import _Modes, _Switch, from_environment
-from tensordict.tensordict import TensorDict
 
 C = TypeVar("C", bound=TensorCollection)
 

@@ -1,5 +1,0 @@
-"""The place where pickles of the reference look for `LazyStackedTensorDict`."""
-
-from tensordict.lazy import LazyStackedTensorDict
-
-__all__ = ["LazyStackedTensorDict"]

@@ -1,0 +1,1 @@
+"""Modules that are found under `tensordict` too: paths that pickles and a few programs know."""

@@ -1,0 +1,19 @@
+"""The public place of `core/pytree.py` for programs that know it under this name."""
+
+from tensordict.containers.dense import TensorDict
+from tensordict.containers.lazy import LazyStackedTensorDict
+from tensordict.containers.persistent import PersistentTensorDict
+from tensordict.core.pytree import Context, flatten_container, register, unflatten_container
+
+# The classes that torch takes apart. TorchRL's storages, with versions of torch before 2.4.
+PYTREE_REGISTERED_TDS = (TensorDict, PersistentTensorDict)
+PYTREE_REGISTERED_LAZY_TDS = (LazyStackedTensorDict,)
+
+__all__ = [
+    "PYTREE_REGISTERED_LAZY_TDS",
+    "PYTREE_REGISTERED_TDS",
+    "Context",
+    "flatten_container",
+    "register",
+    "unflatten_container",
+]

@@ -1,0 +1,1 @@
+"""The containers, and what only they are made of."""

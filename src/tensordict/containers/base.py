@@ -1,0 +1,144 @@
+"""TensorDictBase: the mapping-like half of the containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, overload
+
+from tensordict.ops.collection import TensorCollection
+
+if TYPE_CHECKING:
+    from tensordict.containers.dense import TensorDict
+    from tensordict.containers.lazy import LazyStackedTensorDict
+    from tensordict.containers.persistent import PersistentTensorDict
+    from tensordict.core.keys import Key
+
+
+class TensorDictBase(TensorCollection):
+    """The parent class of the containers that are used like a dict of tensors.
+
+    `isinstance(td, collections.abc.MutableMapping)` holds; the registration avoids that module's metaclass, whose
+    `isinstance` costs ten times a plain one.
+    """
+
+    if TYPE_CHECKING:
+        # What is another class than that of the container, whose faces keep theirs.
+        def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...
+        def to_h5(
+            self,
+            filename: Any,
+            *,
+            durable: bool = False,
+            progress: bool = False,
+            overwrite: bool = False,
+            **kwargs: Any,
+        ) -> PersistentTensorDict: ...
+        @classmethod
+        def from_h5(
+            cls,
+            filename: Any,
+            *,
+            mode: str = "r",
+            auto_batch_size: bool = False,
+            batch_dims: int | None = None,
+            batch_size: Any = None,
+            device: Any = None,
+        ) -> PersistentTensorDict: ...
+
+    @classmethod
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        """`TensorDict[str, Frame]` says in an annotation what the entries are, as `dict[str, Frame]` does."""
+        return GenericAlias(cls, item)
+
+
+MutableMapping.register(TensorDictBase)
+
+
+if TYPE_CHECKING:
+
+    class GivesTensorDicts(TensorDictBase):
+        """What is computed from one of these, or is a part of it, is a `TensorDict`, and not of its own class.
+
+        For type checkers only, and for what is used most; the rest they take for results of the class itself.
+        """
+
+        @overload
+        def __getitem__(self, index: Key) -> Any: ...
+        @overload
+        def __getitem__(self, index: Any) -> TensorDict: ...
+        def __getitem__(self, index: Any) -> Any: ...
+        def __iter__(self) -> Iterator[TensorDict]: ...  # type: ignore[override]
+        def unbind(self, dim: int = 0) -> tuple[TensorDict, ...]: ...  # type: ignore[override]
+        def split(  # type: ignore[override]
+            self, split_size: int | Sequence[int], dim: int = 0
+        ) -> tuple[TensorDict, ...]: ...
+        def chunk(self, chunks: int, dim: int = 0) -> tuple[TensorDict, ...]: ...  # type: ignore[override]
+        @overload  # type: ignore[override]
+        def apply(self, fn: Callable[[Any], Any], **options: Any) -> TensorDict: ...
+        @overload
+        def apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        def apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        @overload  # type: ignore[override]
+        def named_apply(self, fn: Callable[[Any, Any], Any], **options: Any) -> TensorDict: ...
+        @overload
+        def named_apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        def named_apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        @property
+        def data(self) -> TensorDict: ...  # type: ignore[override]
+        @property
+        def grad(self) -> TensorDict | None: ...  # type: ignore[override]
+        def __abs__(self) -> TensorDict: ...  # type: ignore[override]
+        def __invert__(self) -> TensorDict: ...  # type: ignore[override]
+        def __neg__(self) -> TensorDict: ...  # type: ignore[override]
+        def abs(self) -> TensorDict: ...  # type: ignore[override]
+        def detach(self) -> TensorDict: ...  # type: ignore[override]
+        def exp(self) -> TensorDict: ...  # type: ignore[override]
+        def log(self) -> TensorDict: ...  # type: ignore[override]
+        def neg(self) -> TensorDict: ...  # type: ignore[override]
+        def sqrt(self) -> TensorDict: ...  # type: ignore[override]
+        def sigmoid(self) -> TensorDict: ...  # type: ignore[override]
+        def tanh(self) -> TensorDict: ...  # type: ignore[override]
+        def isnan(self) -> TensorDict: ...  # type: ignore[override]
+        def isfinite(self) -> TensorDict: ...  # type: ignore[override]
+        def __add__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __and__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __eq__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __floordiv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __ge__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __gt__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __le__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __lt__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __mod__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __mul__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __ne__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __or__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __pow__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __radd__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __rmul__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __rsub__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __rtruediv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __sub__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def __truediv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
+        def div(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def maximum(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def minimum(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def mul(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def pow(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def add(self, other: Any, *, alpha: Any = None, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def sub(self, other: Any, *, alpha: Any = None, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def select(self, *keys: Any, **options: Any) -> TensorDictBase: ...  # type: ignore[override]
+        def exclude(self, *keys: Any, **options: Any) -> TensorDictBase: ...  # type: ignore[override]
+        def expand(self, *args: Any, size: Any = None, shape: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def flatten_keys(  # type: ignore[override]
+            self, separator: str = ..., inplace: bool = ..., is_leaf: Any = ...
+        ) -> TensorDict: ...
+        def unflatten_keys(self, separator: str = ..., inplace: bool = ...) -> TensorDict: ...  # type: ignore[override]
+        def reshape(self, *args: Any, **options: Any) -> TensorDict: ...  # type: ignore[override]
+        def view(self, *shape: Any, size: Any = ..., batch_size: Any = ...) -> TensorDict: ...  # type: ignore[override]
+        def permute(self, *args: Any, dims: Any = ...) -> TensorDict: ...  # type: ignore[override]
+        def squeeze(self, dim: int | tuple[int, ...] | None = ...) -> TensorDict: ...  # type: ignore[override]
+        def unsqueeze(self, dim: int) -> TensorDict: ...  # type: ignore[override]
+
+else:
+    GivesTensorDicts = TensorDictBase

@@ -1,0 +1,159 @@
+"""TensorDict: the container whose entries live in a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tensordict.containers.base import TensorDictBase
+from tensordict.convert.frames import columns_of
+from tensordict.core import pytree, registry
+from tensordict.core.contract import Contract, Names
+from tensordict.core.devices import as_device
+from tensordict.core.errors import meant
+from tensordict.core.shapes import as_size
+from tensordict.ops.naming import checked_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["TensorDict"]
+
+# What is no entry among the keyword arguments of a constructor.
+_OPTIONS = ("batch_size", "device", "names", "non_blocking", "lock")
+
+
+@pytree.register
+@registry.register
+class TensorDict(TensorDictBase):
+    """A dict of tensors with a common batch size.
+
+    Args:
+        source: a mapping from (nested) keys to tensors, containers, mappings, numbers, lists, numpy arrays or any other
+            values, which `td[key]` gives back; or another container. Tensors are stored as they are, not copied,
+            unless their device must change.
+        batch_size: the leading dims that all entries share; an int, a sequence of ints or a `torch.Size`.
+            `None` means no batch dims.
+        device: when given, entries are moved to it, now and on every later write.
+        names: one name (or `None`) per batch dim.
+        non_blocking: passed to device transfers.
+        lock: lock the new container.
+        **kwargs: entries, instead of `source`.
+
+    Raises:
+        RuntimeError: an entry's shape does not begin with the batch size; the entry is named.
+        TypeError: an entry cannot be stored, or the arguments are of the wrong type.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> td = TensorDict({"obs": torch.zeros(3, 4), "next": {"obs": torch.ones(3, 4)}}, batch_size=[3])
+        >>> td["next", "obs"].shape, td[0].batch_size
+        (torch.Size([3, 4]), torch.Size([]))
+    """
+
+    _entries: dict[str, Any]
+    # As in `Contract`. Said again here because `torch.compile` checks on every call that no class between the one of
+    # the object and the one that has an attribute has got it: 90 checks for the two that nearly all code reads.
+    _device: torch.device | None = None
+    _names: Names | None = None
+    _locked: bool = False
+    _is_non_tensor: bool = False
+
+    def __init__(
+        self,
+        source: Any = None,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Any = None,
+        non_blocking: bool | None = None,
+        lock: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs:
+            if source is not None:
+                hint = "".join(meant(name, _OPTIONS) for name in kwargs)
+                raise ValueError(
+                    f"entries come from a mapping or from keyword arguments, not from both: got {list(kwargs)} beside "
+                    f"a mapping{hint}"
+                )
+            source = kwargs
+        self._entries = {}
+        self._batch_size = as_size(batch_size)
+        if device is not None:
+            self._device = as_device(device)
+        if names is not None:
+            given = checked_names(names, len(self._batch_size))
+            if given.count(None) != len(given):
+                self._names = given
+        if source is not None and (type(source) is not dict or source):
+            if type(source) is not dict and not isinstance(source, (Contract, Mapping)):
+                source = _as_mapping(source)
+            if device is None:
+                self._fill(source)
+            else:
+                self._fill(source, (), self._queues(non_blocking))
+                self._settle(non_blocking)
+        if lock:
+            self.lock_()
+
+    @classmethod
+    def _make(
+        cls, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        """The trusted constructor: nothing is checked, `entries` is taken over."""
+        self = object.__new__(cls)
+        self._entries = entries
+        self._batch_size = batch_size
+        if device is not None:
+            self._device = device
+        if names is not None:
+            self._names = list(names)
+        return self
+
+    def _build(
+        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        # `_make` without its call, since every operation ends here.
+        out = object.__new__(type(self))
+        out._entries = entries
+        out._batch_size = batch_size
+        if device is not None:
+            out._device = device
+        if names is not None:
+            out._names = list(names)
+        return out
+
+    def _build_many(
+        self,
+        pieces: Iterable[dict[str, Any]],
+        sizes: Sequence[torch.Size],
+        device: torch.device | None,
+        names: Names | None,
+    ) -> list[Self]:
+        # As `_make` for each piece, without its call: 0.2 instead of 0.4 us a piece, and `unbind` makes many.
+        new, cls = object.__new__, type(self)
+        out = []
+        for entries, size in zip(pieces, sizes, strict=True):
+            piece = new(cls)
+            piece._entries = entries
+            piece._batch_size = size
+            out.append(piece)
+        if device is not None or names is not None:
+            for piece in out:
+                piece._device = device
+                piece._names = names and list(names)
+        return out
+
+
+def _as_mapping(source: Any) -> dict[Any, Any]:
+    if (columns := columns_of(source)) is not None:
+        return columns
+    try:
+        return dict(source)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"a TensorDict is made from a mapping, a container or (key, value) pairs, got {type(source).__name__}"
+        ) from None

@@ -1,0 +1,364 @@
+"""What a lazy stack is to the contract: its state, read from the members, and the walks, which go member by member."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict.containers.base import TensorDictBase
+from tensordict.containers.lazy.members import Members, common_size
+from tensordict.core import registry
+from tensordict.core.contract import Contract, LeafFn, Names, Rename
+from tensordict.core.errors import LockedError, ShapeError
+from tensordict.core.keys import Path
+from tensordict.io import pickled
+from tensordict.ops.locking import _locked_owners
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class LazyCore(TensorDictBase):
+    """The primitives and walks of a lazy stack.
+
+    A walk that leaves the batch dims as they are is done by every member and the results are stacked lazily again.
+    What cannot be done that way is done by the dense stack, and gives a `TensorDict`.
+    """
+
+    _entries: Members
+    # The batch size once it was asked for, `None` when the members have changed. Not on the class: that would slow down
+    # reading it by a quarter.
+    _size: torch.Size | None
+    # Whether `lock_` was called on the stack itself; see `_locked`.
+    _sealed: bool = False
+    # Set while `torch.vmap` takes the stack apart; see `vmapping`.
+    _after: int | None = None
+
+    @classmethod
+    def _over(cls, members: Members) -> Self:
+        """The trusted constructor: nothing is checked, `members` is taken over."""
+        self = object.__new__(cls)
+        self._entries = members
+        self._size = None
+        return self
+
+    def _like(self, containers: list[Any], dim: int | None = None, template: Any = None) -> Self:
+        """A stack of other members, along `dim` or the same dim; without members, `template` stands for them."""
+        store = self._entries
+        dim = store.dim if dim is None else dim
+        return self._over(Members(containers, dim, store.hook_in, store.hook_out, template, store.name))
+
+    def _each(self, fn: Callable[[Any], Any], dim: int | None = None) -> Self:
+        """The stack of `fn` of every member."""
+        store = self._entries
+        if store.containers:
+            return self._like([fn(member) for member in store.containers], dim)
+        return self._like([], dim, fn(store.template))
+
+    def _dense(self, hooked: bool = False) -> Any:
+        """The stack as a `TensorDict`, every leaf of all members being stacked; `hooked` calls `hook_out` on them."""
+        store = self._entries
+        read = store.__getitem__ if hooked else store.read
+        entries: dict[str, Any] = {}
+        for name in store.names():
+            value = read(name)
+            if isinstance(value, Contract) and not value._is_non_tensor:
+                value = value._dense(hooked) if isinstance(value, LazyCore) else value._dense()
+            entries[name] = value
+        return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
+
+    def _build(
+        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        return registry.lookup("TensorDict")._make(entries, batch_size, device, names)  # type: ignore[no-any-return]
+
+    # --- the state --------------------------------------------------------------------------------------------------
+
+    @property
+    def _batch_size(self) -> torch.Size:
+        return self._size or self._sized()
+
+    @_batch_size.setter
+    def _batch_size(self, size: torch.Size) -> None:
+        inner = self._inner_size(size)
+        for member in self._entries.sample:
+            member._batch_size = inner
+        self._size = None
+
+    def _sized(self) -> torch.Size:
+        """The batch size, read from the members; -1 for the dims in which they differ."""
+        store = self._entries
+        size = list(common_size(store.sample))
+        size.insert(store.dim, len(store.containers))
+        self._size = torch.Size(size)
+        return self._size
+
+    def _inner_size(self, size: torch.Size) -> torch.Size:
+        """The batch size of the members of a stack of batch size `size`; the stack keeps its dim."""
+        store = self._entries
+        if len(size) <= store.dim or size[store.dim] != len(store.containers):
+            raise ShapeError(
+                f"a lazy stack of {len(store.containers)} members along dim {store.dim} cannot have the batch size "
+                f"{list(size)}: make it dense first, with to_tensordict()"
+            )
+        return size[: store.dim] + size[store.dim + 1 :]
+
+    @property
+    def _device(self) -> torch.device | None:
+        first, *rest = self._entries.sample
+        device: torch.device | None = first._device
+        if device is not None:
+            for other in rest:
+                if other._device != device:
+                    return None
+        return device
+
+    @_device.setter
+    def _device(self, device: torch.device | None) -> None:
+        for member in self._entries.sample:
+            member._device = device
+
+    @property
+    def _names(self) -> Names | None:
+        first, *rest = self._entries.sample
+        names: Names | None = first._names
+        for other in rest:
+            if other._names != names:
+                names = _common_names([member.names for member in self._entries.sample])
+                break
+        if names is None:
+            if self._entries.name is None:
+                return None
+            names = [None] * (len(self._batch_size) - 1)
+        dim = self._entries.dim
+        return [*names[:dim], self._entries.name, *names[dim:]]
+
+    @_names.setter
+    def _names(self, names: Names | None) -> None:
+        dim = self._entries.dim
+        inner = None if names is None else names[:dim] + names[dim + 1 :]
+        self._entries.name = None if names is None else names[dim]
+        for member in self._entries.sample:
+            found = None if inner is None else [*inner, *member.names[len(inner) :]]
+            member._names = found if found is not None and any(found) else None
+
+    # --- the lock ---------------------------------------------------------------------------------------------------
+    # The members are to the stack what nested containers are to their parent. A stack whose members are all locked is
+    # locked, whoever locked them: `td["nested"]` of a locked stack is such a stack, made when it is read.
+
+    @property
+    def _locked(self) -> bool:  # type: ignore[override]
+        members = self._entries.containers
+        for member in members:
+            if not member._locked:
+                return False
+        return self._sealed or bool(members)
+
+    def _lock_tree(self) -> None:
+        self._sealed = True
+        own = weakref.ref(self)
+        for member in self._entries.sample:
+            member._lock_owners = [*_locked_owners(member), own]
+            if not member._locked:
+                member._lock_tree()
+
+    def _unlock_tree(self) -> None:
+        self._sealed = False
+        if self._is_memmap or self._is_shared or self._memmap_prefix is not None:
+            self._is_memmap = self._is_shared = False
+            self._memmap_prefix = None
+        for member in self._entries.sample:
+            owners = [owner for owner in _locked_owners(member) if owner() is not self]
+            member._lock_owners = owners or None
+            if not owners and member._locked:
+                member._unlock_tree()
+
+    # The same of memory-mapped and shared ones; a stack without members keeps what was said of it.
+
+    @property
+    def _is_memmap(self) -> bool:
+        members = self._entries.containers
+        return all(member._is_memmap for member in members) if members else self.__dict__.get("_is_memmap", False)
+
+    @_is_memmap.setter
+    def _is_memmap(self, memmap: bool) -> None:
+        self.__dict__["_is_memmap"] = memmap
+
+    @property
+    def _is_shared(self) -> bool:
+        members = self._entries.containers
+        return all(member._is_shared for member in members) if members else self.__dict__.get("_is_shared", False)
+
+    @_is_shared.setter
+    def _is_shared(self, shared: bool) -> None:
+        self.__dict__["_is_shared"] = shared
+
+    def _mark_memmap(self) -> None:
+        self._is_memmap = True
+        for member in self._entries.sample:
+            member._mark_memmap()
+
+    def _mark_shared(self) -> None:
+        self._is_shared = True
+        for member in self._entries.sample:
+            member._mark_shared()
+
+    def unlock_(self) -> Self:
+        """Unlock the stack and its members; arguments, result and errors as for any container.
+
+        Raises:
+            RuntimeError: when a locked parent holds this stack, or the stack that it was read from is locked.
+        """
+        if not self._sealed and _held(self):
+            raise LockedError(
+                "the members of this lazy stack are held by a locked container and cannot be unlocked alone; "
+                "call unlock_() on the outermost container"
+            )
+        return super().unlock_()
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def _outline(self) -> Mapping[str, Any]:
+        return self._entries.outline()
+
+    def _node(self, name: str) -> Any:
+        return self._entries.node(name)
+
+    def _members(self) -> Sequence[Any] | None:
+        return self._entries.containers
+
+    def _gather(self, found: list[Any]) -> None:
+        for member in self._entries.containers:
+            member._gather(found)
+
+    def _walk(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+        for member in self._entries.containers:
+            yield from member._walk(prefix)
+
+    def _leaves_of(self, name: str) -> list[Any]:
+        return [leaf for member in self._entries.containers for leaf in member._leaves_of(name)]
+
+    # --- the walks --------------------------------------------------------------------------------------------------
+
+    def _map(
+        self,
+        fn: LeafFn,
+        size: torch.Size | None = None,
+        lead: int = 0,
+        rename: Rename | None = None,
+        whole: LeafFn | None = None,
+    ) -> Self:
+        if size is None:
+            return self._each(lambda member: member._map(fn))
+        if whole is not None:
+            return whole(self)  # type: ignore[no-any-return]
+        return self._dense()._map(fn, size, lead, rename)  # type: ignore[no-any-return]
+
+    def _map_many(
+        self,
+        fn: Callable[[Any], Sequence[Any]],
+        sizes: Sequence[torch.Size],
+        lead: int,
+        rename: Rename | None,
+        whole: Callable[[Any], Sequence[Any]] | None = None,
+    ) -> list[Self]:
+        if whole is not None:
+            return list(whole(self))
+        return self._dense()._map_many(fn, sizes, lead, rename)  # type: ignore[no-any-return]
+
+    def _merge(
+        self,
+        others: Sequence[Contract],
+        fn: Callable[[list[Any]], Any],
+        size: torch.Size,
+        lead: int,
+        rename: Rename | None,
+        path: tuple[str, ...] = (),
+        whole: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Self:
+        if path and whole is not None:
+            return whole(others)  # type: ignore[no-any-return]
+        dense: list[Any] = [other._dense() for other in others]
+        return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
+
+    def _rebuilt(self, leaves: Iterator[Any]) -> Self:
+        # A template has leaves of its own, which are none of the stack's.
+        return self._each(lambda member: member._rebuilt(leaves)) if self._entries.containers else self.copy()
+
+    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
+        store = self._entries
+        if tensor.ndim <= store.dim:
+            return self._each(lambda member: member._map_with(fn, tensor))
+        if not store.containers:
+            return self._dense()._map_with(fn, tensor)  # type: ignore[no-any-return]
+        parts = tensor.expand(self._batch_size[: tensor.ndim]).unbind(store.dim)
+        return self._like([m._map_with(fn, part) for m, part in zip(store.containers, parts, strict=True)])
+
+    def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
+        found = [member._map_some(fn) for member in self._entries.containers]
+        if all(result is None for result in found):
+            return None
+        pairs = zip(found, self._entries.containers, strict=True)
+        return self._like([member.empty() if result is None else result for result, member in pairs])
+
+    def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
+        if not self._entries.containers:
+            return None
+        return list(zip(self._entries.containers, self._pieces_of(other), strict=True))
+
+    def _rejoined(self, parts: Sequence[Any]) -> Self:
+        return self._like(list(parts))
+
+    def _pieces_of(self, other: Any) -> Sequence[Any]:
+        """A container of the same batch size in the pieces that belong to the members."""
+        dim = self._entries.dim
+        other = other._wrapped_container()
+        if isinstance(other, LazyCore) and other._entries.dim == dim:
+            return other._entries.containers
+        return other.unbind(dim)  # type: ignore[no-any-return]
+
+    def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Self:
+        return self._each(lambda member: member._placed(fn, device))
+
+    # --- copies -----------------------------------------------------------------------------------------------------
+
+    def copy(self) -> Self:
+        """A stack of copies of the members, which share the leaves (as `dict.copy`)."""
+        return self._each(lambda member: member.copy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        result = self._each(lambda member: member.__deepcopy__(memo))
+        memo[id(self)] = result
+        return result
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(pickled.as_ours(type(self), state))
+        if self._sealed:
+            self._lock_tree()
+
+
+def elements_of(container: Any) -> list[Any]:
+    """All elements of the batch of a container, the last dim changing fastest; views, unlike those of `reshape`."""
+    found = [container]
+    for _ in container._batch_size:
+        found = [element for part in found for element in part.unbind(0)]
+    return found
+
+
+def _held(stack: Any) -> bool:
+    """Whether a locked container holds a member of a stack, or one of a member that is a stack."""
+    for member in stack._entries.sample:
+        inner = member._wrapped_container()
+        if _locked_owners(member) or (isinstance(inner, LazyCore) and _held(inner)):
+            return True
+    return False
+
+
+def _common_names(columns: list[Names]) -> Names | None:
+    """The names of dims that all members have and give the same name."""
+    names = [column[0] if len(set(column)) == 1 else None for column in zip(*columns)]
+    return names if any(name is not None for name in names) else None

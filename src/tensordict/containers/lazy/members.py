@@ -1,0 +1,251 @@
+"""The entries of a lazy stack: a mapping over its members, which stacks on reading and splits on writing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.core import registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import ShapeError, StackError
+from tensordict.core.keys import Path, joined
+from tensordict.ops.locking import raise_locked
+
+Hook = Callable[[Any], Any] | None
+
+
+class Members(MutableMapping[str, Any]):
+    """What a lazy stack consists of, seen as its entries: the names are those that all members have.
+
+    Attributes:
+        containers: the members.
+        dim: the batch dim of the stack that runs over them.
+        hook_in: called on a leaf before it is split among the members.
+        hook_out: called on a leaf after it was stacked.
+        template: stands for the members of a stack that has none: it knows their batch size, and the entries of the
+            stack that this one was cut from. `None` when there are members.
+        name: that of the dim.
+        path: where the stack is nested in another one; what errors put in front of a name.
+    """
+
+    __slots__ = ("containers", "dim", "hook_in", "hook_out", "name", "path", "template")
+
+    def __init__(
+        self,
+        containers: list[Any],
+        dim: int,
+        hook_in: Hook = None,
+        hook_out: Hook = None,
+        template: Any = None,
+        name: str | None = None,
+        path: Path = (),
+    ) -> None:
+        self.containers = containers
+        self.dim = dim
+        self.hook_in = hook_in
+        self.hook_out = hook_out
+        self.template = template
+        self.name = name
+        self.path = path
+
+    @property
+    def sample(self) -> list[Any]:
+        """The members, or what stands for them."""
+        return self.containers or [self.template]
+
+    # --- the mapping ------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.read(name)
+        return value if self.hook_out is None or isinstance(value, Contract) else self.hook_out(value)
+
+    def read(self, name: str) -> Any:
+        """The entry of this name, `hook_out` not being called."""
+        if not self.containers:
+            value = self.template._entries[name]
+            if isinstance(value, Contract):
+                return self._stack(name, [], value)
+            return value.unsqueeze(self.dim).narrow(self.dim, 0, 0)
+        column = [member._entries[name] for member in self.containers]
+        if type(column[0]) is not Tensor and isinstance(column[0], Contract):
+            return self.nested(name, column)
+        try:
+            return torch.stack(column, self.dim)
+        except (RuntimeError, TypeError) as error:
+            # TorchRL's `step_mdp` knows by the first words that it has to go member by member.
+            reason = _reason((*self.path, name), column, error)
+            raise StackError(f"Failed to stack tensors within a tensordict: {reason}") from error
+
+    def nested(self, name: str, column: Sequence[Any]) -> Any:
+        """The stack of nested containers."""
+        for position, value in enumerate(column):
+            if not isinstance(value, Contract):
+                key = joined((*self.path, name))
+                raise StackError(
+                    f"entry {key!r} is a container in member 0 and a tensor in member {position}: "
+                    f"read it with get({key!r}, as_list=True)"
+                )
+        return self._stack(name, list(column), None)
+
+    def _stack(self, name: str, containers: list[Any], template: Any) -> Any:
+        make = registry.lookup("LazyStackedTensorDict")
+        path = (*self.path, name)
+        stack = make._over(Members(containers, self.dim, self.hook_in, self.hook_out, template, self.name, path))
+        return (containers[0] if containers else template)._as_result(stack)
+
+    def outline(self) -> dict[str, Any]:
+        """The entries, nothing being stacked: nested containers as stacks, the first member's leaf for a leaf."""
+        first, *rest = self.sample
+        found: dict[str, Any] = {}
+        for name, value in first._outline().items():
+            if all(name in other._entries for other in rest):
+                found[name] = value
+                if type(value) is not Tensor and isinstance(value, Contract):
+                    column = [member._entries[name] for member in self.containers]
+                    odd = [item for item in column if not isinstance(item, Contract)]
+                    found[name] = odd[0] if odd else self._outlined(name, column, None if column else value)
+        return found
+
+    def node(self, name: str) -> Any:
+        """The nested container of this name, `None` when there is none."""
+        column = [member._node(name) for member in self.sample]
+        if any(value is None for value in column):
+            return None
+        return self._outlined(name, column, None) if self.containers else self._outlined(name, [], column[0])
+
+    def _outlined(self, name: str, containers: list[Any], template: Any) -> Any:
+        """As `_stack`, for those who ask what there is: the first `UnbatchedTensor`, not compared with the others."""
+        if containers and isinstance(containers[0], Tensor):
+            containers = [containers[0]] * len(containers)
+        return self._stack(name, containers, template)
+
+    def taken_in(self, value: Any) -> Any:
+        """A value as `hook_in` changes it; that of a container changes its leaves."""
+        if self.hook_in is None:
+            return value
+        return value._map(self.hook_in) if isinstance(value, Contract) else self.hook_in(value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        value = self.taken_in(value)
+        if not self.containers:
+            self.template._entries[name] = sample_of(value, self.dim)
+            return
+        self.write(name, pieces_of(value, self.dim, len(self.containers)))
+
+    def write(self, name: str, pieces: Sequence[Any]) -> None:
+        """Store one value in each member."""
+        if len(pieces) != len(self.containers):
+            raise ShapeError(f"entry {name!r} has {len(pieces)} pieces for the {len(self.containers)} members")
+        for member in self.containers:
+            if member._locked:
+                raise_locked(f"set the entry {name!r} of a member of this lazy stack")
+        kinds: set[Any] = set(map(type, self.containers))
+        faces = any(kind._wrapped_container is not Contract._wrapped_container for kind in kinds)
+        if faces:
+            for member in self.containers:
+                member._check_field(name)
+        for member, piece in zip(self.containers, pieces, strict=True):
+            device = member._device
+            piece = piece if device is None or piece.device == device else piece.to(device)
+            if faces:
+                # What is written has a form of its own there: in a container of parameters, that of one.
+                member._write_name(name, piece)
+            else:
+                member._entries[name] = piece
+
+    def __delitem__(self, name: str) -> None:
+        sample = self.sample
+        for member in sample:
+            if name not in member._entries:
+                raise KeyError(name)
+            if member._locked:
+                raise_locked(f"delete the entry {name!r} of a member of this lazy stack")
+        for member in sample:
+            del member._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def names(self) -> list[str]:
+        """The names that all members have, in the order of the first."""
+        first, *rest = [member._entries for member in self.sample]
+        names = list(first)
+        for other in rest:
+            if other.keys() != first.keys():
+                names = [name for name in names if name in other]
+        return names
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __repr__(self) -> str:
+        return repr(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        for member in self.sample:  # noqa: SIM110 (a generator would double the cost)
+            if name not in member._entries:
+                return False
+        return True
+
+
+def pieces_of(value: Any, dim: int, count: int) -> Sequence[Any]:
+    """An entry in one piece for each of `count` members; an `UnbatchedTensor` goes to all."""
+    if isinstance(value, Tensor) and isinstance(value, Contract):
+        return value._map_many(
+            list, [value._batch_size[:dim] + value._batch_size[dim + 1 :]] * count, len(value._batch_size), None
+        )
+    return value.unbind(dim)  # type: ignore[no-any-return]
+
+
+def common_size(containers: Sequence[Any]) -> torch.Size:
+    """The batch dims that containers share, with -1 where they differ.
+
+    Entries of members may have further ones, each as many as it likes.
+    """
+    first: torch.Size = containers[0]._batch_size
+    sizes = [container._batch_size for container in containers]
+    if sizes.count(first) == len(sizes):
+        return first
+    return torch.Size([column[0] if len(set(column)) == 1 else -1 for column in zip(*sizes)])
+
+
+def sample_of(value: Any, dim: int) -> Any:
+    """What an entry of a stack without members would be in a member."""
+
+    def one(leaf: Any) -> Any:
+        shape = list(leaf.shape)
+        del shape[dim]
+        return leaf.new_zeros(shape)
+
+    if not isinstance(value, Contract):
+        return one(value)
+    size = value._batch_size
+    return value._map(one, size[:dim] + size[dim + 1 :], len(size))
+
+
+def _reason(path: Path, column: list[Any], error: Exception) -> str:
+    """Why the leaves at `path` are no one tensor, and how they can be read."""
+    name = joined(path)
+    for position, value in enumerate(column):
+        if not isinstance(value, Tensor):
+            return (
+                f"entry {name!r} is a tensor in member 0 and a {type(value).__name__} in member {position}: "
+                f"read it with get({name!r}, as_list=True)"
+            )
+    devices = list(dict.fromkeys(str(value.device) for value in column))
+    if len(devices) > 1:
+        return (
+            f"entry {name!r} is on different devices in the members of the lazy stack, {', '.join(devices)}: move "
+            f"them to one (td.to(device)), or read the entry with get({name!r}, as_list=True)"
+        )
+    shapes = list(dict.fromkeys(str(list(value.shape)) for value in column if not value.is_nested))
+    if len(shapes) > 1:
+        shown = ", ".join(shapes[:4]) + (", ..." if len(shapes) > 4 else "")
+        return (
+            f"entry {name!r} has different shapes in the members of the lazy stack, {shown}, and cannot be stacked: "
+            f"read it with get({name!r}, as_list=True), as_nested_tensor=True or as_padded_tensor=True"
+        )
+    return f"entry {name!r} cannot be stacked: {error}. Read it with get({name!r}, as_list=True)"

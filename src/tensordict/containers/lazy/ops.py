@@ -1,0 +1,468 @@
+"""Lazy stacks as containers of entries: writing, updating, applying, selecting and joining, member by member."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict.containers.lazy.core import LazyCore, elements_of
+from tensordict.containers.lazy.members import pieces_of
+from tensordict.core import foreach, registry, settings
+from tensordict.core.context import same_memory
+from tensordict.core.contract import ByNdim, Contract, is_node
+from tensordict.core.errors import ShapeError
+from tensordict.core.key_views import IsLeaf, MembersApart
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.shapes import as_size
+from tensordict.ops.applying import _Call
+from tensordict.ops.locking import raise_locked
+from tensordict.ops.numbers import stored
+from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.stacking import cat_containers, stack_containers
+from tensordict.ops.writing import _Copies, _Update
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+_SCALAR = torch.Size(())
+_NUMBERS = frozenset((bool, int, float, complex))
+
+
+class LazyOps(LazyCore):
+    """What is written is split along the stack dim, what is selected or applied is done by each member."""
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+        if type(item) not in (list, tuple):
+            super()._write_name(name, item, non_blocking, path)
+            return
+        self._write(path or (name,), item, non_blocking, name)
+
+    def _write(self, path: Path, item: Any, non_blocking: bool = False, name: str | None = None) -> None:
+        if len(path) == 1 and type(item) not in (list, tuple):
+            self._write_name(path[0], item, non_blocking)
+            return
+        store = self._entries
+        for member in store.sample:
+            if member._locked:
+                raise_locked(f"set the entry {joined(path)!r}")
+        # Every value is checked before the first is written; `name` is what is left of a path that began further up.
+        target = path if name is None else (name,)
+        if not store.containers:
+            super()._write(target, item, non_blocking)
+            return
+        pieces = self._split(item, path, False)
+        values = []
+        for member, piece in zip(store.containers, pieces, strict=True):
+            _check_way(member, target, path)
+            values.append(member._admit(piece, path, non_blocking))
+        for member, value in zip(store.containers, values, strict=True):
+            member._write(target, value)
+
+    def _graft(self, name: str, rest: Path, item: Any, path: Path, non_blocking: bool) -> None:
+        # Members that have an entry of this name, which others lack, keep it.
+        self._write((name, *rest), item, non_blocking)
+
+    def _split(self, item: Any, path: Path, in_place: bool) -> Sequence[Any]:
+        """The pieces of a value that belong to the members; a number goes to all when it is copied in place."""
+        store = self._entries
+        if isinstance(item, Mapping) and not isinstance(item, Contract):
+            columns = {key: self._split(value, (*path, *path_of(key)), in_place) for key, value in item.items()}
+            return [{key: column[i] for key, column in columns.items()} for i in range(len(store.containers))]
+        if type(item) in (list, tuple):
+            return self._split_list(item, path, in_place)
+        if not isinstance(item, (Tensor, Contract)):
+            item = stored(item, path, self._batch_size, None)
+        if in_place and isinstance(item, Tensor) and not item.ndim:
+            return [item] * len(store.containers)
+        item = store.taken_in(item)
+        if isinstance(item, LazyCore) and item._entries.dim == store.dim and item._batch_size == self._batch_size:
+            return item._entries.containers
+        return pieces_of(self._admit(item, path), store.dim, len(store.containers))
+
+    def _split_list(self, item: Any, path: Path, in_place: bool) -> Sequence[Any]:
+        """The pieces of a list, whose levels are the first batch dims as in `Tensor.tolist`.
+
+        Numbers are of one dtype, as those of a tensor; beside what is no number they are values.
+        """
+        dim, size = self._entries.dim, self._batch_size
+        found = set(_leaf_kinds(item))
+        numeric = all(map(_is_numeric, found))
+        if not numeric and not (type(item) is list and settings.list_to_stack()):
+            # What makes no stack in any container is one value, and belongs to every member.
+            return [item] * len(self._entries.containers)
+        if found <= _NUMBERS:
+            item = _of_one_dtype(item, path)
+        columns = _columns(list(item), dim, size, path)
+        if not numeric:
+            columns = _held(columns, size[:dim] + size[dim + 1 :])
+        values = [
+            torch.stack(column) if dim and isinstance(column, list) and _tensors(column) else column
+            for column in columns
+        ]
+        return [
+            stored(value, path, _SCALAR, None) if in_place and not isinstance(value, (Tensor, Contract)) else value
+            for value in values
+        ]
+
+    def _plan_update(self, source: Any, prefix: Path, plan: _Update) -> None:
+        members = self._entries.containers
+        if not members:
+            super()._plan_update(source, prefix, plan)
+            return
+        for member, piece in zip(members, self._source_pieces(source, prefix, plan.inplace), strict=True):
+            member._plan_update(piece, prefix, plan)
+
+    def _plan_copies(self, source: Any, prefix: Path, targets: _Copies, values: list[Any]) -> None:
+        pieces = self._source_pieces(source, prefix, True)
+        for member, piece in zip(self._entries.containers, pieces, strict=True):
+            member._plan_copies(piece, prefix, targets, values)
+
+    def _source_pieces(self, source: Any, prefix: Path, in_place: bool) -> Sequence[Any]:
+        """What an update reads from, one for each member."""
+        if isinstance(source, Contract) and source._batch_size == self._batch_size and self._entries.hook_in is None:
+            return self._pieces_of(source)
+        return self._split(dict(source.items()), prefix, in_place)
+
+    def _copy_into(self, name: str, item: Any, path: Path | None, non_blocking: bool) -> None:
+        if name not in self._entries:
+            raise self._missing(name)
+        targets = _Copies()
+        values: list[Any] = []
+        self._plan_copies({name: item}, path[:-1] if path else (), targets, values)
+        foreach.copy_(targets, values, non_blocking)
+        for write in targets.writes:
+            write()
+
+    def _copy_at(self, name: str, value: Any, index: Any, path: Path, non_blocking: bool) -> None:
+        inner = self._node(name)
+        if is_node(inner) and not inner._is_non_tensor:
+            inner[index] = value
+        else:
+            self._plan_at(name, value, index, path).run()
+
+    # --- removal and renaming ---------------------------------------------------------------------------------------
+
+    def _has_anywhere(self, path: Path) -> bool:
+        return any(member._has_anywhere(path) for member in self._entries.sample)
+
+    def del_(self, key: Any) -> Self:
+        """Delete the entry at a nested key from all members that have it; arguments and errors as for any container."""
+        path = path_of(key)
+        if self._locked:
+            raise_locked(f"delete the entry {joined(path)!r}")
+        having = [member for member in self._entries.sample if member._has_anywhere(path)]
+        if not having:
+            raise self._missing(joined(path))
+        for member in having:
+            if member._locked:
+                raise_locked(f"delete the entry {joined(path)!r}")
+        for member in {id(member): member for member in having}.values():  # one may be there several times
+            member.del_(path)
+        return self
+
+    def rename_keys(self, mapping: Mapping[Any, Any], *, safe: bool = False) -> Self:
+        """Copies of the members whose entries have moved; arguments and errors as for any container."""
+        return self._each(lambda member: member.rename_keys(mapping, safe=safe))
+
+    def clear(self) -> Self:
+        """Delete all entries of all members; returns the same container."""
+        self._refuse_if_locked("clear it")
+        for member in self._entries.sample:
+            member.clear()
+        return self
+
+    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
+        """Move an entry to another (nested) key; arguments and errors as for any container."""
+        if self._locked:
+            raise_locked(f"rename the entry {old_key!r}")
+        old, new = path_of(old_key), path_of(new_key)
+        if not self._has(old):
+            raise self._missing(joined(old))
+        if safe and any(member._has(new) for member in self._entries.sample):
+            raise KeyError(f"cannot rename {old_key!r}: key {new_key!r} is already present in TensorDict (safe=True)")
+        if len(old) < len(new) and new[: len(old)] == old:
+            raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
+        for member in self._entries.sample:
+            _check_way(member, new, new)
+        for member in self._entries.sample:
+            member.rename_key_(old, new)
+        return self
+
+    def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        """Delete the entry at a nested key and return it, stacked; arguments and errors as for any container."""
+        path = path_of(key)
+        if not self._has(path):
+            if default is NO_DEFAULT:
+                raise self._missing(joined(path))
+            return default
+        value = self._find(path)
+        self.del_(path)
+        return value
+
+    # --- selecting --------------------------------------------------------------------------------------------------
+
+    def _level_entries(self, keys: tuple[Any, ...]) -> dict[str, Any] | None:
+        # Selected by the members, so that nothing is stacked.
+        return None
+
+    def _selected(self, wanted: dict[str, Any]) -> Self:
+        return self._each(lambda member: member._selected(_known(member, wanted)))
+
+    def _plan_keep(self, wanted: dict[str, Any], gone: list[tuple[Any, str]]) -> None:
+        for member in self._entries.sample:
+            member._plan_keep(_known(member, wanted), gone)
+
+    def exclude(self, *keys: Any, inplace: bool = False) -> Self:
+        """All entries but those at these nested keys, in any member; arguments and result as for any container."""
+        if not inplace:
+            return super().exclude(*keys)
+        self._refuse_if_locked("exclude in place")
+        for member in self._entries.sample:
+            member.exclude(*keys, inplace=True)
+        return self
+
+    def _excluding(self, paths: list[Path]) -> Self:
+        return self._each(lambda member: member._excluding(paths))
+
+    def empty(
+        self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
+    ) -> Self:
+        """A lazy stack of members without entries; a `TensorDict` when another batch size is asked for.
+
+        Arguments as for any container.
+        """
+        if batch_size is not None and as_size(batch_size) != self._batch_size:
+            out = self._each(lambda member: member.empty(recurse))
+            return out._dense().empty(recurse, batch_size=batch_size, device=device, names=names)  # type: ignore[no-any-return]
+        out = self._each(lambda member: member.empty(recurse, device=device))
+        if names is not None:
+            out.names = names
+        return out
+
+    def is_empty(self) -> bool:
+        """Whether no member has a leaf anywhere."""
+        return all(member.is_empty() for member in self._entries.sample)
+
+    def filter_empty_(self) -> Self:
+        """Delete the nested containers of every member in which no leaf is found; returns the same container."""
+        self._refuse_if_locked("filter empty containers")
+        for member in self._entries.sample:
+            member.filter_empty_()
+        return self
+
+    def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
+        return self._each(lambda member: member._flat(separator, is_leaf, keys))
+
+    def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
+        return self._each(lambda member: member._tree(separator, places))
+
+    def split_keys(
+        self,
+        *key_sets: Any,
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        strict: bool = True,
+        reproduce_struct: bool = False,
+    ) -> tuple[Self, ...]:
+        """Split every member by keys; arguments, result and errors as for any container."""
+        options = {"default": default, "strict": strict, "reproduce_struct": reproduce_struct}
+        sets = [dict(keys) if isinstance(keys, Mapping) else list(keys) for keys in key_sets]
+        if inplace:
+            self._refuse_if_locked("split the keys in place")
+        columns = [member.split_keys(*sets, **options) for member in self._entries.sample]
+        stacks = [self._gathered(list(column)) for column in zip(*columns, strict=True)]
+        if inplace:
+            self._exchange(stacks.pop())
+            stacks.append(self)
+        return tuple(stacks)
+
+    def _gathered(self, results: list[Any]) -> Self:
+        """The stack of what was made of every member, or of what stands for them."""
+        return self._like(results) if self._entries.containers else self._like([], None, results[0])
+
+    def _exchange(self, other: Any) -> None:
+        for member, piece in zip(self._entries.sample, other._entries.sample, strict=True):
+            member._exchange(piece)
+
+    def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
+        if restored._batch_size != self._batch_size or not self._entries.containers:
+            super()._write_back(restored, leaves, gone_nodes)
+            return
+        for member, piece in zip(self._entries.containers, self._pieces_of(restored), strict=True):
+            if isinstance(piece, LazyCore) and not isinstance(member, LazyCore):
+                piece = _as_written(member, piece)
+            member._write_back(piece, set(member.keys(True, True)), gone_nodes)
+
+    # --- applying ---------------------------------------------------------------------------------------------------
+
+    def _apply_tree(self, call: _Call, others: Sequence[Any], path: Path) -> Any:
+        store = self._entries
+        if not store.containers or (call.batch_size is not None and call.targets is None):
+            # The function changes the batch dims, which it must see.
+            return self._dense()._apply_tree(call, others, path)
+        members = store.containers
+        columns = [
+            self._pieces_of(other) if isinstance(other, Contract) else [other] * len(members) for other in others
+        ]
+        inner = dataclasses.replace(call, names=NO_DEFAULT, batch_size=None)
+        apart = type(call.is_leaf) is MembersApart
+        results = [
+            member._apply_tree(inner, [column[i] for column in columns], (*path, str(i)) if apart else path)
+            for i, member in enumerate(members)
+        ]
+        # The calls are counted and planned in one place, whichever member they are for.
+        if all(result is None for result in results):
+            return None
+        out = self._like(
+            [member.empty() if result is None else result for member, result in zip(members, results, strict=True)]
+        )
+        if call.names is not NO_DEFAULT:
+            out.names = call.names
+        return out
+
+    def _chosen(self, masks: ByNdim, other: Any, pad: Any, path: Path) -> Self:
+        store = self._entries
+        members = store.containers
+        if not members:
+            return self._dense()._chosen(masks, other, pad, path)  # type: ignore[no-any-return]
+        conditions = map(ByNdim, self._parts(masks.tensor))
+        if isinstance(other, Contract):
+            others: Sequence[Any] = self._pieces_of(other)
+        else:
+            others = self._parts(other) if isinstance(other, Tensor) and other.ndim else [other] * len(members)
+        return self._like(
+            [m._chosen(part, piece, pad, path) for m, part, piece in zip(members, conditions, others, strict=True)]
+        )
+
+    def _parts(self, tensor: Tensor) -> Sequence[Tensor]:
+        """The part of a tensor over the batch, or over its first dims, that belongs to each member."""
+        store = self._entries
+        if tensor.ndim <= store.dim:
+            return [tensor] * len(store.containers)
+        return tensor.expand(self._batch_size[: tensor.ndim]).unbind(store.dim)
+
+    # --- joining ----------------------------------------------------------------------------------------------------
+
+    def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
+        store = self._entries
+        if not store.containers or not all(
+            isinstance(item, LazyCore) and item._entries.dim == store.dim and item._batch_size == self._batch_size
+            for item in items
+        ):
+            return None
+        inner, after = (dim, store.dim + 1) if dim <= store.dim else (dim - 1, store.dim)
+        columns = zip(*[item._entries.containers for item in items], strict=True)
+        out = self._like([stack_containers(list(column), inner) for column in columns], after)
+        if any(item._entries.name != store.name for item in items):
+            out._entries.name = None
+        return out
+
+    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
+        store = self._entries
+        columns = [self._pieces_of(item) for item in items]
+        if dim == store.dim and any(columns):
+            return self._like([member for column in columns for member in column])
+        if not store.containers:
+            return None
+        if len(set(map(len, columns))) > 1:
+            shown = ", ".join(str(list(item._batch_size)) for item in items)
+            raise ShapeError(f"cat along dim {dim} needs lazy stacks of the same number of members, got {shown}")
+        inner = dim - (dim > store.dim)
+        return self._like([cat_containers(list(row), inner) for row in zip(*columns, strict=True)])
+
+
+def _as_written(member: Any, stack: Any) -> Any:
+    """A lazy stack of the elements of `member` as a dense container, in which the leaves that are views of the
+    member's are these themselves."""
+    elements, parts = elements_of(member), elements_of(stack)
+    out = stack.empty(recurse=True)._dense()
+    for key in stack.keys(True, True):
+        if member._has(path_of(key)) and all(
+            same_memory(element.get(key), part.get(key)) for element, part in zip(elements, parts, strict=True)
+        ):
+            out._write(path_of(key), member.get(key))
+        else:
+            out._write(path_of(key), stack.get(key))
+    return out
+
+
+def _known(member: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The wanted names that a member has."""
+    return {name: below for name, below in wanted.items() if name in member._entries}
+
+
+def _check_way(member: Any, way: Path, path: Path) -> None:
+    """Raise when the way to an entry leads through a tensor."""
+    node = member
+    for depth, name in enumerate(way[:-1], 1):
+        inner = node._node(name)
+        if inner is None and name in node._entries:
+            raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(way[:depth])!r} of a member is a tensor")
+        if inner is None:
+            return
+        node = inner
+
+
+def _leaf_kinds(item: Any) -> Iterator[type[Any]]:
+    """The classes of what nested lists hold; all tensors count as one."""
+    for value in item:
+        if isinstance(value, (list, tuple)):
+            yield from _leaf_kinds(value)
+        else:
+            yield Tensor if isinstance(value, (Tensor, Contract)) else type(value)
+
+
+def _is_numeric(kind: type[Any]) -> bool:
+    """Whether the instances of a class become tensors, or are containers."""
+    return kind in _NUMBERS or kind is Tensor or (hasattr(kind, "__array__") and not issubclass(kind, (str, bytes)))
+
+
+def _held(columns: list[Any], size: torch.Size) -> list[Any]:
+    """The pieces of a list of values in holders: stacks where all are lists, as `NonTensorStack.from_list` has it."""
+    if all(isinstance(column, list) for column in columns):
+        return [registry.lookup("NonTensorStack").from_list(column) for column in columns]
+    hold = registry.lookup("NonTensorData")._of
+    return [column if isinstance(column, Contract) else hold(column, size) for column in columns]
+
+
+def _of_one_dtype(item: Any, path: Path) -> Any:
+    """Nested lists of numbers as a tensor; where rows are of different lengths, as lists of tensors of one dtype."""
+    try:
+        return torch.as_tensor(item)
+    except (TypeError, ValueError, RuntimeError):
+        rows = [stored(row, path, _SCALAR, None) for row in item]
+        if not _tensors(rows):
+            return item
+        dtype = functools.reduce(torch.promote_types, [row.dtype for row in rows])
+        return [row.to(dtype) for row in rows]
+
+
+def _tensors(column: list[Any]) -> bool:
+    return all(isinstance(item, Tensor) for item in column)
+
+
+def _columns(item: list[Any], dim: int, size: torch.Size, path: Path) -> list[Any]:
+    """The pieces along `dim` of nested lists whose levels are the dims of `size`."""
+    if len(item) != size[0]:
+        raise ShapeError(
+            f"entry {joined(path)!r}: a list for a batch of size {list(size)} has {size[0]} items, got {len(item)}"
+        )
+    if dim == 0:
+        return item
+    rows = []
+    for row in item:
+        if isinstance(row, Tensor):
+            rows.append(list(row.unbind(dim - 1)))
+        elif isinstance(row, (list, tuple)):
+            rows.append(_columns(list(row), dim - 1, size[1:], path))
+        else:
+            raise TypeError(f"entry {joined(path)!r}: a list of {dim + 1} levels is needed, got {type(row).__name__}")
+    return [list(column) for column in zip(*rows, strict=True)]

@@ -1,0 +1,590 @@
+"""LazyStackedTensorDict: a stack of containers that keeps its members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from tensordict.containers.lazy.core import LazyCore
+from tensordict.containers.lazy.dims import LazyDims
+from tensordict.containers.lazy.members import Hook, Members
+from tensordict.containers.lazy.ops import LazyOps
+from tensordict.containers.lazy.ragged import nested, padded
+from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
+from tensordict.core import pytree, registry
+from tensordict.core.contract import Contract
+from tensordict.core.devices import as_device
+from tensordict.core.errors import ShapeError, StackError
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.shapes import as_dim, as_new_dim, as_size
+from tensordict.ops import printing
+from tensordict.ops.reading import AS_SET, NO_DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import KeysView
+
+    from typing_extensions import Self
+
+    from tensordict.containers.dense import TensorDict
+    from tensordict.core.keys import Key
+    from tensordict.ops.collection import TensorCollection
+
+
+@registry.register
+class LazyStackedTensorDict(LazyDims, LazyOps):
+    """A stack of containers along a batch dim, which are kept as they are and stacked when an entry is read.
+
+    The members may differ: in the shapes of their leaves, in which entries they have, in device and in nesting. The
+    keys of the stack are those that all members have; the others are found in the members, as in `stack[0]["key"]`.
+
+    - Reading an entry stacks it, and gives a copy. A nested container is read as a lazy stack of those of the members.
+    - Writing an entry splits it, and gives every member its part. A list is written as `Tensor.tolist` gives it, and
+      its items may differ in shape.
+    - An index on the stack dim gives the members themselves, not copies: `stack[0] is stack.tensordicts[0]`.
+    - Operations are done by every member, and their results stacked lazily, where that is possible. Otherwise the
+      leaves are stacked and the result is a `TensorDict`.
+
+    A stack without members has no entries, unless it was cut from one that had: then it has those, without elements.
+
+    Args:
+        *tensordicts: the members, with the same number of batch dims.
+        stack_dim: the batch dim that runs over them; counts from the back of the result's dims when negative.
+        hook_out: called on every leaf that was stacked, before it is given out.
+        hook_in: called on every leaf that is written as one tensor, before it is split.
+        batch_size: checked against that of the stack; the batch size of the members, for a stack without any.
+        device: when given, members are moved to it.
+        names: one name (or `None`) per batch dim; the members are given theirs.
+        stack_dim_name: the name of the stack dim.
+        strict_shape: raise when the batch sizes of the members differ, rather than show -1 for the dim.
+
+    Raises:
+        TypeError: a member is not a container.
+        RuntimeError: the members have different numbers of batch dims, or (with `strict_shape`) sizes.
+        IndexError: there is no such stack dim.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import LazyStackedTensorDict, TensorDict
+        >>> stack = LazyStackedTensorDict(TensorDict(a=torch.zeros(2), b=torch.ones(1)), TensorDict(a=torch.zeros(3)))
+        >>> stack.batch_size, list(stack.keys()), stack[1]["a"].shape
+        (torch.Size([2]), ['a'], torch.Size([3]))
+        >>> stack.get("a", as_padded_tensor=True).shape
+        torch.Size([2, 3])
+        >>> stack["c"] = torch.arange(2)
+        >>> stack[1]["c"]
+        tensor(1)
+    """
+
+    def __init__(
+        self,
+        *tensordicts: Any,
+        stack_dim: int = 0,
+        hook_out: Hook = None,
+        hook_in: Hook = None,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Any = None,
+        stack_dim_name: str | None = None,
+        strict_shape: bool = False,
+    ) -> None:
+        members = list(tensordicts)
+        for position, member in enumerate(members):
+            if not isinstance(member, Contract):
+                hint = "; pass the members one by one" if isinstance(member, (list, tuple)) else ""
+                raise TypeError(
+                    f"the members of a lazy stack are containers, got {type(member).__name__} at position "
+                    f"{position}{hint}"
+                )
+        template: Any = None
+        if members:
+            size = _checked_size(members, strict_shape)
+        else:
+            # The members to come have as many batch dims as the stack dim asks for, at least.
+            size = torch.Size((0,) * max(stack_dim, 0)) if batch_size is None else as_size(batch_size)
+            template = registry.lookup("TensorDict")._make(
+                {}, size, None if device is None else as_device(device), None
+            )
+        if device is not None:
+            members = [member.to(device) for member in members]
+        self._size = None
+        self._entries = Members(members, as_new_dim(stack_dim, len(size)), hook_in, hook_out, template)
+        if members and batch_size is not None and as_size(batch_size) != self._batch_size:
+            raise ShapeError(
+                f"the batch size {list(as_size(batch_size))} is not that of the stack, {list(self._batch_size)}"
+            )
+        if names is not None:
+            self.names = names
+        if stack_dim_name is not None:
+            self._entries.name = stack_dim_name
+
+    # --- the members ------------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The leading dims that all entries share; see any container's."""
+        # As `_batch_size`, without its call: 85 instead of 150 ns.
+        return self._size or self._sized()
+
+    @batch_size.setter
+    def batch_size(self, size: Any) -> None:
+        self._rebatch(as_size(size))
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def __getitem__(self, index: int) -> TensorCollection: ...
+        @overload
+        def __getitem__(self, index: tuple[()]) -> Self: ...
+        @overload
+        def __getitem__(self, index: Key) -> Any: ...
+        @overload
+        def __getitem__(self, index: Any) -> Self: ...
+        def __getitem__(self, index: Any) -> Any: ...
+        def __iter__(self) -> Iterator[TensorCollection]: ...  # type: ignore[override]
+
+    @property
+    def tensordicts(self) -> list[TensorCollection]:
+        """The members: the list itself, which is to be changed with :meth:`append` and its kin only.
+
+        The batch size of a member is to be changed through the stack: it is read from them once.
+        """
+        return self._entries.containers
+
+    @property
+    def stack_dim(self) -> int:
+        """The batch dim that runs over the members."""
+        return self._entries.dim
+
+    @property
+    def stack_dim_name(self) -> str | None:
+        """The name of the stack dim."""
+        return self._entries.name
+
+    @stack_dim_name.setter
+    def stack_dim_name(self, name: str | None) -> None:
+        names = self.names
+        names[self.stack_dim] = name
+        self.names = names
+
+    @property
+    def hook_in(self) -> Hook:
+        """What is called on every leaf that is written as one tensor, before it is split."""
+        return self._entries.hook_in
+
+    @property
+    def hook_out(self) -> Hook:
+        """What is called on every leaf that was stacked, before it is given out."""
+        return self._entries.hook_out
+
+    def append(self, tensordict: Any) -> None:
+        """Add a member behind the last one, as `list.append`.
+
+        Args:
+            tensordict: a container with the batch size of the members; it is kept as it is.
+
+        Raises:
+            RuntimeError: the stack is locked, or the batch sizes differ.
+            TypeError: it is not a container.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import LazyStackedTensorDict, TensorDict
+            >>> stack = LazyStackedTensorDict()
+            >>> stack.append(TensorDict(a=torch.zeros(2)))
+            >>> stack.batch_size
+            torch.Size([1])
+        """
+        self.insert(len(self._entries.containers), tensordict)
+
+    def insert(self, index: int, tensordict: Any) -> None:
+        """Add a member at a position of the stack dim, as `list.insert`; arguments and errors as :meth:`append`."""
+        self._refuse_if_locked("add a member")
+        self._entries.containers.insert(index, self._fitting_member(tensordict))
+        self._size = None
+
+    def extend(self, tensordict: Iterable[Any]) -> None:
+        """Add members behind the last one, as `list.extend`.
+
+        Args:
+            tensordict: the new members; of a container, the elements along its first dim.
+
+        Raises:
+            RuntimeError: the stack is locked, or a batch size differs; nothing has been added then.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import LazyStackedTensorDict, TensorDict
+            >>> stack = LazyStackedTensorDict(TensorDict(a=torch.zeros(2)))
+            >>> stack.extend([TensorDict(a=torch.zeros(n)) for n in range(3)])
+            >>> stack.batch_size
+            torch.Size([4])
+        """
+        self._refuse_if_locked("add members")
+        members = list(tensordict)
+        self._entries.containers += [self._fitting_member(member, members[0]) for member in members]
+        self._size = None
+
+    def _fitting_member(self, member: Any, first: Any = None) -> Any:
+        """`member`, known to be a container with the batch size of the others.
+
+        A stack without members, of which nothing else is known, takes any; others with it are as the `first` of them.
+        """
+        if not isinstance(member, Contract):
+            raise TypeError(f"the members of a lazy stack are containers, got {type(member).__name__}")
+        store = self._entries
+        size = store.sample[0]._batch_size
+        theirs = member._batch_size
+        if not store.containers and not any(size) and not len(store):
+            size = theirs if first is None else first._batch_size
+            if len(theirs) < store.dim:
+                raise ShapeError(
+                    f"a lazy stack along dim {store.dim} has members of {store.dim} batch dims at least, got one of "
+                    f"batch size {list(theirs)}"
+                )
+        if theirs == size:
+            return member
+        if len(theirs) != len(size) or -1 not in self._batch_size:
+            raise ShapeError(f"a member of this lazy stack has the batch size {list(size)}, got one of {list(theirs)}")
+        return member
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        key: Any,
+        default: Any = AS_SET,
+        *,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_side: str = "right",
+        layout: torch.layout | None = None,
+        padding_value: float | int | bool = 0.0,
+        return_mask: bool = False,
+    ) -> Any:
+        """The entry at a nested key: stacked, or in one of the forms for leaves of unequal shapes.
+
+        Nested containers are given as lazy stacks whatever the form.
+
+        Args:
+            key: a string or a tuple of strings.
+            default: returned when some member lacks the entry; see any container's.
+            as_list: give the list of the members' leaves, which are not copied; lists of lists for stacks of stacks.
+            as_padded_tensor: give one tensor, the leaves being filled up to the largest size in every dim.
+            as_nested_tensor: give a nested tensor, over dim 0.
+            padding_side: `"right"` to fill up behind the elements, `"left"` before them.
+            layout: that of the nested tensor: `torch.jagged` (the default) or `torch.strided`.
+            padding_value: what to fill up with.
+            return_mask: with `as_padded_tensor`, give a pair: the tensor, and a bool tensor of its shape that is `True`
+                where it holds elements of the members.
+
+        Raises:
+            RuntimeError: the leaves cannot be put in this form; their key and shapes are named.
+            ValueError: more than one form is asked for, or a mask without padding.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict, lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(n)) for n in (1, 2)])
+            >>> stack.get("a", as_list=True)
+            [tensor([1.]), tensor([1., 1.])]
+            >>> stack.get("a", as_padded_tensor=True, padding_side="left", padding_value=-1)
+            tensor([[-1.,  1.],
+                    [ 1.,  1.]])
+            >>> stack.get("a", as_nested_tensor=True).offsets()
+            tensor([0, 1, 3])
+        """
+        forms = as_list + as_padded_tensor + as_nested_tensor
+        if return_mask and not as_padded_tensor:
+            raise ValueError(
+                "get gives a mask with as_padded_tensor=True only: return_mask says where there is no padding"
+            )
+        if not forms:
+            return super().get(key, default)
+        if forms > 1:
+            raise ValueError("get takes one of as_list, as_padded_tensor and as_nested_tensor")
+        path = path_of(key)
+        holder: Any = self
+        for name in path[:-1]:
+            holder = None if holder is None else holder._node(name)
+        holder = None if holder is None else holder._wrapped_container()
+        if holder is None or path[-1] not in holder._entries:
+            return super().get(key, default)
+        if not isinstance(holder, LazyCore) or holder._node(path[-1]) is not None:
+            return holder._entries[path[-1]]
+        if as_list:
+            return _column(holder, path[-1])
+        if as_padded_tensor:
+            leaves = holder._leaves_of(path[-1])
+            if not leaves:
+                return holder._entries.read(path[-1])
+            tensor = _restacked(holder, iter(padded(leaves, padding_side, padding_value, path)))
+            if not return_mask:
+                return tensor
+            there = [torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
+            return tensor, _restacked(holder, iter(padded(there, padding_side, False, path)))
+        return _nested(holder, _rows(holder, path), torch.jagged if layout is None else layout, path)
+
+    def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Tensor:
+        """The members' leaves at a nested key as a nested tensor, over dim 0.
+
+        Args:
+            key: a string or a tuple of strings.
+            default: a tensor stands for the leaves of the members that lack the entry; anything else is returned
+                when one of them does.
+            layout: that of the nested tensor: `torch.strided` (the default) or `torch.jagged`.
+
+        Raises:
+            KeyError: a member lacks the entry and there is no default.
+            RuntimeError: the leaves are no nested tensor of that layout, or the stack dim is not the first.
+            TypeError: the entry is a container.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict, lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(1), b=torch.ones(2)), TensorDict(a=torch.ones(2))])
+            >>> stack.get_nestedtensor("a", layout=torch.jagged).offsets()
+            tensor([0, 1, 3])
+            >>> stack.get_nestedtensor("b", torch.zeros(3)).unbind()[1]
+            tensor([0., 0., 0.])
+        """
+        path = path_of(key)
+        column = []
+        for member in self._entries.containers:
+            if member._has(path):
+                column.append(member._find(path))
+            elif isinstance(default, Tensor):
+                column.append(default)
+            elif default is NO_DEFAULT:
+                raise self._missing(key)
+            else:
+                return default  # type: ignore[no-any-return]
+            if isinstance(column[-1], Contract):
+                raise TypeError(f"entry {joined(path)!r} is a container, and no nested tensor: read it with get")
+        return _nested(self, column, torch.strided if layout is None else layout, path)
+
+    def _shape_of(self, name: str) -> torch.Size:
+        store = self._entries
+        shapes = [member._shape_of(name) for member in store.sample]
+        if len({len(shape) for shape in shapes}) > 1:
+            return torch.Size((-1,))
+        dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
+        dims.insert(store.dim, len(store.containers))
+        return torch.Size(dims)
+
+    def valid_keys(
+        self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False
+    ) -> KeysView[str | tuple[str, ...]]:
+        """A live view of the keys that all members have; the same as :meth:`keys`."""
+        return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
+
+    def _missing(self, key: Any) -> KeyError:
+        path = path_of(key)
+        having = [position for position, member in enumerate(self._entries.containers) if member._has(path)]
+        if not having:
+            return super()._missing(key)
+        return KeyError(
+            f"key {key!r} is not in all members of the lazy stack, only in {having}: read it from these, as in "
+            f"stack.tensordicts[{having[0]}][{key!r}]"
+        )
+
+    # --- dense forms ------------------------------------------------------------------------------------------------
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> TensorDict:  # type: ignore[override]
+        """The dense stack of the members, as a `TensorDict` of copies; see :meth:`to_tensordict`.
+
+        Raises:
+            RuntimeError: with `inplace`, since a lazy stack has no memory of its own; or an entry cannot be stacked.
+        """
+        if inplace:
+            raise ShapeError("a lazy stack cannot be made contiguous in place: use contiguous()")
+        return self._dense(hooked=True)  # type: ignore[no-any-return]
+
+    def is_contiguous(self) -> bool:
+        """`False`: the members have memory of their own each."""
+        return False
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
+        """The dense stack of the members, as a `TensorDict` of copies; entries that not all members have are left out.
+
+        Raises:
+            RuntimeError: an entry cannot be stacked; see :meth:`densify`.
+        """
+        return self._dense(hooked=True)  # type: ignore[no-any-return]
+
+    def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
+        """The lazy stack along another dim, of views of the members; itself, along its own. See any container's."""
+        return self if as_dim(dim, len(self._batch_size)) == self.stack_dim else super().to_lazystack(dim)
+
+    def densify(  # type: ignore[override]
+        self, layout: torch.layout = torch.strided
+    ) -> TensorDict:
+        """A `TensorDict` of all entries of all members; what cannot be stacked becomes a nested tensor.
+
+        A member that lacks an entry has an empty leaf in its place.
+
+        Args:
+            layout: the layout of the nested tensors.
+
+        Raises:
+            RuntimeError: leaves are no nested tensor of that layout, or the stack dim is not the first; the entry is
+                named.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict, lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2), b=torch.ones(2))])
+            >>> [row.shape[0] for row in stack.densify()["b"].unbind()]
+            [0, 2]
+        """
+        return _densified(self, layout, ())  # type: ignore[no-any-return]
+
+    def data_ptr(self, *, storage: bool = False) -> LazyStackedTensorDict:
+        """The addresses of the members' leaves, each member's under its number; arguments as for any container."""
+        found = {str(i): member.data_ptr(storage=storage) for i, member in enumerate(self._entries.containers)}
+        return self._build(found, torch.Size(()), torch.device("cpu"), None)
+
+    # --- printing ---------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        """The class, the common entries, those that only some members have, and the facts of any container."""
+        common, others = self._shown()
+        exclusive = []
+        for position, entries in others.items():
+            lines = printing.fields_text(entries).replace("\n", "\n    ")
+            exclusive.append(f"{position} ->{lines}")
+        facts = [_exclusive_text(exclusive), *self._facts(), f"stack_dim={self._entries.dim}"]
+        return printing.container_repr(type(self).__name__, {"fields": common}, facts)
+
+    def _repr_html_(self) -> str:
+        """A nested table for notebooks; entries that only some members have are marked as those of the member."""
+        common, others = self._shown()
+        entries = [(f"{position} -> {name}", value) for position, own in others.items() for name, value in own.items()]
+        return printing.container_html(self, {**common, **dict(entries)})
+
+    def _shown(self) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+        """The entries that all members have, and those that only some of them have, by position of the member."""
+        common = printing.shown(self)
+        others: dict[int, dict[str, Any]] = {}
+        for position, member in enumerate(self._entries.containers):
+            if member._outline().keys() - common.keys():
+                own = printing.shown(member)
+                others[position] = {name: value for name, value in own.items() if name not in common}
+        return common, others
+
+
+def _exclusive_text(parts: list[str]) -> str:
+    if not parts:
+        return "exclusive_fields={\n    }"
+    return "exclusive_fields={\n        " + ",\n        ".join(parts) + "}"
+
+
+def _checked_size(members: list[Any], strict: bool) -> torch.Size:
+    """The batch size of the first member, the others being known to have the same, or as many dims."""
+    size: torch.Size = members[0]._batch_size
+    for position, other in enumerate(members):
+        theirs = other._batch_size
+        if theirs != size and (strict or len(theirs) != len(size)):
+            hint = "" if len(theirs) != len(size) else ", which strict_shape=False allows"
+            raise ShapeError(
+                f"the members of a lazy stack must have batch sizes of the same number of dims, got {list(size)} at "
+                f"position 0 and {list(theirs)} at position {position}{hint}"
+            )
+    return size
+
+
+def _column(stack: Any, name: str) -> list[Any]:
+    """The leaves of one name, in lists of lists where members are lazy stacks."""
+    return [
+        _column(member, name) if isinstance(member, LazyCore) else member._entries[name]
+        for member in stack._entries.containers
+    ]
+
+
+def _restacked(stack: Any, leaves: Iterator[Tensor]) -> Tensor:
+    """One tensor of leaves of the same shape, one for each innermost member."""
+    store = stack._entries
+    parts = [
+        _restacked(member, leaves) if isinstance(member, LazyCore) else next(leaves) for member in store.containers
+    ]
+    return torch.stack(parts, store.dim)
+
+
+def _rows(stack: Any, path: Path) -> list[Tensor]:
+    """The members' leaves of the last name of `path`; those of members that are lazy stacks, stacked."""
+    try:
+        return [
+            member._entries.read(path[-1]) if isinstance(member, LazyCore) else member._entries[path[-1]]
+            for member in stack._entries.containers
+        ]
+    except StackError as error:
+        raise StackError(
+            f"entry {joined(path)!r} is in a lazy stack of lazy stacks that have leaves of different shapes each, "
+            f"which is no nested tensor: read it with get({joined(path)!r}, as_list=True) or as_padded_tensor=True"
+        ) from error
+
+
+def _nested(stack: Any, column: list[Any], layout: torch.layout, path: Path) -> Tensor:
+    if not column:
+        raise StackError(f"entry {joined(path)!r} of a lazy stack without members is no nested tensor")
+    if stack._entries.dim != 0:
+        raise StackError(
+            f"entry {joined(path)!r} of a lazy stack along dim {stack._entries.dim} is no nested tensor, whose rows "
+            "are along dim 0: use to_lazystack(0) first"
+        )
+    return nested(column, layout, path)
+
+
+def _densified(stack: Any, layout: torch.layout, path: Path) -> Any:
+    """See :meth:`LazyStackedTensorDict.densify`; `path` leads to this stack."""
+    store = stack._entries
+    entries: dict[str, Any] = {}
+    for name in dict.fromkeys(name for member in store.sample for name in member._entries):
+        value: Any = None
+        if name in store:
+            try:
+                value = store.read(name)
+            except StackError:
+                value = None
+        if value is None:
+            value = _stacked_or_nested(stack, name, layout, (*path, name))
+        if (
+            isinstance(value, Contract)
+            and isinstance(value._wrapped_container(), LazyCore)
+            and not value._is_non_tensor
+        ):
+            value = value._rewrap(_densified(value._wrapped_container(), layout, (*path, name)))
+        entries[name] = value
+    return registry.lookup("TensorDict")._make(entries, stack._batch_size, stack._device, stack._names)
+
+
+def _stacked_or_nested(stack: Any, name: str, layout: torch.layout, path: Path) -> Any:
+    """An entry that is no tensor, or that some members lack: nested containers as a lazy stack, or a nested tensor."""
+    store = stack._entries
+    column = [member._entries.get(name) for member in store.containers]
+    known = next(value for value in column if value is not None)
+    if isinstance(known, Contract):
+        absent: Any = known.empty()  # type: ignore[attr-defined]
+        if known._is_non_tensor:
+            absent = registry.lookup("NonTensorData")._of(None, known._batch_size)
+        return store.nested(name, [absent.copy() if value is None else value for value in column])
+    filled = [_absent(known, store, path) if value is None else value for value in column]
+    return _nested(stack, filled, layout, path)
+
+
+def _absent(known: Tensor, store: Members, path: Path) -> Tensor:
+    """A leaf without elements for a member that lacks it."""
+    lead = len(store.containers[0]._batch_size)
+    if known.ndim == lead:
+        raise StackError(
+            f"entry {joined(path)!r} is missing in some members of the lazy stack and has no feature dim that could be "
+            "empty there: set it in these, or exclude it"
+        )
+    return known.new_empty((*known.shape[:lead], 0, *known.shape[lead + 1 :]))
+
+
+pytree.register(LazyStackedTensorDict, flatten_stack, unflatten_stack, flatten_stack_with_keys)
+registry.speak_for(LazyStackedTensorDict, (LazyDims, LazyOps, LazyCore))

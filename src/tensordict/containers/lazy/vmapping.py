@@ -1,0 +1,276 @@
+"""Lazy stacks as pytrees, and under `torch.vmap`.
+
+Torch takes a lazy stack apart into its members and these into their leaves: what is done to a leaf is done to that of
+one member. `torch.vmap` counts its dims in the leaves, where the stack dim does not show. So the stacks among its
+arguments and results are given to it in another form, with other dims.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._functorch.vmap as functorch
+from torch import Tensor
+from torch.utils._pytree import SequenceKey, _broadcast_to_and_flatten, tree_flatten, tree_unflatten
+
+from tensordict.containers.lazy.core import LazyCore
+from tensordict.containers.lazy.members import Members
+from tensordict.core import pytree, registry, vmapped
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.errors import StackError
+from tensordict.core.shapes import as_dim, as_new_dim
+
+# The functions of torch through which `vmap` takes its arguments apart and puts its results together; what we rely on.
+_USED = ("_add_batch_dim", "_remove_batch_dim")
+_SIGNATURES = {
+    "_process_batched_inputs": ["in_dims", "args", "func"],
+    "_create_batched_inputs": ["flat_in_dims", "flat_args", "vmap_level", "args_spec"],
+    "_unwrap_batched": ["batched_outputs", "out_dims", "vmap_level", "batch_size", "func"],
+}
+
+
+@dataclass(frozen=True)
+class LazyContext:
+    """What a lazy stack is apart from its members."""
+
+    cls: type[Any]
+    dim: int
+    name: str | None
+    hooks: tuple[Any, Any]
+    # The stack dim of what is made of the new members, when a level of `vmap` lies between; no part of the structure.
+    after: int | None = field(default=None, compare=False)
+    # How many levels of `vmap` the members are in.
+    depth: int = field(default=0, compare=False)
+
+
+def flatten_stack(stack: Any) -> tuple[list[Any], LazyContext]:
+    """The members, and the context that makes a stack of them again."""
+    store = stack._entries
+    members = list(store.containers)
+    hooks = (store.hook_in, store.hook_out)
+    return members, LazyContext(type(stack), store.dim, store.name, hooks, stack._after, pytree._depth(members))
+
+
+def flatten_stack_with_keys(stack: Any) -> tuple[list[tuple[Any, Any]], LazyContext]:
+    """As `flatten_stack`, with the position of every member."""
+    members, context = flatten_stack(stack)
+    return [(SequenceKey(position), member) for position, member in enumerate(members)], context
+
+
+def unflatten_stack(values: Any, context: LazyContext) -> Any:
+    """A lazy stack of `values`; `None` where all of them are.
+
+    Raises:
+        RuntimeError: `torch.vmap` was entered, and is not known to this module; see `map_over_stacks`.
+    """
+    members = list(values)
+    if pytree.is_nothing(members):
+        return None
+    # Torch also builds trees of numbers, which stand for the leaves on this side.
+    dim = context.dim if context.after is None or not _have_tensors(members) else context.after
+    if not _KNOWN and pytree._depth(members) > context.depth:
+        raise RuntimeError(
+            f"torch.vmap cannot map over a lazy stack in this version of torch, {torch.__version__}, which has changed "
+            "how it takes its arguments apart: make the stack dense first, with to_tensordict()"
+        )
+    if members and isinstance(members[0], Contract):
+        dim = min(dim, len(members[0]._batch_size))
+    template = None if members else registry.lookup("TensorDict")._make({}, torch.Size(()), None, None)
+    return context.cls._over(Members(members, dim, *context.hooks, template, context.name))
+
+
+def _have_tensors(members: list[Any]) -> bool:
+    leaves: list[Any] = []
+    for member in members:
+        if isinstance(member, Contract):
+            member._gather(leaves)
+    return any(isinstance(leaf, Tensor) for leaf in leaves)
+
+
+def map_over_stacks() -> bool:
+    """Make `torch.vmap` map over the dims of lazy stacks, and tell whether this could be done.
+
+    Also map over other containers as wholes, see `core/vmapped.py`. It has no hook for this: three of its functions are
+    replaced by ones that call them and that do nothing else where there is no container. They are no part of torch's
+    public API. Where they are missing or take other parameters they are left alone, and mapping over a lazy stack is
+    an error; all else works.
+    """
+    originals = {name: getattr(functorch, name, None) for name in _SIGNATURES}
+    if all(getattr(original, "_knows_stacks", False) for original in originals.values()):
+        return True
+    if not all(hasattr(functorch, name) for name in _USED):
+        return False
+    for name, original in originals.items():
+        if original is None or list(inspect.signature(original).parameters) != _SIGNATURES[name]:
+            return False
+    take_apart: Any = originals["_process_batched_inputs"]
+    enter: Any = originals["_create_batched_inputs"]
+    from_form: Any = originals["_unwrap_batched"]
+
+    def process(in_dims: Any, args: tuple[Any, ...], func: Callable[..., Any]) -> Any:
+        flat, dims, spec = _flattened(args, in_dims)
+        if not any(isinstance(value, Contract) for value in flat):
+            return take_apart(in_dims, args, func)
+        if dims is not None:
+            dims = [vmapped.from_the_front(value, dim) for value, dim in zip(flat, dims, strict=True)]
+            if _are_wholes(flat) and (size := vmapped.mapped_size(flat, dims)) is not None:
+                return size, dims, flat, spec
+            in_dims = _unflattened(dims, spec)
+        return take_apart(*_transformed(in_dims, args, _entering), func)
+
+    def create(flat_in_dims: list[Any], flat_args: list[Any], vmap_level: int, args_spec: Any) -> Any:
+        if not any(map(is_node, flat_args)):
+            return enter(flat_in_dims, flat_args, vmap_level, args_spec)
+        pairs = zip(flat_args, flat_in_dims, strict=True)
+        return _unflattened([vmapped.entering(value, dim, vmap_level) for value, dim in pairs], args_spec)
+
+    def unwrap(batched_outputs: Any, out_dims: Any, vmap_level: int, batch_size: int, func: Callable[..., Any]) -> Any:
+        one = isinstance(batched_outputs, (Tensor, Contract))
+        flat, dims, spec = _flattened((batched_outputs,) if one else batched_outputs, out_dims)
+        if not any(isinstance(value, Contract) for value in flat):
+            return from_form(batched_outputs, out_dims, vmap_level, batch_size, func)
+        if dims is not None:
+            dims = [vmapped.from_the_front(value, dim, 1) for value, dim in zip(flat, dims, strict=True)]
+            out_dims = dims[0] if one else _unflattened(dims, spec)
+        if dims is None or not (_are_wholes(flat) and all(map(vmapped.has_place, flat, dims))):
+            out_dims, batched_outputs = _transformed(out_dims, batched_outputs, _leaving)
+            return from_form(batched_outputs, out_dims, vmap_level, batch_size, func)
+        outputs = [
+            vmapped.leaving(value, dim, vmap_level, batch_size)
+            if is_node(value)
+            else from_form(value, dim, vmap_level, batch_size, func)
+            for value, dim in zip(flat, dims, strict=True)
+        ]
+        return outputs[0] if one else _unflattened(outputs, spec)
+
+    process._knows_stacks = create._knows_stacks = unwrap._knows_stacks = True  # type: ignore[attr-defined]
+    functorch._process_batched_inputs = process
+    functorch._create_batched_inputs = create
+    functorch._unwrap_batched = unwrap
+    return True
+
+
+def _flattened(tree: Any, dims: Any) -> tuple[list[Any], list[Any] | None, Any]:
+    """What is in a tree of tensors and containers, the dim of each (`None` if these do not fit), and the structure.
+
+    That of a tuple of tensors and containers is `None`: torch would take 25 us to tell it.
+    """
+    if type(tree) is tuple and all(isinstance(value, (Tensor, Contract)) for value in tree):
+        if dims is None or isinstance(dims, int):
+            return list(tree), [dims] * len(tree), None
+        if type(dims) is tuple and len(dims) == len(tree):
+            return list(tree), list(dims), None
+    flat, spec = tree_flatten(tree, is_leaf=is_node)
+    return flat, _broadcast_to_and_flatten(dims, spec), spec
+
+
+def _unflattened(values: list[Any], spec: Any) -> Any:
+    return tuple(values) if spec is None else tree_unflatten(values, spec)
+
+
+def _are_wholes(flat: list[Any]) -> bool:
+    """Whether none of the containers has to be taken apart."""
+    return all(is_node(value) and _is_plain(value) for value in flat if isinstance(value, Contract))
+
+
+def _transformed(dims: Any, tree: Any, fn: Callable[[Any, int], tuple[Any, int]]) -> tuple[Any, Any]:
+    """`fn` of every lazy stack in a tree and its dim; what has a shape of its own is not mapped.
+
+    What was made of one element of the batch differs between them, whatever its class: it leaves as a plain tensor.
+    """
+    flat, spec = tree_flatten(tree, is_leaf=_is_stack)
+    if not any(map(_is_stack, flat)) and not any(map(_has_own_shape, flat)):
+        return dims, tree
+    each = _broadcast_to_and_flatten(dims, spec)
+    if each is None:
+        return dims, tree
+    for i, (stack, dim) in enumerate(zip(flat, each, strict=True)):
+        if _is_stack(stack) and isinstance(dim, int):
+            form, each[i] = fn(stack._wrapped_container(), dim)
+            flat[i] = stack._rewrap(form)
+        elif _has_own_shape(stack) and torch._C._functorch.is_batchedtensor(stack):
+            flat[i] = stack.as_subclass(Tensor)
+        elif _has_own_shape(stack):
+            each[i] = None
+    return tree_unflatten(each, spec), tree_unflatten(flat, spec)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor, or a container without lazy stacks, whose tensors of a shape of their own are the
+    same for all of the batch."""
+    if isinstance(value, Tensor):
+        return not (_has_own_shape(value) and torch._C._functorch.is_batchedtensor(value))
+    if not isinstance(value, Contract) or _is_stack(value):
+        return False
+    for entry in value._outline().values():  # noqa: SIM110 (a generator inside all() would double the cost)
+        if type(entry) is not Tensor and not _is_plain(entry):
+            return False
+    return True
+
+
+def _is_stack(value: Any) -> bool:
+    return isinstance(value, Contract) and not value._is_non_tensor and isinstance(value._wrapped_container(), LazyCore)
+
+
+def _has_own_shape(value: Any) -> bool:
+    """Whether a leaf is an `UnbatchedTensor`, which is not mapped over."""
+    return type(value) is not Tensor and isinstance(value, Tensor) and isinstance(value, Contract)
+
+
+def _entering(stack: Any, dim: int) -> tuple[Any, int]:
+    """A lazy stack as it is mapped over along `dim`, and that dim in its leaves.
+
+    Along the stack dim it is the dense stack, which leaves of unequal shapes do not allow.
+    """
+    lead = len(stack._batch_size)
+    if not -lead <= dim < lead:
+        raise ValueError(
+            f"vmap: got in_dim={dim} for a lazy stack of batch size {list(stack._batch_size)}, so in_dim goes from "
+            f"{-lead} to {lead - 1}"
+        )
+    dim = as_dim(dim, lead)
+    store = stack._entries
+    if dim == store.dim or not store.containers or any(_holds_stacks(member) for member in store.containers):
+        return _dense(stack), dim
+    behind = dim > store.dim
+    return _crossing(stack, store.dim - (not behind)), dim - behind
+
+
+def _leaving(stack: Any, dim: int) -> tuple[Any, int]:
+    """A lazy stack to which a batch dim is added at `dim`, and that dim in its leaves."""
+    dim = as_new_dim(dim, len(stack._batch_size))
+    store = stack._entries
+    if not store.containers or any(_holds_stacks(member) for member in store.containers):
+        return _dense(stack), dim
+    behind = dim > store.dim
+    return _crossing(stack, store.dim + (not behind)), dim - behind
+
+
+def _crossing(stack: Any, after: int) -> Any:
+    """The stack, such that `after` is the stack dim of what is made of its leaves on the other side."""
+    result = stack._like(stack._entries.containers)
+    result._after = after
+    return result
+
+
+def _dense(stack: Any) -> Any:
+    try:
+        return stack._dense()
+    except StackError as error:
+        raise StackError(
+            f"vmap maps over the stack dim of a lazy stack in its dense form, which it does not have: {error}. Or map "
+            "over the entries that the function needs, as in vmap(fn)(stack.select(...))"
+        ) from error
+
+
+def _holds_stacks(node: Contract) -> bool:
+    if isinstance(node._wrapped_container(), LazyCore):
+        return True
+    return any(isinstance(value, Contract) and _holds_stacks(value) for value in node._outline().values())
+
+
+_KNOWN = map_over_stacks()

@@ -1,0 +1,537 @@
+"""PersistentTensorDict: the container whose entries live in an HDF5 file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from tensordict.containers.stored import OnDisk, Twin
+from tensordict.core import pytree, registry
+from tensordict.core.contract import Contract, Names
+from tensordict.core.devices import as_device
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, joined
+from tensordict.core.shapes import as_size
+from tensordict.io import hdf5, pickled
+from tensordict.io.forms import face_class
+from tensordict.memory.datasets import Stored
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.dense import TensorDict
+
+__all__ = ["PersistentTensorDict"]
+
+
+@pytree.register
+@registry.register
+class PersistentTensorDict(OnDisk):
+    """A container whose entries live in an HDF5 file, for data that does not fit in memory.
+
+    - Reading an entry reads its dataset, and gives a tensor in memory. An index reads only the part it takes, and
+      gives a `TensorDict`: `data[torch.randint(len(data), (256,))]` is a mini-batch.
+    - Writing an entry writes it to the file, and so does everything that writes in place: `data[3] = item`, `set_`,
+      `data.mul_(2)`.
+    - A nested container is a group, and is read as a `PersistentTensorDict`. Keys, shapes, `repr` and the batch size
+      read no tensors.
+    - The results of operations are in memory, as `TensorDict`s.
+
+    Values that are no tensors are kept as JSON. Names of dims, batch sizes and the classes of tensorclasses are kept
+    in attributes, which other programs do not see. Links to other files are never followed.
+
+    As a context manager it is closed at the end of the block. Pickling it pickles the path: what is loaded opens the
+    file anew. A process forked while the file is open for writing can read from it.
+
+    Args:
+        batch_size: the leading dims that all entries share; `None` for that which was saved, else no batch dims.
+        filename: the file; exclusive with `group`.
+        group: an `h5py.File` or `h5py.Group`, or with `filename` the path of one in the file.
+        mode: `"r"` (read only), `"r+"` (read and write), `"w"` (make a new file), `"x"` (the same, and it must not
+            exist), `"a"` (read and write, make one when there is none).
+        backend: `"h5"`.
+        device: tensors are moved there when they are read.
+        validate_batch_size: check the batch size against the shapes in the file.
+        **kwargs: passed to `h5py.Group.create_dataset` for entries that are written: `compression="gzip"`,
+            `chunks=...` (an int is the number of rows of a chunk).
+
+    Attributes:
+        LOCKING: passed to `h5py.File` as `locking`: `None` for the choice of the HDF5 library, `False` where the file
+            system has no locks.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a shape in the file does not begin with the batch size, or the file is none of HDF5.
+        ModuleNotFoundError: h5py is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import PersistentTensorDict
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with PersistentTensorDict(filename=f"{folder.name}/data.h5", mode="w", batch_size=[1000]) as data:
+        ...     data["image"] = torch.zeros(1000, 8, 8)
+        ...     data[3] = {"image": torch.ones(8, 8)}
+        ...     data[[3, 1, 3]]["image"].mean((1, 2))
+        tensor([1., 0., 1.])
+    """
+
+    LOCKING: bool | str | None = None
+
+    def __init__(
+        self,
+        *,
+        batch_size: Any = None,
+        filename: Any = None,
+        group: Any = None,
+        mode: str = "r",
+        backend: str = "h5",
+        device: Any = None,
+        validate_batch_size: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if backend != "h5":
+            raise ValueError(f"the backend is 'h5', got {backend!r}")
+        if filename is None and (group is None or isinstance(group, str)):
+            raise RuntimeError("a PersistentTensorDict needs a filename, or an h5py group, and not both")
+        if filename is not None and group is not None and not isinstance(group, str):
+            raise RuntimeError(
+                "a PersistentTensorDict is made of a filename or of an h5py group, and not of both; "
+                "group may be the path of one in the file"
+            )
+        if filename is None:
+            file = hdf5.File(group.file, group.file.mode)
+            found = group
+        else:
+            file = hdf5.File.open(filename, mode, self.LOCKING)
+            try:
+                found = _group_at(file, group or "/")
+            except BaseException:
+                file.close()
+                raise
+        self._open(file, found, (), (), hdf5.checked_options(kwargs), None if device is None else as_device(device))
+        try:
+            self._adopt_size(None if batch_size is None else as_size(batch_size), validate_batch_size)
+        except BaseException:
+            if filename is not None:
+                file.close()
+            raise
+
+    def _open(
+        self,
+        file: hdf5.File,
+        group: Any,
+        path: Path,
+        above: tuple[int, ...],
+        options: Mapping[str, Any],
+        device: torch.device | None,
+    ) -> None:
+        self._file = file
+        self._group = group
+        self._path = path
+        self._lineage = hdf5.check_lineage(file, group, path, above)
+        self._options = dict(options)
+        self._slots: dict[str, hdf5.Slot] = {}
+        if device is not None:
+            self._device = device
+        self._size = torch.Size(())
+        self._dim_names: Names | None = None
+
+    def _adopt_size(self, size: torch.Size | None, check: bool) -> None:
+        """Take over the batch size and names that are noted in the file, or this batch size, which is noted there."""
+        noted = hdf5.noted_size(self._group, self._path, self._file)
+        names = hdf5.noted_names(self._group, self._path, self._file)
+        self._size = noted if size is None and noted is not None else size or torch.Size(())
+        self._dim_names = _fitting(names, self._size)
+        if check:
+            self._check_shapes()
+        if size is not None and noted != size:
+            self._note()
+
+    def _check_shapes(self) -> None:
+        for name in self._listed():
+            slot = self._slot(name)
+            self._check_shape(slot)
+            if slot.kind == hdf5.NODE:
+                self._child_of(slot)._check_shapes()
+
+    def _check_shape(self, slot: hdf5.Slot) -> None:
+        size = self._size
+        if slot.kind == hdf5.LEAF and slot.shape[: len(size)] != size:
+            raise SaveError(
+                f"entry {joined(slot.key)!r} of the HDF5 file {self._file.name!r} has shape {list(slot.shape)}, "
+                f"which does not begin with the batch size {list(size)}"
+            )
+
+    # --- the file -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _opened(
+        cls,
+        source: Any,
+        *,
+        mode: str = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The container over a file, or over an open `h5py.File` or `h5py.Group`; see `from_h5`."""
+        where: dict[str, Any] = {"group": source} if hasattr(source, "file") else {"filename": source, "mode": mode}
+        self = cls(**where, batch_size=batch_size, device=device, validate_batch_size=False, **(options or {}))
+        try:
+            noted = hdf5.noted_size(self._group, (), self._file)
+            if batch_size is None and (auto_batch_size or noted is None):
+                with self._file.unnoted():
+                    self.auto_batch_size_(batch_dims)
+            self._check_shapes()
+            return self._with_face()
+        except BaseException:
+            if "filename" in where:
+                self.close()
+            raise
+
+    def _with_face(self) -> Any:
+        """This container, as the tensorclass that was saved if one was."""
+        name = hdf5.noted_class(self._group, self._path, self._file)
+        if name is None:
+            return self
+        cls = face_class(name)
+        unknown = sorted(set(self._listed()) - cls.__expected_keys__)
+        if unknown:
+            raise SaveError(f"{joined(self._path)!r} is saved as a {name}, which has no fields {unknown}")
+        return cls._over(self)
+
+    @classmethod
+    def from_dict(  # type: ignore[override]
+        cls,
+        input_dict: Any,
+        filename: Any,
+        *,
+        auto_batch_size: bool = False,
+        batch_size: Any = None,
+        device: Any = None,
+        backend: str = "h5",
+        **kwargs: Any,
+    ) -> PersistentTensorDict:
+        """Write a (nested) dict, or another container, as an HDF5 file.
+
+        Args:
+            input_dict: what to write: a container, or what :meth:`TensorDict.from_dict` takes.
+            filename: the file; a container saved there is replaced, as by :meth:`to_h5`.
+            auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
+            batch_size: the batch size; that of a container, and none for a dict, by default.
+            device: where tensors are when they are read.
+            backend: `"h5"`.
+            **kwargs: arguments of :meth:`to_h5`.
+
+        Returns:
+            a :class:`PersistentTensorDict` over the new file, open for writing.
+
+        Raises:
+            ValueError: for another backend.
+            OSError: the file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> from tensordict import PersistentTensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> data = PersistentTensorDict.from_dict({"a": [1, 2], "b": {"c": [3.0, 4.0]}}, f"{folder.name}/data.h5")
+            >>> data["b", "c"]
+            tensor([3., 4.])
+        """
+        if backend != "h5":
+            raise ValueError(f"the backend is 'h5', got {backend!r}")
+        plain = registry.lookup("TensorDict")
+        if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
+            batch_size = input_dict._batch_size
+        source = plain.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
+        target = None if device is None else as_device(device)
+        result = source.to_h5(filename, **kwargs)
+        result._device = target
+        return result  # type: ignore[no-any-return]
+
+    @overload  # type: ignore[override]
+    def clone(self, recurse: Literal[True] = ..., *, newfile: None = None, **kwargs: Any) -> TensorDict: ...
+    @overload
+    def clone(self, recurse: bool, *, newfile: None = None, **kwargs: Any) -> TensorDictBase: ...
+    @overload
+    def clone(self, recurse: bool = ..., *, newfile: Any, **kwargs: Any) -> PersistentTensorDict: ...
+    def clone(self, recurse: bool = True, *, newfile: Any = None, **kwargs: Any) -> Any:
+        """A copy in memory, or in another HDF5 file.
+
+        Args:
+            recurse: without `newfile`, `False` copies the structure only and shares the entries, as :meth:`copy` does.
+            newfile: the file to write the copy to, as :meth:`to_h5` does, with the options that this container was
+                opened with.
+            **kwargs: without `newfile`, passed to `torch.Tensor.clone`; with it, to :meth:`to_h5`.
+
+        Returns:
+            a `TensorDict`; with `newfile`, a :class:`PersistentTensorDict` over it, open for writing.
+
+        Raises:
+            ValueError: `newfile` is the file of this container.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> with TensorDict(a=torch.zeros(2)).to_h5(f"{folder.name}/data.h5") as data:
+            ...     with data.clone(newfile=f"{folder.name}/copy.h5") as copy:
+            ...         copy["a"] = torch.ones(2)
+            ...     data["a"]
+            tensor([0., 0.])
+        """
+        if newfile is None:
+            return super().clone(recurse, **kwargs)
+        if os.path.exists(newfile) and os.path.samefile(newfile, self._file.name):
+            raise SaveError(f"the container is in {os.fspath(newfile)!r} itself: pass the name of another file")
+        result = self.to_h5(newfile, **{**self._options, **kwargs})
+        result._wrapped_container()._device = self._device
+        return result
+
+    def close(self) -> None:
+        """Close the file, for all containers over it; without effect when it is closed.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> data = TensorDict(a=torch.zeros(2)).to_h5(f"{folder.name}/data.h5")
+            >>> data.close()
+        """
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Open a block at whose end the file is closed; after an operation that can be undone, one that undoes it."""
+        if self._undo is None:
+            self._undo = (None, _close)
+        return super().__enter__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._file.check()
+        self._file.flush()
+        if self._group.name is None:
+            raise SaveError("this group was taken out of its HDF5 file, so it cannot be pickled by the path of that")
+        return {
+            "filename": self._file.name,
+            "mode": self._file.mode,
+            "group": self._group.name,
+            "path": self._path,
+            "options": self._options,
+            "size": self._size,
+            "names": self._dim_names,
+            "device": self._device,
+            "locked": self._locked,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        foreign = pickled.is_of_file(state)
+        if foreign:
+            state, nested = pickled.of_file(type(self), state)
+            for container in nested:
+                # Open for reading, while the file may have to be opened for writing.
+                container.close()
+        file = hdf5.File.open(state["filename"], state["mode"], self.LOCKING)
+        try:
+            self._open(file, _group_at(file, state["group"]), state["path"], (), state["options"], state["device"])
+            self._size, self._dim_names = state["size"], state["names"]
+            if foreign:
+                self._check_shapes()
+        except BaseException:
+            file.close()
+            raise
+        if state["locked"]:
+            self._lock_tree()
+
+    # --- the state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _batch_size(self) -> torch.Size:
+        return self._size
+
+    @_batch_size.setter
+    def _batch_size(self, size: torch.Size) -> None:
+        self._size = size
+        self._note()
+
+    @property
+    def _names(self) -> Names | None:
+        return self._dim_names
+
+    @_names.setter
+    def _names(self, names: Names | None) -> None:
+        self._dim_names = names
+        self._note()
+
+    def _note(self) -> None:
+        """Have the file say the batch size and the names, when it can be written to."""
+        if self._file.is_open and self._file.mode != "r" and self._file.notes:
+            hdf5.note(self._group, self._size, self._dim_names)
+
+    # --- the entries --------------------------------------------------------------------------------------------------
+
+    def _listed(self) -> list[str]:
+        self._file.check()
+        return hdf5.names_of(self._group)
+
+    def _slot(self, name: str) -> hdf5.Slot:
+        """What a name stands for in the file; a `KeyError` when there is no such entry."""
+        if not isinstance(name, str):
+            raise KeyError(name)
+        slots = self._slots
+        known = slots.get(name)
+        found = hdf5.looked_up(self._file, self._group, name, (*self._path, name), known)
+        if found is not known:
+            slots[name] = found
+        return found
+
+    def _target(self, name: str) -> Any:
+        """An entry, a tensor not being read."""
+        slot = self._slot(name)
+        if slot.kind == hdf5.LEAF:
+            return slot.stored(self._device)
+        if slot.kind == hdf5.NODE:
+            return self._node_of(slot)
+        if slot.kind == hdf5.VALUE:
+            holder = hdf5.value_of(slot, self._size, self._device, self._dim_names)
+            if self._locked:
+                holder._lock_tree()
+            return holder
+        raise slot.refusal()
+
+    def _node_of(self, slot: hdf5.Slot) -> Any:
+        if slot.held is None:
+            slot.held = self._child_of(slot)._with_face()
+        return slot.held
+
+    def _child_of(self, slot: hdf5.Slot) -> PersistentTensorDict:
+        """The nested container over a group, without the face of a tensorclass."""
+        if slot.held is not None:
+            return slot.held._wrapped_container()  # type: ignore[no-any-return]
+        child = object.__new__(PersistentTensorDict)
+        child._open(self._file, slot.object, slot.key, self._lineage, self._options, self._device)
+        noted = hdf5.noted_size(slot.object, slot.key, self._file)
+        lead = len(self._size)
+        child._size = self._size if noted is None or noted[:lead] != self._size else noted
+        names = hdf5.noted_names(slot.object, slot.key, self._file)
+        child._dim_names = _fitting(names, child._size)
+        return child
+
+    def _holds(self, name: str) -> bool:
+        try:
+            self._slot(name)
+        except KeyError:
+            return False
+        return True
+
+    def _put(self, entries: Mapping[str, Any]) -> None:
+        """Write entries, all of them or none."""
+        file, group = self._file, self._group
+        file.check_writable()
+        written: list[tuple[Any, Tensor]] = []
+        links: dict[str, Any] = {}
+        for name, value in entries.items():
+            key = (*self._path, name)
+            hdf5.link_name(name, key)
+            dataset = self._reusable(name, value, key)
+            if dataset is None:
+                links[name] = hdf5.made(file, group, value, self._options, key, self._lineage)
+            else:
+                written.append((dataset, value))
+        for dataset, value in written:
+            with file.named(self._path):
+                hdf5.fill(dataset, value)
+        for name, made in links.items():
+            link = hdf5.link_name(name, ())
+            if link in group:
+                del group[link]
+            group[link] = made
+            self._slots.pop(name, None)
+
+    def _reusable(self, name: str, value: Any, key: Path) -> Any:
+        """The dataset of this name when a tensor of its shape and dtype takes its place, and nothing else has it."""
+        if isinstance(value, (Contract, Stored)) or not self._holds(name):
+            return None
+        slot = self._slot(name)
+        if slot.kind != hdf5.LEAF or slot.dtype is not value.dtype or slot.shape != value.shape:
+            return None
+        hdf5.checked_leaf(value, key)
+        return slot.object if hdf5.is_single(slot.object) else None
+
+    def _drop(self, name: str) -> None:
+        self._slot(name)
+        self._file.check_writable()
+        del self._group[hdf5.link_name(name, ())]
+        self._slots.pop(name, None)
+
+    def _sketch(self, name: str) -> Any:
+        try:
+            slot = self._slot(name)
+        except KeyError:
+            raise SaveError(
+                f"the HDF5 file {self._file.name!r} is broken: it lists {joined((*self._path, name))!r}, which is not "
+                "there"
+            ) from None
+        if slot.kind == hdf5.ODD:
+            # It is listed, and what it is can be seen; reading it is an error.
+            return registry.lookup("NonTensorData")._of(f"<{slot.why}>", self._size, self._device)
+        return super()._sketch(name)
+
+    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
+        """Move an entry to another (nested) key; arguments, result and errors as for any container."""
+        # Without reading it: it gets its new name in the file.
+        OnDisk.rename_key_(self._unread, old_key, new_key, safe)
+        return self
+
+    def __repr__(self) -> str:
+        """As that of any container; reads no tensors."""
+        return super().__repr__() if self._file.is_open else f"PersistentTensorDict(closed file {self._file.name!r})"
+
+
+class _UnreadFile(Twin, PersistentTensorDict):
+    """See `Twin`."""
+
+
+PersistentTensorDict._twin = _UnreadFile
+
+
+class _H5Backend:
+    """What pickles of the reference say of the kind of a file; there is one kind."""
+
+
+def _close(container: Any) -> None:
+    container._wrapped_container().close()
+
+
+def _fitting(names: Names | None, size: torch.Size) -> Names | None:
+    """Names that are noted, where they are some and of this batch size."""
+    return names if names is not None and len(names) == len(size) and any(names) else None
+
+
+def _group_at(file: hdf5.File, path: str) -> Any:
+    """The group at a path in a file.
+
+    Raises:
+        KeyError: there is none.
+    """
+    group = file.root
+    walked: Path = ()
+    for part in filter(None, path.split("/")):
+        walked = (*walked, part)
+        slot = hdf5.looked_up(file, group, hdf5.entry_name(part), walked, None)
+        if slot.kind != hdf5.NODE:
+            raise KeyError(f"{path!r} is no group of the HDF5 file {file.name!r}")
+        group = slot.object
+    return group
+
+
+registry.speak_for(PersistentTensorDict, (OnDisk,))

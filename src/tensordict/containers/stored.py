@@ -1,0 +1,473 @@
+"""OnDisk: containers whose tensors stay in a file until they are used; FileSelection, some entries of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
+
+import torch
+from torch import Tensor
+
+from tensordict.containers.base import GivesTensorDicts, TensorDictBase
+from tensordict.containers.dense import TensorDict
+from tensordict.core import context, pytree, registry
+from tensordict.core.contract import Contract, LeafFn, Names, Rename
+from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.indexing import leaf_index
+from tensordict.core.keys import Path, path_of
+from tensordict.memory.datasets import Rows, Stored, in_memory
+from tensordict.ops.reading import AS_SET
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from typing_extensions import Self
+
+
+class _Read(MutableMapping[str, Any]):
+    """The entries: tensors that are read when they are asked for."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: OnDisk) -> None:
+        self.owner = owner
+
+    def __getitem__(self, name: str) -> Any:
+        return in_memory(self.owner._target(name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.owner._put({name: value})
+
+    def update(self, other: Any = (), /, **kwargs: Any) -> None:
+        """Write several entries, or none when one of them cannot be written."""
+        self.owner._put(dict(other, **kwargs))
+
+    def __delitem__(self, name: str) -> None:
+        self.owner._drop(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.owner._listed())
+
+    def __len__(self) -> int:
+        return len(self.owner._listed())
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.owner._holds(name)
+
+    def __repr__(self) -> str:
+        return repr(self.owner._listed())
+
+
+class _Unread(_Read):
+    """The entries with tensors that stand for those in the file: what is written into them is written to it."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.owner._target(name)
+
+
+class OnDisk(GivesTensorDicts):
+    """The walks of a container whose tensors are in a file.
+
+    A subclass says which entries there are and where: `_listed`, `_holds`, `_target`, `_put` and `_drop`.
+    """
+
+    # What is saved of it elsewhere is what was read.
+    _stored_as = "TensorDict"
+    # The results of operations are in memory.
+    _make: Any = TensorDict._make
+    # The class that gives the entries unread.
+    _twin: ClassVar[type[OnDisk]]
+
+    def _listed(self) -> list[str]:
+        """The names of the entries."""
+        raise NotImplementedError
+
+    def _holds(self, name: str) -> bool:
+        """Whether there is an entry of this name."""
+        raise NotImplementedError
+
+    def _target(self, name: str) -> Any:
+        """An entry; in the place of a tensor in the file a `Stored`. A `KeyError` when there is none."""
+        raise NotImplementedError
+
+    def _put(self, entries: Mapping[str, Any]) -> None:
+        """Write entries, all of them or none."""
+        raise NotImplementedError
+
+    def _drop(self, name: str) -> None:
+        """Delete an entry."""
+        raise NotImplementedError
+
+    @property
+    def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]
+        return _Read(self)
+
+    @property
+    def _unread(self) -> Any:
+        """This container with the tensors that stand for those in the file as its entries; both have one state."""
+        twin = object.__new__(self._twin)
+        twin.__dict__ = self.__dict__
+        return twin
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    def _outline(self) -> Mapping[str, Any]:
+        return {name: self._sketch(name) for name in self._listed()}
+
+    def _sketch(self, name: str) -> Any:
+        """An entry as those see it who only ask what there is."""
+        value = self._target(name)
+        if not _is_stored(value):
+            return value
+        # A tensor of the class and the shape of what is read.
+        return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+
+    def _shape_of(self, name: str) -> torch.Size:
+        value = self._target(name)
+        return value.shape  # type: ignore[no-any-return]
+
+    def _node(self, name: str) -> Any:
+        value = self._sketch(name) if self._holds(name) else None
+        return value if isinstance(value, Contract) else None
+
+    def _gather(self, found: list[Any]) -> None:
+        TensorDictBase._gather(self._unread, found)
+
+    def _walk(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+        return TensorDictBase._walk(self._unread, prefix)
+
+    def _leaves_of(self, name: str) -> list[Any]:
+        return TensorDictBase._leaves_of(self._unread, name)
+
+    def _build(
+        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        read = {name: in_memory(value) for name, value in entries.items()}
+        return self._make(read, batch_size, device, names)  # type: ignore[no-any-return]
+
+    def _dense(self) -> Any:
+        return self._map(_itself)
+
+    # --- the walks: leaf by leaf, so that no more than the results are in memory --------------------------------------
+
+    def _map(
+        self,
+        fn: LeafFn,
+        size: torch.Size | None = None,
+        lead: int = 0,
+        rename: Rename | None = None,
+        whole: LeafFn | None = None,
+    ) -> Self:
+        # An index takes its part of the file; any other function is given what is read.
+        on_read = _Indexed(fn, self._batch_size) if isinstance(fn, itemgetter) else _OnRead(fn)
+        mapped = {
+            name: value._map(fn, size, lead, rename, whole) if isinstance(value, Contract) else on_read(value)
+            for name, value in self._unread._entries.items()
+        }
+        own, names = self._batch_size, self._names
+        if size is None:
+            return self._make(mapped, own, self._device, names)  # type: ignore[no-any-return]
+        names = None if names is None else self._renamed(len(size), lead, rename)
+        return self._make(mapped, size + own[lead:], self._device, names)  # type: ignore[no-any-return]
+
+    def _map_many(
+        self,
+        fn: Callable[[Any], Sequence[Any]],
+        sizes: Sequence[torch.Size],
+        lead: int,
+        rename: Rename | None,
+        whole: Callable[[Any], Sequence[Any]] | None = None,
+    ) -> list[Self]:
+        return TensorDictBase._map_many(self._unread, _OnRead(fn), sizes, lead, rename, whole)
+
+    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
+        return TensorDictBase._map_with(self._unread, _OnRead(fn), tensor)  # type: ignore[no-any-return]
+
+    def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
+        return TensorDictBase._map_some(self._unread, _OnRead(fn))
+
+    def _rebuilt(self, leaves: Iterator[Any]) -> Any:
+        return TensorDictBase._rebuilt(self._unread, leaves)
+
+    def _merge(
+        self,
+        others: Sequence[Contract],
+        fn: Callable[[list[Any]], Any],
+        size: torch.Size,
+        lead: int,
+        rename: Rename | None,
+        path: tuple[str, ...] = (),
+        whole: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Self:
+        dense: list[Any] = [other._dense() for other in others]
+        return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
+
+    def _targets(self) -> Mapping[str, Any]:
+        return _Unread(self)
+
+    def _apply_tree(self, call: Any, others: Sequence[Any], path: Path) -> Any:
+        if not isinstance(call.fn, _OnRead):
+            call = replace(call, fn=_OnRead(call.fn, 1 if call.named else 0, keep=True))
+        return TensorDictBase._apply_tree(self._unread, call, others, path)
+
+    # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
+
+    def _plan_update(self, source: Any, prefix: Path, plan: Any) -> None:
+        TensorDictBase._plan_update(self._unread, source, prefix, plan)
+
+    def _plan_copies(self, source: Any, prefix: Path, targets: Any, values: list[Any]) -> None:
+        TensorDictBase._plan_copies(self._unread, source, prefix, targets, values)
+
+    def _plan_assign(self, value: Any, prefix: Path, plan: Any) -> None:
+        TensorDictBase._plan_assign(self._unread, value, prefix, plan)
+
+    def _plan_everywhere(self, value: Any, prefix: Path, plan: Any) -> None:
+        TensorDictBase._plan_everywhere(self._unread, value, prefix, plan)
+
+    def _assign_everywhere(self, at: Any, size: torch.Size, value: Any) -> None:
+        TensorDictBase._assign_everywhere(self._unread, at, size, value)
+
+    def _copy_into(self, name: str, item: Any, path: Path | None, non_blocking: bool) -> None:
+        TensorDictBase._copy_into(self._unread, name, item, path, non_blocking)
+
+    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
+        TensorDictBase._plan_rebatch(self._unread, size, path, changes)
+
+    def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
+        # What is in memory shows no changes by where it is: what fits its entry is compared and written into it.
+        fitting = set()
+        for key, value in restored.items(True, True):
+            if key not in leaves or not isinstance(value, Tensor):
+                continue
+            current = self._unread_at(path_of(key))
+            if type(current) is Stored and current.shape == value.shape and current.dtype is value.dtype:
+                fitting.add(key)
+                if not torch.equal(current, value):
+                    current.copy_(value)
+        context._write_back(self, restored.exclude(*fitting), leaves - fitting, gone_nodes)
+
+    def _unread_at(self, path: Path) -> Any:
+        """The entry at `path`, a tensor in the file not being read; `None` when there is none."""
+        if not self._has(path):
+            return None
+        node, name = self._holder(path)
+        node = node._wrapped_container()
+        return node._target(name) if isinstance(node, OnDisk) else node._entries[name]
+
+    # --- what shares the entries --------------------------------------------------------------------------------------
+
+    def _level_entries(self, keys: tuple[Any, ...]) -> None:
+        # Nothing is read for a selection.
+        return None
+
+    def _selected(self, wanted: dict[str, Any]) -> Any:
+        entries: dict[str, Any] = {}
+        for name, below in wanted.items():
+            value = self._target(name)
+            entries[name] = value if below is None else value._selected(below)
+        return self._selection(entries)
+
+    def _excluding(self, paths: list[Path]) -> Any:
+        gone = {path[0] for path in paths if len(path) == 1}
+        below: dict[str, list[Path]] = {}
+        for path in paths:
+            if len(path) > 1:
+                below.setdefault(path[0], []).append(path[1:])
+        entries: dict[str, Any] = {}
+        for name in self._listed():
+            if name not in gone:
+                value = self._target(name)
+                nested = name in below and isinstance(value, Contract)
+                entries[name] = value._excluding(below[name]) if nested else value
+        return self._selection(entries)
+
+    def copy(self) -> TensorDictBase:  # type: ignore[override]
+        """A copy of the structure that shares the entries (as `dict.copy`): they stay in the file, new ones do not."""
+        entries = {}
+        for name in self._listed():
+            value = self._target(name)
+            entries[name] = value.copy() if isinstance(value, Contract) else value  # type: ignore[attr-defined]
+        return self._selection(entries)  # type: ignore[no-any-return]
+
+    def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Any:
+        entries: dict[str, Any] = {}
+        for name in self._listed():
+            value = self._target(name)
+            if isinstance(value, Contract) and not isinstance(value, Tensor):
+                entries[name] = value._placed(fn, device)  # type: ignore[attr-defined]
+            else:
+                # A tensor that only changes its device stays in the file, and is moved when it is read.
+                entries[name] = fn(value)
+        stay = any(_is_stored(value) or isinstance(value, OnDisk) for value in entries.values())
+        make = FileSelection._of if stay else self._make
+        return make(entries, self._batch_size, device, self._names)
+
+    def _selection(self, entries: dict[str, Any]) -> Any:
+        return FileSelection._of(entries, self._batch_size, self._device, self._names)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
+        """The entry at a nested key, indexed along the batch dims; only that part is read. See any container's."""
+        value = self._unread_at(path_of(key))
+        if not _is_stored(value):
+            return super().get_at(key, index, default)
+        return in_memory(value[leaf_index(index, value.shape)])
+
+    # --- what a file cannot be ----------------------------------------------------------------------------------------
+
+    def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not possible: the entries stay in the file.
+
+        Raises:
+            UnsupportedEntryError: always; `memmap` gives a memory-mapped copy.
+        """
+        raise UnsupportedEntryError(
+            "a container over a file cannot become a memory-mapped one in place; memmap() gives such a copy"
+        )
+
+    @overload  # type: ignore[override]
+    def consolidate(
+        self, filename: Any = ..., *, return_early: Literal[True], **options: Any
+    ) -> Future[TensorDict]: ...
+    @overload
+    def consolidate(self, filename: Any = ..., **options: Any) -> TensorDict: ...
+    def consolidate(self, filename: Any = None, **options: Any) -> Any:
+        """What is read, side by side in one storage; arguments, result and errors as for any container.
+
+        Raises:
+            UnsupportedEntryError: with `inplace=True`, since the entries stay in the file.
+        """
+        if options.get("inplace"):
+            raise UnsupportedEntryError("a container over a file cannot be consolidated in place; inplace=False can")
+        if filename is None:
+            return self._dense().consolidate(**options)
+        return super().consolidate(filename, **options)
+
+    def share_memory_(self) -> Self:
+        """Not possible: the entries are not in memory.
+
+        Raises:
+            UnsupportedEntryError: always; `to_tensordict` gives a copy that can.
+        """
+        raise UnsupportedEntryError(
+            "a container over a file has no memory to share; to_tensordict().share_memory_() has, and other processes "
+            "can open the file themselves"
+        )
+
+
+class Twin(OnDisk):
+    """A container over a file with its entries unread; see :attr:`OnDisk._unread`."""
+
+    @property
+    def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]
+        return _Unread(self)
+
+    @property
+    def _unread(self) -> Any:
+        return self
+
+
+@pytree.register
+@registry.register
+class FileSelection(OnDisk):
+    """Entries of a container over a file, which stay in it: what `select`, `exclude`, `copy` and `to(device)` give.
+
+    They are read when they are used, and what is written in place is written to the file. Entries that are added or
+    replaced are in memory, and the file does not have them. Pickled, it is a `TensorDict` of what is read.
+    """
+
+    @classmethod
+    def _of(
+        cls, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> FileSelection:
+        self = object.__new__(cls)
+        self._held = entries
+        self._batch_size = batch_size
+        if device is not None:
+            self._device = device
+        if names is not None:
+            self._names = list(names)
+        return self
+
+    _held: dict[str, Any]
+
+    def _listed(self) -> list[str]:
+        return list(self._held)
+
+    def _holds(self, name: str) -> bool:
+        return name in self._held
+
+    def _target(self, name: str) -> Any:
+        return self._held[name]
+
+    def _put(self, entries: Mapping[str, Any]) -> None:
+        self._held.update(entries)
+
+    def _drop(self, name: str) -> None:
+        del self._held[name]
+
+    def __reduce__(self) -> Any:
+        read = self._dense()
+        if self._locked:
+            read.lock_()
+        return read.__reduce_ex__(4)
+
+
+class _UnreadSelection(Twin, FileSelection):
+    """See `Twin`."""
+
+
+FileSelection._twin = _UnreadSelection
+
+
+class _OnRead:
+    """A function of leaves that is given what is read of them, and may write into that: then so is the file."""
+
+    __slots__ = ("fn", "keep", "position")
+
+    def __init__(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> None:
+        self.fn = fn
+        self.position = position
+        # Give back the tensor in the file for what is given back as it was read.
+        self.keep = keep
+
+    def __call__(self, *args: Any) -> Any:
+        leaf = args[self.position]
+        if not _is_stored(leaf):
+            return self.fn(*args)
+        read = leaf.read()
+        before = read._version
+        result = self.fn(*args[: self.position], read, *args[self.position + 1 :])
+        if read._version != before:
+            leaf.copy_(read)
+        # Told by identity, what is given back as it came needs no more writing.
+        return leaf if result is read and self.keep else result
+
+
+class _Indexed:
+    """An index of leaves that takes its part of each, and reads no more."""
+
+    __slots__ = ("fn", "rows")
+
+    def __init__(self, fn: itemgetter[Any], size: torch.Size) -> None:
+        self.fn = fn
+        reduced: Any = fn.__reduce__()
+        self.rows = Rows.of(reduced[1][0], size[0]) if size else None
+
+    def __call__(self, leaf: Any) -> Any:
+        if self.rows is not None and _is_stored(leaf) and leaf.is_whole():
+            return self.rows.read(leaf)
+        return in_memory(self.fn(leaf))
+
+
+def _is_stored(value: Any) -> bool:
+    return type(value) is Stored
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf

@@ -1,0 +1,214 @@
+"""UnbatchedTensor: a leaf with a shape of its own, which the batch of its container does not reach."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from tensordict.core import registry
+from tensordict.core.contract import Contract, LeafFn, Rename
+from tensordict.core.errors import ShapeError
+from tensordict.core.keys import Path, joined
+from tensordict.core.shapes import as_size
+from tensordict.io import torch_files
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@registry.register
+class UnbatchedTensor(Tensor, Contract):
+    """A tensor whose shape has nothing to do with the batch of the container that it is in.
+
+    Indexing, reshaping, stacking and whatever else is done to the batch of a container leaves it as it is; what is
+    done to every element of the leaves (arithmetic, `clone`, `to`, `apply`) is done to it too. An assignment to a part
+    of the batch passes it by. It is read as it was written, a tensor.
+
+    To the walks of the contract it is a container that holds one leaf, itself, so they need not know of it.
+
+    Args:
+        data: a tensor, or what `torch.as_tensor` takes; its memory is shared.
+        batch_size: the batch size of the container, which gives it its own.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, UnbatchedTensor
+        >>> td = TensorDict(a=torch.zeros(2, 3), scale=UnbatchedTensor(torch.ones(5)), batch_size=[2])
+        >>> td.reshape(1, 2)["scale"].shape, (td + 1)["scale"]
+        (torch.Size([5]), UnbatchedTensor(tensor([2., 2., 2., 2., 2.])))
+    """
+
+    _batch_size = torch.Size(())
+    _entries: Any = MappingProxyType({})
+
+    @staticmethod
+    def __new__(cls, data: Any, batch_size: Any = None) -> Self:
+        return cls._over(torch.as_tensor(data), as_size(batch_size))
+
+    def __init__(self, data: Any, batch_size: Any = None) -> None:
+        pass
+
+    @classmethod
+    def _over(cls, tensor: Tensor, batch_size: torch.Size) -> Self:
+        """This class over the memory of a tensor."""
+        self = tensor.as_subclass(Tensor).as_subclass(cls)
+        self._batch_size = batch_size
+        return self
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch size of the container that this is an entry of."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, size: Any) -> None:
+        self._batch_size = as_size(size)
+
+    def copy(self) -> Self:
+        """Another one over the same memory, as the copy of a container has."""
+        return self._over(self, self._batch_size)
+
+    def clone(self, *, memory_format: torch.memory_format | None = None) -> Self:
+        """A copy over memory of its own; as `Tensor.clone`."""
+        return self._over(super().clone(memory_format=memory_format or torch.preserve_format), self._batch_size)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        held = self.as_subclass(Tensor)
+        if not (self.requires_grad and self.is_leaf):
+            result = self._over(copy.deepcopy(held, memo), self._batch_size)
+        else:
+            result = self._over(copy.deepcopy(held.detach(), memo), self._batch_size)
+            result.requires_grad_()
+            result.__dict__.update(self.__dict__)
+        memo[id(self)] = result
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
+        return super().__reduce_ex__(protocol) if found is None else found  # type: ignore[no-untyped-call]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """`UnbatchedTensor(...)` around what a tensor prints."""
+        return f"UnbatchedTensor({self.as_subclass(Tensor)!r})"
+
+    def __str__(self) -> str:
+        """As that of a tensor."""
+        return str(self.as_subclass(Tensor))
+
+    def __format__(self, format_spec: str) -> str:
+        """As that of a tensor: of one number its format, else its text."""
+        return format(self.as_subclass(Tensor), format_spec)
+
+    # --- the contract -----------------------------------------------------------------------------------------------
+
+    def _gather(self, found: list[Any]) -> None:
+        found.append(self)
+
+    def _walk(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+        yield prefix, self
+
+    def _map(
+        self,
+        fn: LeafFn,
+        size: torch.Size | None = None,
+        lead: int = 0,
+        rename: Rename | None = None,
+        whole: LeafFn | None = None,
+    ) -> Self:
+        own = self._batch_size
+        return self._made(fn(self)) if size is None else self._over(self, size + own[lead:])
+
+    def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
+        result = fn(self)
+        return self._made(result) if isinstance(result, Tensor) else result
+
+    def _made(self, result: Any) -> Self:
+        """What was made of the tensor as an entry of the same container; a parameter is the very one."""
+        if type(result) is type(self) and getattr(result, "_is_param", False):
+            result._batch_size = self._batch_size
+            return result
+        return self._over(result, self._batch_size)
+
+    def _map_many(
+        self,
+        fn: Callable[[Any], Sequence[Any]],
+        sizes: Sequence[torch.Size],
+        lead: int,
+        rename: Rename | None,
+        whole: Callable[[Any], Sequence[Any]] | None = None,
+    ) -> list[Self]:
+        rest = self._batch_size[lead:]
+        return [self._over(self, size + rest) for size in sizes]
+
+    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> NoReturn:
+        raise ShapeError(
+            "a tensor over the batch dims has no part for an UnbatchedTensor: exclude the entry, or use a number or a "
+            "container"
+        )
+
+    def _rebuilt(self, leaves: Iterator[Any]) -> Self:
+        return self._made(next(leaves))
+
+    def _merge(
+        self,
+        others: Sequence[Contract],
+        fn: Callable[[list[Any]], Any],
+        size: torch.Size,
+        lead: int,
+        rename: Rename | None,
+        path: tuple[str, ...] = (),
+        whole: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Any:
+        for other in others:
+            if not isinstance(other, UnbatchedTensor):
+                raise TypeError(f"entry {joined(path)!r} is an UnbatchedTensor in one input and none in another")
+        return fn(list(others)) if whole is None else whole(others)
+
+    def _stacked_with(self, items: Sequence[Any], dim: int) -> Self:
+        size = list(self._batch_size)
+        size.insert(dim, len(items))
+        return self._one_of(items, torch.Size(size))
+
+    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Self:
+        size = list(self._batch_size)
+        size[dim] = sum(item._batch_size[dim] for item in items)
+        return self._one_of(items, torch.Size(size))
+
+    def _as_result(self, stack: Any) -> Any:
+        members = stack._entries.containers
+        if not members or not all(isinstance(member, UnbatchedTensor) for member in members):
+            return stack
+        return self._one_of(members, stack._batch_size)
+
+    def _one_of(self, items: Sequence[Any], size: torch.Size) -> Self:
+        """The first of several, which are to be the same."""
+        plain = self.as_subclass(Tensor)
+        for item in items[1:]:
+            if item.shape != self.shape:
+                raise ShapeError(
+                    f"the shapes {list(self.shape)} and {list(item.shape)} of an UnbatchedTensor differ: it is the "
+                    "same for all of the batch"
+                )
+            if item.data_ptr() != self.data_ptr() and not torch.equal(plain, item.as_subclass(Tensor)):
+                warnings.warn(
+                    "UnbatchedTensors of different content are joined, and the first is kept: use a tensor with batch "
+                    "dims where elements of the batch differ",
+                    stacklevel=2,
+                )
+                break
+        return self._over(self, size)
+
+    def _compared_with_container(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
+        return self._over(op(self, other), self._batch_size)
+
+    def _resized_along(self, size: torch.Size, lead: int) -> Self:
+        return self._over(self, size + self._batch_size[lead:])
+
+    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> NoReturn:
+        raise KeyError(f"cannot write {joined(path or (name,))!r}: the entry above it is a tensor")

@@ -1,0 +1,303 @@
+"""LazyView: another form of the batch dims of a container, which reads from that container and writes to it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, ValuesView
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict.containers.base import TensorDictBase
+from tensordict.containers.dense import TensorDict
+from tensordict.core import pytree, registry
+from tensordict.core.context import remember_state
+from tensordict.core.contract import Contract, Names, is_flat, named_error
+from tensordict.core.errors import ShapeError
+from tensordict.core.keys import Path
+from tensordict.core.settings import set_lazy_legacy
+from tensordict.ops.locking import _keep
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tensordict.ops.collection import TensorCollection
+
+# The name of a shape method and its arguments, as in `("permute", 1, 0)`.
+Operation = tuple[Any, ...]
+
+
+class _Through(MutableMapping[str, Any]):
+    """The entries of a container, `forward` done to them on the way out and `backward` on the way in.
+
+    `outer` are the batch dims of the source that `forward` makes `inner` of; the source may have more, which stay.
+    """
+
+    __slots__ = ("backward", "forward", "inner", "outer", "source")
+
+    def __init__(
+        self, source: Any, forward: Operation, backward: Operation, outer: torch.Size, inner: torch.Size
+    ) -> None:
+        self.source = source
+        self.forward = forward
+        self.backward = backward
+        self.outer = outer
+        self.inner = inner
+
+    def __getitem__(self, name: str) -> Any:
+        return self.shown(name, self.source._entries[name])
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        entries = self.source._entries
+        if not isinstance(value, Contract):
+            entries[name] = _on_leaf(self.backward, value, len(self.inner), name)
+        elif isinstance(value, Tensor):
+            entries[name] = value._resized_along(self.outer, len(self.inner))  # type: ignore[attr-defined]
+        elif isinstance(value, LazyView) and value._entries.same_form(self):
+            entries[name] = value._source
+        else:
+            node = _on_node(self.backward, value, self.inner)
+            # Names of the source's dims that the view does not have are given to the new node here.
+            entries[name] = self.source._admit(node, (name,))
+
+    def __delitem__(self, name: str) -> None:
+        del self.source._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source._entries)
+
+    def __len__(self) -> int:
+        return len(self.source._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.source._entries
+
+    def values(self) -> ValuesView[Any]:
+        return _Values(self)
+
+    def items(self) -> ItemsView[str, Any]:
+        return _Items(self)
+
+    def pairs(self) -> Iterator[tuple[str, Any]]:
+        """The names and the entries as they are read."""
+        return ((name, self.shown(name, value)) for name, value in self.source._entries.items())
+
+    def same_form(self, other: _Through) -> bool:
+        """Whether the other mapping does the same to its source."""
+        return self.forward == other.forward and self.outer == other.outer
+
+    def shown(self, name: str, value: Any) -> Any:
+        """An entry of the source as it is read."""
+        if type(value) is not Tensor and isinstance(value, Contract):
+            if isinstance(value, Tensor):
+                return value._resized_along(self.inner, len(self.outer))  # type: ignore[attr-defined]
+            if value._is_non_tensor:
+                return _on_node(self.forward, value, self.outer)
+            return LazyView(value, self.forward, self.backward, self.outer, self.inner)
+        return _on_leaf(self.forward, value, len(self.outer), name)
+
+
+# The mixin's own views would look up every name anew.
+
+
+class _Values(ValuesView[Any]):
+    _mapping: _Through
+
+    def __iter__(self) -> Iterator[Any]:
+        return (value for _, value in self._mapping.pairs())
+
+
+class _Items(ItemsView[str, Any]):
+    _mapping: _Through
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return self._mapping.pairs()
+
+
+@pytree.register
+@registry.register
+class LazyView(TensorDictBase):
+    """What `view`, `permute`, `transpose`, `squeeze` and `unsqueeze` give under `set_lazy_legacy(True)`.
+
+    Entries are read from the source and reshaped at that moment; entries that are written, new ones too, go to the
+    source in its own form. Device and lock are those of the source; the batch size cannot be changed. The results of
+    operations are plain `TensorDict`s. The operation that takes back the first one gives the source itself.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, set_lazy_legacy
+        >>> td = TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2, 3])
+        >>> with set_lazy_legacy(True):
+        ...     swapped = td.permute(1, 0)
+        ...     assert swapped.permute(1, 0) is td
+        >>> swapped["b"] = torch.zeros(3, 2, 5)
+        >>> td["b"].shape
+        torch.Size([2, 3, 5])
+    """
+
+    _entries: _Through
+    # A view is saved as what is read through it.
+    _stored_as = "TensorDict"
+    # What is built from other entries has no source and is no view.
+    _make = TensorDict._make
+
+    def __init__(
+        self, source: Any, forward: Operation, backward: Operation, outer: torch.Size, inner: torch.Size
+    ) -> None:
+        self._source = source
+        self._entries = _Through(source, forward, backward, outer, inner)
+        self._size: torch.Size = inner + source._batch_size[len(outer) :]
+        remember_state(self, _keep)
+
+    @classmethod
+    def over(cls, source: Any, size: torch.Size, forward: Operation, backward: Operation) -> TensorCollection:
+        """`forward` done to `source` lazily, which gives it the batch size `size`; `backward` is what takes it back."""
+        if isinstance(source, LazyView) and source._taken_back_by(forward):
+            return source._source  # type: ignore[no-any-return]
+        return cls(source, forward, backward, source._batch_size, size)
+
+    def _taken_back_by(self, operation: Operation) -> bool:
+        through = self._entries
+        if operation[0] == "view" and through.backward[0] == "reshape":
+            operation = ("reshape", *operation[1:])
+        return operation == through.backward and through.outer == self._source._batch_size
+
+    def _build(
+        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        return self._make(entries, batch_size, device, names)  # type: ignore[return-value]
+
+    def _outline(self) -> Mapping[str, Any]:
+        # The leaves of the source will do, so that no leaf has to be reshaped, or might not let itself be.
+        outline = self._source._outline()
+        if is_flat(outline):
+            return outline  # type: ignore[no-any-return]
+        below = self._entries.shown
+        return {name: below(name, value) if isinstance(value, Contract) else value for name, value in outline.items()}
+
+    def __repr__(self) -> str:
+        """The source, and the operation that is done to it."""
+        source = repr(self._source).replace("\n", "\n    ")
+        return f"LazyView(\n    source={source},\n    op={self._operation()})"
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        op = html.escape(self._operation())
+        return f'<div class="tensordict"><strong>LazyView</strong> op={op}, source={self._source._repr_html_()}</div>'
+
+    def _operation(self) -> str:
+        """The operation as it is called."""
+        name, *arguments = self._entries.forward
+        return f"{name}({', '.join(map(repr, arguments))})"
+
+    def memmap_(self, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Save the source and make it the memory-mapped container; arguments as for it. Returns this view."""
+        self._source.memmap_(*args, **kwargs)
+        return self
+
+    def is_memmap(self) -> bool:
+        """Whether the source is memory-mapped."""
+        return self._source.is_memmap()  # type: ignore[no-any-return]
+
+    # --- the state is that of the source ----------------------------------------------------------------------------
+
+    @property
+    def _batch_size(self) -> torch.Size:
+        return self._size
+
+    @_batch_size.setter
+    def _batch_size(self, size: torch.Size) -> None:
+        self._refuse_size(size)
+
+    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
+        self._refuse_size(size)
+
+    def _refuse_size(self, size: torch.Size) -> None:
+        if size != self._size:
+            raise ShapeError(
+                f"the batch size {list(self._size)} of a lazy view follows from that of its source and cannot become "
+                f"{list(size)}; use td.copy(), a container of its own over the same tensors"
+            )
+
+    @property
+    def _names(self) -> Names | None:
+        names = self._source._names
+        if names is None:
+            return None
+        through = self._entries
+        return _renamed(through.forward, names, self._source._batch_size, through.outer)
+
+    @_names.setter
+    def _names(self, names: Names | None) -> None:
+        if names is not None and len(names) != len(self._size):
+            self._refuse_size(torch.Size(self._size[: len(names)]))
+        through = self._entries
+        theirs = None if names is None else _renamed(through.backward, names, self._size, through.inner)
+        shown = theirs and _renamed(through.forward, theirs, self._source._batch_size, through.outer)
+        if names is not None and shown != names:
+            raise RuntimeError(
+                f"the names {names} of a lazy view cannot be taken over by its source, whose batch size is "
+                f"{list(self._source._batch_size)}; name the dims of the source instead"
+            )
+        self._source._names = theirs
+
+    @property
+    def _device(self) -> torch.device | None:
+        return self._source._device  # type: ignore[no-any-return]
+
+    @_device.setter
+    def _device(self, device: torch.device | None) -> None:
+        self._source._device = device
+
+    @property
+    def _locked(self) -> bool:  # type: ignore[override]
+        return self._source._locked  # type: ignore[no-any-return]
+
+    @property
+    def _lock_owners(self) -> Any:
+        return self._source._lock_owners
+
+    @_lock_owners.setter
+    def _lock_owners(self, owners: Any) -> None:
+        self._source._lock_owners = owners
+
+    def _lock_tree(self) -> None:
+        self._source._lock_tree()
+
+    def _unlock_tree(self) -> None:
+        self._source._unlock_tree()
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._source._is_shared  # type: ignore[no-any-return]
+
+    @_is_shared.setter
+    def _is_shared(self, shared: bool) -> None:
+        self._source._is_shared = shared
+
+
+def _on_leaf(operation: Operation, leaf: Tensor, lead: int, name: str) -> Tensor:
+    """An operation on the `lead` leading dims of a leaf."""
+    method, *arguments = operation
+    # Dims count from the front, so only what lists all of them has to know about those of the leaf's own.
+    if method in ("view", "reshape"):
+        arguments = [(*arguments, *leaf.shape[lead:])]
+    elif method == "permute":
+        arguments += range(lead, leaf.dim())
+    try:
+        return getattr(leaf, method)(*arguments)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        raise named_error(error, (name,)) from error
+
+
+def _on_node(operation: Operation, node: Any, lead: torch.Size) -> Any:
+    """An operation on those batch dims of a container that it shares with one of batch size `lead`."""
+    parent = TensorDict._make({"": node}, lead, None, None)
+    with set_lazy_legacy(False):
+        return getattr(parent, operation[0])(*operation[1:])._entries[""]
+
+
+def _renamed(operation: Operation, names: Names, size: torch.Size, lead: torch.Size) -> Names | None:
+    """The names of a container of batch size `size` after an operation on its dims in `lead`."""
+    return _on_node(operation, TensorDict._make({}, size, None, names), lead)._names  # type: ignore[no-any-return]

@@ -1,0 +1,464 @@
+"""Face: another form of a container, which holds nothing itself and has everything done by the container behind it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, wraps
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from tensordict.containers.dense import TensorDict
+from tensordict.containers.fields import OPTIONS
+from tensordict.containers.lazy import LazyStackedTensorDict
+from tensordict.containers.nontensor import wrap
+from tensordict.containers.persistent import PersistentTensorDict
+from tensordict.containers.view import LazyView
+from tensordict.core.annotations import cast as as_annotated
+from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node
+from tensordict.core.errors import FieldError
+from tensordict.core.keys import Path
+from tensordict.core.shapes import as_size
+from tensordict.io import pickled
+from tensordict.ops.collection import TensorCollection
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_NUMBERS = (bool, int, float, complex)
+# What a field keeps as it is, whatever could be made of it.
+_VALUES = (str, tuple, range, complex, np.generic)
+
+
+def _state(name: str, read: Callable[[Any], Any]) -> Any:
+    """An attribute of the contract that is that of the wrapped container.
+
+    `read` is written out for each: `operator.attrgetter` would take 50 ns instead of 63, but `torch.compile` cannot
+    trace it.
+    """
+
+    def write(self: Any, value: Any) -> None:
+        setattr(self._tensordict, name, value)
+
+    def delete(self: Any) -> None:
+        delattr(self._tensordict, name)
+
+    return property(read, write, delete)
+
+
+class Face(TensorCollection):
+    """A container over another one, `_tensordict`, that gives its results its own class.
+
+    The state of the contract is that of the wrapped container, its walks are done by it, and what they give gets this
+    face again. All operations come from :class:`~tensordict.TensorCollection` and go through these; those
+    that a kind of container does in its own way are handed to it, see `_hand_on`.
+    """
+
+    _tensordict: Any
+
+    if not TYPE_CHECKING:
+        _entries = _state("_entries", lambda self: self._tensordict._entries)
+        _batch_size = _state("_batch_size", lambda self: self._tensordict._batch_size)
+        _device = _state("_device", lambda self: self._tensordict._device)
+        _names = _state("_names", lambda self: self._tensordict._names)
+        _locked = _state("_locked", lambda self: self._tensordict._locked)
+        _lock_owners = _state("_lock_owners", lambda self: self._tensordict._lock_owners)
+        _is_memmap = _state("_is_memmap", lambda self: self._tensordict._is_memmap)
+        _is_shared = _state("_is_shared", lambda self: self._tensordict._is_shared)
+        _consolidated = _state("_consolidated", lambda self: self._tensordict._consolidated)
+        _memmap_prefix = _state("_memmap_prefix", lambda self: self._tensordict._memmap_prefix)
+        _undo = _state("_undo", lambda self: self._tensordict._undo)
+        _blocks = _state("_blocks", lambda self: self._tensordict._blocks)
+
+    # --- containers with this face ----------------------------------------------------------------------------------
+
+    @classmethod
+    def _over(cls, container: Any) -> Self:
+        """The trusted constructor: this face over `container`, which is not checked."""
+        self = object.__new__(cls)
+        object.__setattr__(self, "_tensordict", container)
+        return self
+
+    def _wrapped_container(self) -> Any:
+        return self._tensordict
+
+    def _rewrap(self, result: Any) -> Any:
+        if result is self._tensordict:
+            return self
+        if isinstance(result, Contract):
+            return self._over(result)
+        if type(result) in (list, tuple) and result and isinstance(result[0], Contract):
+            return type(result)(map(self._rewrap, result))
+        return result
+
+    @classmethod
+    def _make(
+        cls, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        return cls._over(TensorDict._make(entries, batch_size, device, names))
+
+    def _build(
+        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Self:
+        return self._over(self._tensordict._build(entries, batch_size, device, names))
+
+    def _as_result(self, stack: Any) -> Any:
+        members = stack._entries
+        if any(type(member) is not type(self) for member in members.sample):
+            return stack
+        members.containers = [member._tensordict for member in members.containers]
+        if members.template is not None:
+            members.template = members.template._tensordict
+        return self._over(stack)
+
+    def _dense(self) -> Any:
+        return self._rewrap(self._tensordict._dense())
+
+    def _lazy(self, size: torch.Size, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> Self:
+        return self._over(self._tensordict._lazy(size, forward, backward))
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def _outline(self) -> Mapping[str, Any]:
+        return self._tensordict._outline()  # type: ignore[no-any-return]
+
+    def _shape_of(self, name: str) -> torch.Size:
+        return self._tensordict._shape_of(name)  # type: ignore[no-any-return]
+
+    def _node(self, name: str) -> Any:
+        return self._tensordict._node(name)
+
+    def _members(self) -> Sequence[Any] | None:
+        return self._tensordict._members()  # type: ignore[no-any-return]
+
+    def _gather(self, found: list[Any]) -> None:
+        self._tensordict._gather(found)
+
+    def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+        return self._tensordict._walk(prefix)  # type: ignore[no-any-return]
+
+    def _leaves_of(self, name: str) -> list[Any]:
+        return self._tensordict._leaves_of(name)  # type: ignore[no-any-return]
+
+    # --- the walks --------------------------------------------------------------------------------------------------
+
+    def _map(
+        self,
+        fn: LeafFn,
+        size: torch.Size | None = None,
+        lead: int = 0,
+        rename: Rename | None = None,
+        whole: LeafFn | None = None,
+    ) -> Self:
+        return self._over(self._tensordict._map(fn, size, lead, rename, whole))
+
+    def _rebuilt(self, leaves: Iterator[Any]) -> Self:
+        return self._over(self._tensordict._rebuilt(leaves))
+
+    def _map_many(
+        self,
+        fn: Callable[[Any], Sequence[Any]],
+        sizes: Sequence[torch.Size],
+        lead: int,
+        rename: Rename | None,
+        whole: Callable[[Any], Sequence[Any]] | None = None,
+    ) -> list[Self]:
+        return list(map(self._over, self._tensordict._map_many(fn, sizes, lead, rename, whole)))
+
+    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
+        return self._over(self._tensordict._map_with(fn, tensor))
+
+    def _merge(
+        self,
+        others: Sequence[Contract],
+        fn: Callable[[list[Any]], Any],
+        size: torch.Size,
+        lead: int,
+        rename: Rename | None,
+        path: tuple[str, ...] = (),
+        whole: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Self:
+        if path and whole is not None and any(type(other) is not type(self) for other in others):
+            # As one by one: joining looks at which classes belong together.
+            return whole(others)  # type: ignore[no-any-return]
+        return self._over(self._tensordict._merge(list(map(bare, others)), fn, size, lead, rename, path, whole))
+
+    def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
+        return self._tensordict._paired(bare(other))  # type: ignore[no-any-return]
+
+    def _rejoined(self, parts: Sequence[Any]) -> Self:
+        return self._over(self._tensordict._rejoined(list(map(bare, parts))))
+
+    def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
+        return self._rewrap(self._tensordict._stacked_with(list(map(bare, items)), dim))
+
+    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
+        return self._rewrap(self._tensordict._concatenated_with(list(map(bare, items)), dim))
+
+    def _index(self, index: Any) -> Any:
+        return self._rewrap(self._tensordict._index(index))
+
+    # --- the lock is that of the wrapped container, which outlives its faces ------------------------------------------
+
+    def _lock_tree(self) -> None:
+        self._tensordict._lock_tree()
+
+    def _unlock_tree(self) -> None:
+        self._tensordict._unlock_tree()
+
+    # --- copies -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(pickled.as_ours(type(self), state))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        result = memo[id(self)] = self._over(copy.deepcopy(self._tensordict, memo))
+        return result
+
+
+class Declared(Face):
+    """A face whose class says what entries there are: what goes in is cast and checked here, see `_as_entry`."""
+
+    _autocast: ClassVar[bool] = False
+    _frozen: ClassVar[bool] = False
+    _nocast: ClassVar[bool] = False
+    _shadow: ClassVar[bool] = False
+    _tensor_only: ClassVar[bool] = False
+    # Whether all tensors are stored as they are given.
+    _stores_tensors: ClassVar[bool] = True
+    # The fields of a `tensor_only` class that may hold a container.
+    _nodes: ClassVar[frozenset[str]] = frozenset()
+    # What assigns each of the fields.
+    _setters: ClassVar[dict[str, Callable[[Any, Any], None]]] = {}
+    __expected_keys__: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        given = {name: options.pop(name) for name in OPTIONS if name in options}
+        super().__init_subclass__(**options)
+        for name, chosen in given.items():
+            setattr(cls, f"_{name}", bool(chosen))
+        if cls._autocast + cls._nocast + cls._tensor_only > 1:
+            raise FieldError(f"{cls.__name__}: autocast, nocast and tensor_only are exclusive features: choose one")
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        """The base class with these options, or a generic class with these arguments."""
+        options = item if isinstance(item, tuple) else (item,)
+        if not all(isinstance(option, str) for option in options):
+            if not hasattr(cls, "__parameters__"):
+                raise TypeError(f"{cls.__name__} is not a generic class: {cls.__name__}[...] takes options, {OPTIONS}")
+            return super().__class_getitem__(item)  # type: ignore[misc]
+        unknown = [option for option in options if option not in OPTIONS]
+        if unknown:
+            raise ValueError(f"unknown options {unknown} of {cls.__name__}; known are {list(OPTIONS)}")
+        name = "_".join((cls.__name__, *sorted(set(options))))
+        metaclass: Any = type(cls)
+        return metaclass(name, (cls,), {"__module__": cls.__module__}, **dict.fromkeys(options, True))
+
+    # --- what goes in -------------------------------------------------------------------------------------------------
+
+    def _begin(self, batch_size: Any = None, device: Any = None, names: Any = None) -> Any:
+        """The container behind this instance: a new one, without entries."""
+        if device is None and names is None:
+            container = TensorDict._make({}, as_size(batch_size), None, None)
+        else:
+            container = TensorDict(None, batch_size, device, names)
+        object.__setattr__(self, "_tensordict", container)
+        return container
+
+    @classmethod
+    def _hint_of(cls, name: str) -> Any:
+        """The type that a field is declared with; `Any` for what is no field."""
+        raise NotImplementedError
+
+    def _as_entry(self, name: str, value: Any, keep: bool = False) -> Any:
+        """The value of a field as the container takes it; `keep` says that a mapping is a value, no nested container.
+
+        Raises:
+            TypeError: the options of the class refuse it; class and field are named.
+        """
+        if value is None:
+            return None
+        where = f"{type(self).__name__}.{name}"
+        if self._autocast:
+            value = as_annotated(value, self._hint_of(name), where)
+        elif self._tensor_only and not isinstance(value, (Tensor, Contract)):
+            if name in self._nodes:
+                # As any container stores it: a mapping becomes a container.
+                return value
+            try:
+                value = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise TypeError(
+                    f"{where} is a field of a tensor_only class, got a {type(value).__name__}: pass a tensor, or drop "
+                    "tensor_only"
+                ) from None
+        if isinstance(value, (Tensor, Contract)):
+            return value
+        if (
+            # A double of NumPy is a `float` of Python, too.
+            (isinstance(value, _VALUES) and not isinstance(value, float))
+            or (keep and isinstance(value, Mapping))
+            or (self._nocast and isinstance(value, (*_NUMBERS, np.ndarray)))
+            or (self._autocast and not hasattr(value, "__array__"))
+        ):
+            container = self._tensordict
+            return wrap(value, container._batch_size, container._device, container._names)
+        return value
+
+    def _put(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+        """Store what `_as_entry` gave; `None` takes the entry away."""
+        container = self._tensordict
+        if item is None:
+            if name in container._entries:
+                container.del_(name)
+            return
+        try:
+            container._write_name(name, item, non_blocking, path)
+        except (RuntimeError, TypeError) as error:
+            raise blamed(error, type(self)) from error
+
+    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+        if type(item) is not Tensor or not self._stores_tensors:
+            item = self._as_entry(name, item)
+        if name not in self._setters:
+            self._check_field(name)
+        self._put(name, item, non_blocking, path)
+
+    def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
+        if len(path) == 1:
+            self._write_name(path[0], item, non_blocking, path)
+            return
+        self._check_field(path[0])
+        self._tensordict._write(path, item, non_blocking)
+
+    def _graft(self, name: str, rest: Path, item: Any, path: Path, non_blocking: bool) -> None:
+        self._check_field(name)
+        self._tensordict._graft(name, rest, item, path, non_blocking)
+
+    def _plan_update(self, source: Any, prefix: Path, plan: Any) -> None:
+        container = self._tensordict
+        self._check_fields(source)
+        if isinstance(source, Contract):
+            container._plan_update(bare(source), prefix, plan)
+            return
+        items: dict[Any, Any] = {}
+        for key, value in source.items():
+            name = key if isinstance(key, str) else key[0]
+            # What is merged into a nested container is not put in its place.
+            merged = isinstance(value, (Mapping, Contract)) and is_node(container._node(name)) and plan.merges(value)
+            items[key] = value if merged or key != name else self._as_entry(name, value)
+            if items[key] is None:
+                # An update writes values: one that stands for nothing reads as the field's `None`.
+                if name in container._entries:
+                    items[key] = wrap(None, container._batch_size, container._device, container._names)
+                else:
+                    del items[key]
+        container._plan_update(items, prefix, plan)
+
+    def _plan_assign(self, value: Any, prefix: Path, plan: Any) -> None:
+        self._check_fields(value)
+        self._tensordict._plan_assign(bare(value), prefix, plan)
+
+    def _check_fields(self, source: Any) -> None:
+        """Refuse a mapping or container to be written that has what cannot be an entry."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write a field by its name, or assign to a part of the batch; see any container's."""
+        if type(index) is str:
+            self._write_name(index, value)
+        else:
+            super().__setitem__(index, value)
+
+    if not TYPE_CHECKING:
+        # Type checkers would take any attribute for known.
+        def __getattr__(self, name: str) -> Any:
+            if name == "_tensordict":
+                # Of an instance whose constructor assigns the fields itself.
+                return self._begin()
+            # What only the wrapped container has, such as the `stack_dim` of a lazy stack.
+            if name in self.__expected_keys__:
+                raise AttributeError(f"{type(self).__name__}.{name} is declared but not set")
+            if name.startswith("_") or not hasattr(type(self._tensordict), name):
+                raise AttributeError(
+                    f"{type(self).__name__} has no attribute {name!r}; its fields are {sorted(self.__expected_keys__)}"
+                )
+            value = getattr(self._tensordict, name)
+            return partial(self._hand_over, value) if callable(value) else value
+
+    def _hand_over(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method that only the wrapped container has; it takes what has no other fields than this."""
+        for arg in args:
+            for item in arg if isinstance(arg, (list, tuple)) else [arg]:
+                if isinstance(item, Contract):
+                    self._check_fields(item)
+        plain = [list(map(bare, arg)) if isinstance(arg, (list, tuple)) else bare(arg) for arg in args]
+        return self._rewrap(method(*plain, **kwargs))
+
+
+def bare(value: Any) -> Any:
+    """The container behind the face of a tensorclass; any other value itself."""
+    return value._wrapped_container() if isinstance(value, Contract) else value
+
+
+def blamed(error: Exception, cls: type[Any]) -> Exception:
+    """An error about an entry, with the class in front of it."""
+    message = str(error)
+    return type(error)(f"{cls.__name__}: {message}") if message.startswith("entry ") else error
+
+
+def register_face(cls: type[Face]) -> None:
+    """Make a class known to torch, which takes an instance apart as the container behind it."""
+
+    def flatten(instance: Any) -> tuple[list[Any], Any]:
+        container = instance._tensordict
+        node = _pytree.SUPPORTED_NODES[type(container)]
+        values, context = node.flatten_fn(container)
+        return values, (type(container), context)
+
+    def flatten_with_keys(instance: Any) -> tuple[list[Any], Any]:
+        container = instance._tensordict
+        values, context = _pytree.SUPPORTED_NODES[type(container)].flatten_with_keys_fn(container)  # type: ignore[misc]
+        return values, (type(container), context)
+
+    def unflatten(values: Any, context: Any) -> Any:
+        kind, inner = context
+        container = _pytree.SUPPORTED_NODES[kind].unflatten_fn(values, inner)
+        return None if container is None else cls._over(container)
+
+    _pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
+
+
+def _hand_on(storage: type[Any]) -> None:
+    """Have faces hand what a kind of container does in its own way to that container."""
+    for parent in storage.__mro__:
+        if issubclass(Face, parent):
+            continue
+        for name, function in vars(parent).items():
+            shared = getattr(TensorCollection, name, None)
+            if isinstance(function, FunctionType) and isinstance(shared, FunctionType) and name not in vars(Face):
+                setattr(Face, name, _handed_on(name, shared))
+
+
+def _handed_on(name: str, shared: FunctionType) -> Any:
+    """The method `name`: that of the wrapped container when it has one of its own, else `shared`, which all share."""
+
+    @wraps(shared)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        container = self._tensordict
+        if getattr(type(container), name) is shared:
+            return shared(self, *args, **kwargs)
+        return self._rewrap(getattr(container, name)(*map(bare, args), **kwargs))
+
+    return method
+
+
+for _storage in (LazyStackedTensorDict, LazyView, PersistentTensorDict):
+    _hand_on(_storage)

@@ -1,0 +1,1 @@
+"""What everything rests on: the contract of containers, keys, indices, shapes, settings, errors."""

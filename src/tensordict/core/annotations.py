@@ -1,0 +1,140 @@
+"""What annotations of class bodies say: resolving them, and casting values to them."""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import is_typeddict
+
+from tensordict.core.contract import Contract
+
+UNION = (typing.Union, types.UnionType)
+
+
+def resolve(hint: Any, scope: Mapping[str, Any], where: str) -> Any:
+    """The type that an annotation names, written as a string or not.
+
+    Raises:
+        TypeError: it names what is not in `scope`; `where` says which class and field it belongs to.
+    """
+    if isinstance(hint, typing.ForwardRef):
+        hint = hint.__forward_arg__
+    if typing.get_origin(hint) in UNION:
+        # `Optional["Node"]`: a name within an annotation that is none.
+        return typing.Union[tuple(resolve(part, scope, where) for part in typing.get_args(hint))]  # noqa: UP007
+    if not isinstance(hint, str):
+        return hint
+    try:
+        # Part of the source of the class, and no more to be feared than the rest of it.
+        found = eval(hint, {}, scope)
+    except Exception as error:
+        raise TypeError(f"the annotation {hint!r} of {where} cannot be resolved: {error}") from error
+    return resolve(found, scope, where) if _written(found) else found
+
+
+def _written(hint: Any) -> list[str]:
+    """The parts of an annotation that are strings, which are to be resolved."""
+    if isinstance(hint, typing.ForwardRef):
+        return [hint.__forward_arg__]
+    if isinstance(hint, str):
+        return [hint]
+    if typing.get_origin(hint) is typing.Literal:
+        return []
+    parts = typing.get_args(hint)[:1] if typing.get_origin(hint) is typing.Annotated else typing.get_args(hint)
+    return [text for part in parts for text in _written(part)]
+
+
+def scope_of(cls: type[Any], hints: Iterable[Any]) -> Mapping[str, Any]:
+    """The names that string annotations may use: of the modules, and of the function that the class is defined in."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tensordict":
+        frame = frame.f_back
+    local: dict[str, Any] = {}
+    if frame.f_locals is not frame.f_globals:
+        # Only those that are used: the class would keep the others alive.
+        texts = [text for hint in hints for text in _written(hint)]
+        for text in texts:
+            code = compile(text, "<annotation>", "eval")
+            local.update({name: frame.f_locals[name] for name in code.co_names if name in frame.f_locals})
+            # Names in quotes within an annotation that is a string itself.
+            texts += [part for part in code.co_consts if isinstance(part, str) and part.isidentifier() and part != text]
+    local[cls.__name__] = cls
+    modules = dict.fromkeys(parent.__module__ for parent in cls.__mro__)
+    return ChainMap(local, *[vars(sys.modules[name]) for name in modules if name in sys.modules])
+
+
+def kinds_of(hint: Any) -> list[Any]:
+    """The classes that an annotation allows, without their arguments; what is no class as it is."""
+    origin = typing.get_origin(hint)
+    if origin in UNION:
+        return [kind for part in typing.get_args(hint) for kind in kinds_of(part)]
+    return [type(None) if hint is None else origin or hint]
+
+
+def is_any_of(kind: Any, classes: tuple[type, ...]) -> bool:
+    """Whether one of `kinds_of` is a class below one of these."""
+    return isinstance(kind, type) and issubclass(kind, classes)
+
+
+def is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that an annotation names; arguments, as of `list[int]`, are not looked at."""
+    for kind in kinds_of(hint):
+        if kind is typing.Literal:
+            return value in typing.get_args(hint)
+        if not isinstance(kind, type) or kind is Any or isinstance(value, kind):
+            return True
+    return False
+
+
+def _says_what(kind: Any) -> bool:
+    """Whether this is a class of its own, which values can be instances of."""
+    if not isinstance(kind, type) or kind is object or kind is Any:  # `Any` is a class from Python 3.11 on
+        return False
+    return not is_typeddict(kind) and not getattr(kind, "_is_protocol", False)
+
+
+def cast(value: Any, hint: Any, where: str) -> Any:
+    """`value` as its annotation has it; a value that the annotation says nothing about is given back.
+
+    Args:
+        value: what was assigned, not `None`.
+        hint: the resolved annotation.
+        where: class and field, for errors.
+
+    Raises:
+        TypeError: the value cannot be cast.
+    """
+    origin = typing.get_origin(hint)
+    if origin in UNION:
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        return cast(value, parts[0], where) if len(parts) == 1 else value
+    kind: Any = hint if origin is None else origin
+    if not _says_what(kind) or isinstance(value, kind):
+        return value
+    if isinstance(value, Mapping) and not issubclass(kind, (Contract, Mapping)):
+        return value  # The text, or the keys, of a dict are nothing that anyone assigns it for.
+    try:
+        if issubclass(kind, Tensor):
+            # A container is no tensor, though torch would make an empty one of it.
+            return value if isinstance(value, Contract) else torch.as_tensor(value)
+        if issubclass(kind, Contract):
+            if kind._is_non_tensor:
+                return value if isinstance(value, Contract) else kind(value)
+            if isinstance(value, Mapping):
+                return kind.from_dict(value)
+            if isinstance(value, Contract) and hasattr(kind, "from_tensordict"):
+                return kind.from_tensordict(value)
+            return value
+        return value if isinstance(value, Contract) or origin is not None else kind(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{where} cannot be cast: it is annotated {getattr(hint, '__name__', hint)} and got a "
+            f"{type(value).__name__} ({error})"
+        ) from error

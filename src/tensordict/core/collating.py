@@ -1,0 +1,27 @@
+"""What `torch.utils.data.DataLoader` makes of containers where it is given no `collate_fn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from tensordict.core.contract import Contract
+
+
+def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """A batch of containers: a container that was cut out of a data set as a whole, or samples, which are stacked.
+
+    Args:
+        batch: a container (what `__getitems__` of a container gives), or a sequence of containers of one batch size.
+        collate_fn_map: what torch has for other types; the entries of a container are tensors.
+
+    Returns:
+        the container as it is, or the stack of the samples along a new first dim.
+    """
+    return batch if isinstance(batch, Contract) else torch.stack(list(batch))
+
+
+# The way that torch documents for types of one's own; subclasses are found by it, too.
+default_collate_fn_map[Contract] = collate

@@ -1,0 +1,164 @@
+"""Containers as context managers: an operation remembers how it is undone, and the end of the block undoes it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.keys import Path, joined, path_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def remember(result: Any, source: Any, undo: Callable[[Any], Any]) -> Any:
+    """Note on `result` that `undo(result)` has the form of `source` again; returns `result`.
+
+    The source is held weakly: a loop that rebinds one name to view after view would otherwise keep every container
+    it went through alive. Compiled code, which cannot trace weak references, holds it strongly.
+    """
+    result._undo = (source if torch.compiler.is_compiling() else weakref.ref(source), undo)
+    return result
+
+
+def remember_state(container: Any, undo: Callable[[Any], Any]) -> Any:
+    """Note that `undo(container)` takes back a change of state, such as a lock; returns `container`."""
+    container._undo = (None, undo)
+    return container
+
+
+class Context(Contract):
+    """`with td.unlock_():`, `with td.view(-1) as flat:` ... over the operation that was called last."""
+
+    _blocks: list[tuple[Any, Callable[[Any], Any], tuple[set[Any], set[Any]]]] | None = None
+
+    def __enter__(self) -> Self:
+        """Open a block at whose end the operation that made this container is undone.
+
+        Raises:
+            RuntimeError: when the container does not come from an operation that can be undone, or the container
+                that the operation was called on is gone.
+        """
+        pending, self._undo = self._undo, None
+        if pending is None:
+            raise RuntimeError(
+                "`with` needs an operation that can be undone, as in `with td.unlock_():` or "
+                "`with td.view(-1) as flat:`; this container does not come from one"
+            )
+        source, undo = pending
+        if isinstance(source, weakref.ref):
+            source = source()
+            if source is None:
+                raise RuntimeError(
+                    "the container that this one was made from is gone, so what is written in the block would appear "
+                    "nowhere; keep every step of a chain: with td.view(-1) as flat, flat.unsqueeze(0) as row:"
+                )
+        before = (set(), set()) if source is None else (set(source.keys(True, True)), _node_keys(self))
+        if self._blocks is None:
+            self._blocks = []
+        self._blocks.append((source, undo, before))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Undo the operation; what was written in the block is kept, also when it raised."""
+        assert self._blocks is not None
+        source, undo, before = self._blocks.pop()
+        if not self._blocks:
+            del self._blocks
+        restored = undo(self)
+        if source is not None:
+            source._write_back(restored, before[0], before[1] - _node_keys(self))
+
+    def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
+        """Bring this container to the entries of `restored`: delete what has gone, write what is new or has moved.
+
+        `leaves` are the leaves that this container had when the block began, `gone_nodes` the nested containers that
+        were deleted in it.
+        """
+        _write_back(self, restored, leaves, gone_nodes)
+
+
+def _node_keys(container: Any) -> set[Any]:
+    """The keys of the nested containers."""
+    return set(container.keys(True)) - set(container.keys(True, True))
+
+
+def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
+    """See :meth:`Context._write_back`."""
+    # What is stacked when it is read looks new to every reader: nested lazy stacks are brought up to date by members.
+    stacks = list(_stacks(source, restored))
+    paths = {path for path, _, _ in stacks}
+    for path, node, piece in stacks:
+        node._write_back(piece, _below(path, leaves), _below(path, gone_nodes))
+    after = set(restored.keys(True, True))
+    # Where a node made way for a leaf, or a leaf for a node, the entry is exchanged and keeps its place.
+    for key in leaves - after:
+        if paths and _is_in(key, paths):
+            continue
+        if restored.get(key, None) is not None:
+            source.set(key, {})
+        elif not _is_below(key, after) and source._has(path_of(key)):
+            source.del_(key)
+    for key in sorted(gone_nodes, key=len):
+        if key not in after and not _is_below(key, after) and isinstance(source.get(key, None), Contract):
+            source.del_(key)
+    items = restored.items(True) if not paths else _items_but(restored, paths)
+    added = {path_of(key) for key, value in items if is_node(value) and not source._has(path_of(key))}
+    changed = {}
+    for key, value in items:
+        path = path_of(key)
+        if any(path[:depth] in added for depth in range(1, len(path))):
+            continue  # it comes with its container
+        current = source.get(key, None)
+        if path in added or (
+            not is_node(value) and current is not value and (current is None or not same_memory(current, value))
+        ):
+            changed[key] = value
+    if changed:
+        source.update(changed)
+
+
+def _stacks(source: Contract, restored: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
+    """The outermost nested containers of `source` that consist of others, with what they have become."""
+    for name, node in source._outline().items():
+        piece = restored._node(name) if isinstance(node, Contract) else None
+        if piece is None:
+            continue
+        if node._batch_size == piece._batch_size and node._paired(piece) is not None:
+            yield (*prefix, name), node, piece
+        else:
+            yield from _stacks(node, piece, (*prefix, name))
+
+
+def _items_but(container: Any, paths: set[Path]) -> list[tuple[Any, Any]]:
+    """The items of a tree but those at or below these paths, which are not read."""
+    keys = [key for key in container.keys(True) if not _is_in(key, paths)]
+    return [(key, container.get(key)) for key in keys]
+
+
+def _below(path: Path, keys: set[Any]) -> set[Any]:
+    """What is left of the keys that are below a path."""
+    rests = [key[len(path) :] for key in keys if isinstance(key, tuple) and key[: len(path)] == path]
+    return {joined(rest) for rest in rests if rest}
+
+
+def _is_in(key: Any, paths: set[Path]) -> bool:
+    """Whether a nested key is one of the paths, or below one."""
+    path = path_of(key)
+    return any(path[:i] in paths for i in range(1, len(path) + 1))
+
+
+def _is_below(key: Any, leaves: set[Any]) -> bool:
+    """Whether what leads to a nested key is a leaf now."""
+    return isinstance(key, tuple) and any((key[0] if i == 1 else key[:i]) in leaves for i in range(1, len(key)))
+
+
+def same_memory(a: Any, b: Any) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    same_form = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
+    return same_form and a.data_ptr() == b.data_ptr()

@@ -1,0 +1,404 @@
+"""The contract: the dozen primitives that a container supplies, and the structural walks written on top of them.
+
+Every public method of the package is written once, in `ops/`, on what this file declares. A container is done when it
+supplies the abstract primitives; everything else follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib  # these two so that `typing.get_type_hints` can read the annotations of subclasses
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from tensordict.core import ragged
+from tensordict.core.errors import KeyMismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Names = list["str | None"]
+LeafFn = Callable[[Any], Any]
+Rename = Callable[[Names], Names]
+Size = torch.Size
+
+
+class Contract:
+    """What a container of tensors supplies; `isinstance(value, Contract)` tells a node from a leaf.
+
+    State that most containers leave at its default lives on the class, so that building a container costs two
+    attribute writes. A class with other needs (a view, a file) may define any of these as properties.
+    """
+
+    _batch_size: torch.Size
+    _device: torch.device | None = None
+    _names: Names | None = None
+    _locked: bool = False
+    _lock_owners: list[weakref.ref[Any]] | None = None
+    _is_memmap: bool = False
+    _is_shared: bool = False
+    # The storage that all leaves were put in, and how many there were then; see `blocks`.
+    _consolidated: tuple[Tensor, int] | None = None
+    # Whether the class stands for a value that is no tensor.
+    _is_non_tensor: bool = False
+    _memmap_prefix: pathlib.Path | None = None
+    _undo: tuple[Any, ...] | None = None
+
+    # --- primitives ---------------------------------------------------------------------------------------------
+    # The entries of this level, name -> leaf or node. Reading gives what is stored (or made on reading), writing takes
+    # what has been checked already (shape, device, lock). An attribute, because every access goes through it: a method
+    # call in its place would cost 45 ns. A class whose entries are no dict makes it a property over its own mapping.
+    _entries: MutableMapping[str, Any]
+
+    def _outline(self) -> Mapping[str, Any]:
+        """The entries for those who only ask what there is: names, which are containers, and these containers.
+
+        A container that makes its leaves when they are read gives any tensor in the place of a leaf.
+        """
+        return self._entries
+
+    def _targets(self) -> Mapping[str, Any]:
+        """The entries for those who may write into them, as operands of what is done in place.
+
+        A container that makes its leaves when they are read gives, where it can, tensors that write to where it keeps
+        them.
+        """
+        return self._entries
+
+    def _shape_of(self, name: str) -> torch.Size:
+        """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
+        value = self._entries[name]
+        return ragged.shape_of(value) if isinstance(value, Tensor) else value.shape
+
+    def _node(self, name: str) -> Any:
+        """The nested container of this name, `None` when there is none."""
+        value = self._entries.get(name)
+        return value if isinstance(value, Contract) else None
+
+    def _members(self) -> Sequence[Any] | None:
+        """The containers that a lazy stack consists of, `None` for any other container."""
+        return None
+
+    def _check_field(self, name: str) -> None:
+        """Refuse the name of a new entry: none, unless the class declares those that there can be."""
+
+    def _build(
+        self,
+        entries: dict[str, Any],
+        batch_size: torch.Size,
+        device: torch.device | None,
+        names: Names | None,
+    ) -> Self:
+        """A new container of this kind over `entries`, which it takes over and does not check."""
+        raise NotImplementedError
+
+    def _build_many(
+        self,
+        pieces: Iterable[dict[str, Any]],
+        sizes: Sequence[torch.Size],
+        device: torch.device | None,
+        names: Names | None,
+    ) -> list[Self]:
+        """One `_build` per piece, each with its batch size."""
+        return [self._build(entries, size, device, names) for entries, size in zip(pieces, sizes, strict=True)]
+
+    # --- leaves -------------------------------------------------------------------------------------------------------
+    # The tensors that hold the memory: what is written into them is written into the container. A container that makes
+    # its entries on reading gives those that they are made of, in the order in which `_map` goes.
+
+    def _gather(self, found: list[Any]) -> None:
+        """Append all leaves of the tree."""
+        for value in self._entries.values():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                value._gather(found)
+            else:
+                found.append(value)
+
+    def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """The (path, leaf) pairs of the tree."""
+        for name, value in self._entries.items():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                yield from value._walk((*prefix, name))
+            else:
+                yield (*prefix, name), value
+
+    def _leaves_of(self, name: str) -> list[Any]:
+        """The leaves of one entry."""
+        value = self._entries[name]
+        if not isinstance(value, Contract):
+            return [value]
+        found: list[Any] = []
+        value._gather(found)
+        return found
+
+    def _mark_memmap(self) -> None:
+        """Say that the tree is memory-mapped."""
+        self._is_memmap = True
+        for value in self._entries.values():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                value._mark_memmap()
+
+    def _mark_shared(self) -> None:
+        """Say that the tree is in shared memory."""
+        self._is_shared = True
+        for value in self._entries.values():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                value._mark_shared()
+
+    def _mark_as(self, source: Contract) -> None:
+        """Say of a view, which is locked, what `source` says of itself: that it is memory-mapped, or shared."""
+        if source._is_memmap:
+            self._mark_memmap()
+        if source._is_shared:
+            self._mark_shared()
+
+    # --- structural walks -----------------------------------------------------------------------------------------
+    # All take the new batch size of the root and `lead`, the number of batch dims of the root that it replaces: a
+    # nested container, whose batch size begins with its parent's, gets `size + its own batch size past lead`.
+
+    def _map(
+        self,
+        fn: LeafFn,
+        size: torch.Size | None = None,
+        lead: int = 0,
+        rename: Rename | None = None,
+        whole: LeafFn | None = None,
+    ) -> Self:
+        """The same structure with every leaf replaced by `fn(leaf)`.
+
+        Args:
+            fn: called once per leaf.
+            size: the root's new batch size; `None` when `fn` leaves the batch dims as they are.
+            lead: the number of batch dims that `size` replaces.
+            rename: maps the names of the replaced dims to the new ones; `None` drops the names (with `size`).
+            whole: does to a container what `fn` does to a leaf, for nested containers that make their leaves on
+                reading; without it they are made for `fn`.
+        """
+        mapping = self._entries
+        if is_flat(mapping):
+            entries = dict(zip(mapping, map(fn, mapping.values())))
+        else:
+            # No comprehension: its frame would halve the depth of nesting that Python's recursion limit leaves.
+            entries = {}
+            for name, value in mapping.items():
+                entries[name] = value._map(fn, size, lead, rename, whole) if isinstance(value, Contract) else fn(value)
+        if size is None:
+            return self._build(entries, self._batch_size, self._device, self._names)
+        own = self._batch_size
+        return self._build(
+            entries,
+            size if len(own) == lead else size + own[lead:],
+            self._device,
+            None if self._names is None else self._renamed(len(size), lead, rename),
+        )
+
+    def _rebuilt(self, leaves: Iterator[Any]) -> Self:
+        """The same structure with every leaf replaced by the next of `leaves`, in the order in which `_map` goes."""
+        mapping = self._entries
+        if is_flat(mapping):
+            entries = dict(zip(mapping, leaves))
+        else:
+            entries = {}
+            for name, value in mapping.items():
+                entries[name] = value._rebuilt(leaves) if isinstance(value, Contract) else next(leaves)
+        return self._build(entries, self._batch_size, self._device, self._names)
+
+    def _map_many(
+        self,
+        fn: Callable[[Any], Sequence[Any]],
+        sizes: Sequence[torch.Size],
+        lead: int,
+        rename: Rename | None,
+        whole: Callable[[Any], Sequence[Any]] | None = None,
+    ) -> list[Self]:
+        """As `_map`, for an `fn` that cuts a leaf in `len(sizes)` pieces: one container per piece."""
+        mapping = self._entries
+        columns: list[Sequence[Any]] = (
+            [
+                value._map_many(fn, sizes, lead, rename, whole) if isinstance(value, Contract) else fn(value)
+                for value in mapping.values()
+            ]
+            if not is_flat(mapping)
+            else list(map(fn, mapping.values()))
+        )
+        own = self._batch_size
+        names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), lead, rename)
+        if len(own) != lead:
+            sizes = [size + own[lead:] for size in sizes]
+        if columns:
+            # The names and the row are of one length by construction; checking it again would cost 30 ns a piece.
+            keys = list(mapping)
+            pieces = [dict(zip(keys, row)) for row in zip(*columns, strict=True)]
+        else:
+            pieces = [{} for _ in sizes]
+        return self._build_many(pieces, sizes, self._device, names)
+
+    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
+        """The same structure with every leaf replaced by `fn(leaf, its part of the tensor)`.
+
+        Args:
+            fn: takes the leaf, and the tensor as a view with dims of size 1 behind, so that the two broadcast.
+            tensor: lies over the batch dims, or over the first of them, and broadcasts to them.
+        """
+        spread = ByNdim(tensor)
+        entries: dict[str, Any] = {}
+        for name, value in self._entries.items():
+            if type(value) is not Tensor and isinstance(value, Contract):
+                entries[name] = value._map_with(fn, tensor)
+            else:
+                entries[name] = fn(value, spread[value.dim()])
+        return self._build(entries, self._batch_size, self._device, self._names)
+
+    def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
+        """The pairs of containers to be taken leaf by leaf in place of this one and `other`, of the same batch size.
+
+        `None` for a container that holds its own leaves, and so is to be paired with `other` itself. What is made of
+        the pairs goes to `_rejoined`.
+        """
+        return None
+
+    def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
+        """The stack of these containers, of which this is the first, when they know how to keep it lazy."""
+        return None
+
+    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
+        """The concatenation of these containers, of which this is the first, when they know how to keep it lazy."""
+        return None
+
+    def _as_result(self, stack: Any) -> Any:
+        """The lazy stack of containers of which this is the first, in the form in which it is read and returned."""
+        return stack
+
+    def _dense(self) -> Any:
+        """This container without a lazy stack at its root."""
+        return self
+
+    def _wrapped_container(self) -> Any:
+        """The container that holds the entries, where this one is a face over another."""
+        return self
+
+    def _rewrap(self, result: Any) -> Any:
+        """What `_wrapped_container` gave, with the face of this container where it is a container of its own kind."""
+        return result
+
+    def _rejoined(self, parts: Sequence[Any]) -> Self:
+        """A container as this one, of what was made of each pair of `_paired`."""
+        raise NotImplementedError
+
+    def _merge(
+        self,
+        others: Sequence[Contract],
+        fn: Callable[[list[Any]], Any],
+        size: torch.Size,
+        lead: int,
+        rename: Rename | None,
+        path: tuple[str, ...] = (),
+        whole: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Self:
+        """The structure of `self` with every leaf replaced by `fn([this leaf of each of the others])`.
+
+        `others` holds all the inputs, `self` among them, and must agree on the keys. `whole` does to containers what
+        `fn` does to leaves, for nested ones that hold a value in place of leaves.
+        """
+        mappings = [other._entries for other in others]
+        count = len(mappings[0])
+        entries: dict[str, Any] = {}
+        if list(map(len, mappings)).count(count) != len(mappings):
+            raise_key_mismatch(mappings, path)
+        try:
+            for name, value in mappings[0].items():
+                column = [mapping[name] for mapping in mappings]
+                if type(value) is not Tensor and isinstance(value, Contract):
+                    knowing: Contract = value
+                    for other in column:
+                        if not isinstance(other, Contract):
+                            raise TypeError(
+                                f"entry {(*path, name)!r} is a container in one input and a tensor in another"
+                            )
+                        if type(knowing)._merge is Contract._merge:
+                            knowing = other
+                    entries[name] = knowing._merge(column, fn, size, lead, rename, (*path, name), whole)
+                else:
+                    entries[name] = fn(column)
+        except KeyMismatchError:
+            raise
+        except KeyError:
+            raise_key_mismatch(mappings, path)
+        except (RuntimeError, TypeError) as error:
+            raise named_error(error, (*path, name)) from error
+        own = self._batch_size
+        return self._build(
+            entries,
+            size if len(own) == lead else size + own[lead:],
+            merged_device(others),
+            None if self._names is None else self._renamed(len(size), lead, rename),
+        )
+
+    def _renamed(self, count: int, lead: int, rename: Rename | None) -> Names | None:
+        """The names after `lead` leading dims became `count` dims."""
+        if self._names is None:
+            return None
+        head: Names = [None] * count if rename is None else rename(self._names[:lead])
+        names = head + self._names[lead:]
+        return None if names.count(None) == len(names) else names
+
+
+class Clones(itertools.chain[Any]):
+    """The clones of leaves as `_rebuilt` takes them: containers that hold a value know it is to be copied too."""
+
+
+class ByNdim(dict[int, Tensor]):
+    """A tensor over the batch dims with dims of size 1 behind, made once per number of dims that the leaves have."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+    def __missing__(self, ndim: int) -> Tensor:
+        shape = (*self.tensor.shape, *[1] * (ndim - self.tensor.ndim))
+        made = self[ndim] = self.tensor.reshape(shape)
+        return made
+
+
+def is_node(value: Any) -> bool:
+    """Whether a value holds entries: a container that is no leaf at the same time, as an `UnbatchedTensor` is."""
+    return isinstance(value, Contract) and not isinstance(value, Tensor)
+
+
+def is_flat(mapping: Mapping[str, Any]) -> bool:
+    """Whether no entry is a container; about 25 ns an entry."""
+    for value in mapping.values():  # noqa: SIM110 (a generator inside all() would double the cost)
+        if type(value) is not Tensor and isinstance(value, Contract):
+            return False
+    return True
+
+
+def merged_device(containers: Sequence[Contract]) -> torch.device | None:
+    """The device that all the containers share, or `None`."""
+    devices = [container._device for container in containers]
+    return devices[0] if devices.count(devices[0]) == len(devices) else None
+
+
+def named_error(error: Exception, path: tuple[str, ...]) -> Exception:
+    """`error` again with the nested key in front of its message; an error that names its key already is kept."""
+    message = str(error)
+    if message.startswith("entry "):
+        return error
+    key = path[0] if len(path) == 1 else path
+    return type(error)(f"entry {key!r}: {message}")
+
+
+def raise_key_mismatch(mappings: Sequence[Mapping[str, Any]], path: tuple[str, ...]) -> NoReturn:
+    """Raise the error of containers that should have the same keys, naming those that only some have."""
+    union = set().union(*mappings)
+    common = set(mappings[0]).intersection(*mappings)
+    odd = sorted(union - common)
+    where = f" under {'.'.join(path)!r}" if path else ""
+    raise KeyMismatchError(
+        f"the containers must have the same keys{where}; only some of them have {odd}. "
+        "Select the common keys first, or use a lazy stack"
+    )

@@ -1,0 +1,264 @@
+"""Indices on the batch dimensions: how to apply one to a leaf, and the batch size that results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict.core.errors import BatchIndexError, ShapeError
+
+_FULL = slice(None)
+_BASIC = (int, slice, type(None))
+
+
+def leaf_index(index: Any, batch_size: torch.Size) -> Any:
+    """The index that does to a leaf what `index` does to a tensor of shape `batch_size`.
+
+    Lists, ranges and numpy arrays become tensors once, instead of once per leaf, and a mask becomes the integer index
+    that torch would make of it; an Ellipsis is spelled out, since a leaf has feature dims behind the batch dims.
+
+    Raises:
+        IndexError: when the index addresses more dims than there are.
+    """
+    kind = type(index)
+    if kind is int or kind is slice:
+        if len(batch_size):
+            return index
+        if kind is slice:
+            raise _too_many(1, batch_size)
+        raise BatchIndexError(f"a container without batch dims (batch_size=[]) cannot be indexed with {index!r}")
+    if kind is tuple or kind is torch.Size:
+        return _tuple_index(index, batch_size)
+    if index is None:
+        return None
+    if index is Ellipsis:
+        return ()
+    if kind is not Tensor:
+        index = _component(index)
+    consumed = _consumed(index)
+    if consumed > len(batch_size):
+        raise _too_many(consumed, batch_size)
+    if isinstance(index, Tensor) and index.dtype in _MASKS and index.ndim:
+        return _from_mask(index, batch_size)
+    return index
+
+
+def is_beyond(index: Any, batch_size: torch.Size) -> bool:
+    """Whether `index` does something else to a leaf, with feature dims behind its batch dims, than to the batch."""
+    if type(index) is int or type(index) is slice:
+        return not batch_size
+    items = index if isinstance(index, (tuple, torch.Size)) else (index,)
+    if any(item is Ellipsis for item in items[:-1]):
+        return True
+    known = [item if item is None or item is Ellipsis else _component(item) for item in items]
+    return sum(map(_consumed, known)) > len(batch_size)
+
+
+def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
+    """The shape of a tensor of shape `batch_size` once indexed with `index`, an output of `leaf_index`."""
+    kind = type(index)
+    if kind is int:
+        size = batch_size[0]
+        if not -size <= index < size:
+            raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
+        return batch_size[1:]
+    if kind is slice:
+        return torch.Size((_length(index, batch_size[0]), *batch_size[1:]))
+    if index is None:
+        return torch.Size((1, *batch_size))
+    if kind is tuple:
+        basic = _basic_size(index, batch_size)
+        return _asked_size(index, batch_size) if basic is None else basic
+    if kind is Tensor and index.dtype not in _MASKS:
+        return index.shape + batch_size[1:]  # type: ignore[no-any-return]
+    return _asked_size(index, batch_size)
+
+
+def checked_size(index: Any, batch_size: torch.Size) -> torch.Size:
+    """As `result_size`, and every element of an index tensor is known to be in bounds."""
+    if type(index) is Tensor:
+        if index.ndim != 1 or index.numel() > 64 or not index.is_cpu or index.dtype in _MASKS:
+            return _asked_size(index, batch_size)
+        # A few elements are looked at in Python in a third of the time.
+        size = batch_size[0]
+        for i in index.tolist():
+            if not -size <= i < size:
+                raise IndexError(f"index {i} is out of bounds for dimension 0 with size {size}")
+    return result_size(index, batch_size)
+
+
+def is_basic(index: Any) -> bool:
+    """Whether an output of `leaf_index` gives views: it holds integers, slices and None only."""
+    return type(index) in _BASIC or (type(index) is tuple and all(type(item) in _BASIC for item in index))
+
+
+def _asked_size(index: Any, batch_size: torch.Size) -> torch.Size:
+    """What torch itself makes of the index, on a tensor of this size that owns one byte; about 3 us."""
+    if -1 in batch_size:
+        raise ShapeError(
+            f"the members of this lazy stack have different batch sizes, {list(batch_size)} together: assign to each "
+            "member, as in td[0][index] = value"
+        )
+    return torch.Size(torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape)
+
+
+def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | None:
+    """As `result_size` for a tuple of integers, slices and None; `None` when there is something else in it."""
+    out: list[int] = []
+    position = 0
+    for item in index:
+        kind = type(item)
+        if kind is int:
+            size = batch_size[position]
+            if not -size <= item < size:
+                raise IndexError(f"index {item} is out of bounds for dimension {position} with size {size}")
+            position += 1
+        elif kind is slice:
+            out.append(batch_size[position] if item == _FULL else _length(item, batch_size[position]))
+            position += 1
+        elif item is None:
+            out.append(1)
+        else:
+            return None
+    return torch.Size((*out, *batch_size[position:]))
+
+
+def _length(item: slice, size: int) -> int:
+    if torch.compiler.is_compiling():
+        # `slice.indices` would have the code compiled anew for every batch size.
+        step = 1 if item.step is None else item.step
+        start = 0 if item.start is None else _bounded(item.start, size)
+        stop = size if item.stop is None else _bounded(item.stop, size)
+    else:
+        start, stop, step = item.indices(size)
+    if step <= 0:
+        raise ValueError("step must be greater than zero")
+    return max(0, (stop - start + step - 1) // step)
+
+
+def _bounded(bound: int, size: int) -> int:
+    """A bound of a slice, counted from the front."""
+    return max(0, bound + size) if bound < 0 else min(bound, size)
+
+
+def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]:
+    """The dim names after indexing dims called `names`, giving `count` dims.
+
+    A dim that is kept keeps its name; dims made by tensors have that of the first dim that these index; dims made by
+    `None` or a mask of several dims have none.
+    """
+    items = list(index) if isinstance(index, tuple) else [index]
+    out: list[str | None] = []
+    position = 0
+    # What the dims that tensors make are called: as the first dim indexed by integers, which they come from.
+    made: str | None = None
+    advanced_at: list[int] = []
+    for item in items:
+        if item is None:
+            out.append(None)
+        elif isinstance(item, slice):
+            out.append(names[position])
+            position += 1
+        elif isinstance(item, int) and not isinstance(item, bool):
+            position += 1
+        else:
+            consumed = _consumed(item)
+            if not advanced_at and consumed == 1:
+                made = names[position]
+            advanced_at.append(len(out))
+            position += consumed
+    rest = names[position:]
+    added = count - len(out) - len(rest)
+    if advanced_at and added:
+        at = advanced_at[0] if advanced_at[0] == advanced_at[-1] else 0
+        out[at:at] = [made] * added
+    return out + rest
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, ...]:
+    items: list[Any] = []
+    consumed = 0
+    ellipsis_at: int | None = None
+    for item in index:
+        kind = type(item)
+        if kind is int or kind is slice:
+            consumed += 1
+        elif item is Ellipsis:
+            if ellipsis_at is None:
+                ellipsis_at = len(items)
+        elif item is not None:
+            item = _component(item)
+            consumed += _consumed(item)
+        items.append(item)
+    ndim = len(batch_size)
+    if consumed > ndim:
+        raise _too_many(consumed, batch_size)
+    if ellipsis_at is not None:
+        items[ellipsis_at : ellipsis_at + 1] = [_FULL] * (ndim - consumed)
+        # Torch lets a further Ellipsis stand where nothing is left to address.
+        while items and items[-1] is Ellipsis:
+            items.pop()
+        if any(item is Ellipsis for item in items):
+            raise IndexError("an index can only have a single ellipsis ('...')")
+    return tuple(items)
+
+
+def _consumed(item: Any) -> int:
+    """How many dims one component of an index addresses."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    if isinstance(item, Tensor) and item.dtype in _MASKS:
+        return item.ndim
+    return 1
+
+
+def _component(item: Any) -> Any:
+    """A list, range, array or numpy scalar as torch's indexing takes it fastest."""
+    if isinstance(item, (Tensor, bool, int, slice)):
+        return item
+    if isinstance(item, range):
+        if item.step > 0 and item.start >= 0 and len(item):
+            return torch.arange(item.start, item.stop, item.step)
+        return torch.tensor(list(item), dtype=torch.long)
+    if isinstance(item, np.ndarray):
+        return torch.from_numpy(item)
+    if isinstance(item, (np.integer, np.bool_)):
+        return item.item()
+    if isinstance(item, Sequence) and not isinstance(item, str):
+        tensor = torch.stack([torch.as_tensor(x) for x in item]) if _has_tensors(item) else torch.tensor(item)
+        return tensor if tensor.numel() else tensor.long()
+    if type(item).__module__.partition(".")[0] == "functorch":
+        return item  # a first-class dim of `functorch.dim`, which torch binds to the dim that it stands at
+    if hasattr(item, "__index__"):
+        return item.__index__()
+    raise IndexError(
+        f"a container is indexed by integers, slices, None, Ellipsis, tensors, arrays, lists, ranges or tuples of "
+        f"these, got {item!r} of type {type(item).__name__}"
+    )
+
+
+def _has_tensors(items: Sequence[Any]) -> bool:
+    return any(isinstance(item, Tensor) for item in items)
+
+
+def _from_mask(mask: Tensor, batch_size: torch.Size) -> Any:
+    """A boolean mask as the integer index torch would make of it, so that this is done once and not per leaf."""
+    for dim, size in enumerate(mask.shape):
+        if size != batch_size[dim]:
+            raise IndexError(
+                f"the shape of the mask {list(mask.shape)} "
+                f"does not match the batch size {list(batch_size)} at dim {dim}"
+            )
+    found = mask.nonzero(as_tuple=True)
+    return found[0] if len(found) == 1 else found
+
+
+def _too_many(count: int, batch_size: torch.Size) -> BatchIndexError:
+    return BatchIndexError(f"too many indices: {count} for dims of sizes {list(batch_size)}")

@@ -1,0 +1,210 @@
+"""Containers as pytrees: how torch takes them apart into leaves and puts them together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch.utils._pytree import MappingKey, register_pytree_node
+
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract, Names, is_node
+
+T = TypeVar("T", bound=type)
+
+
+class Context(NamedTuple):
+    """What a container is apart from its entries.
+
+    A named tuple, which `torch.export` can rebuild, and which is made in 0.4 us, where a frozen dataclass takes 1.3.
+    """
+
+    cls: type[Any]
+    keys: tuple[str, ...]
+    batch_size: tuple[int, ...]
+    names: tuple[str | None, ...] | None
+    device: torch.device | None
+    # How many levels of `vmap` the entries are in; says nothing about whether two structures are the same.
+    depth: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Context and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:-1])
+
+
+def register(
+    cls: T,
+    flatten: Callable[[Any], tuple[list[Any], Any]] | None = None,
+    unflatten: Callable[[Any, Any], Any] | None = None,
+    flatten_with_keys: Callable[[Any], tuple[list[Any], Any]] | None = None,
+) -> T:
+    """Register a container class with torch's pytrees; usable as a class decorator.
+
+    Args:
+        cls: the class; a subclass of a registered class has to be registered itself.
+        flatten: gives the entries and a hashable context. The default takes the container's names and
+            values, as suits any class with `_make`.
+        unflatten: makes a container from entries and that context.
+        flatten_with_keys: as `flatten`, with torch's key in front of every entry.
+    """
+    own_form = flatten is not None
+    register_pytree_node(
+        cls,
+        flatten or flatten_container,
+        unflatten or unflatten_container,
+        serialized_type_name=f"tensordict.{cls.__name__}",
+        flatten_with_keys_fn=flatten_with_keys if own_form else _flatten_with_keys,
+        to_dumpable_context=None if own_form else _dumpable,
+        from_dumpable_context=None if own_form else _from_dumpable,
+    )
+    return cls
+
+
+def flatten_container(container: Contract) -> tuple[list[Any], Context]:
+    """The entries of one level, in insertion order, and the context that makes a container of them again."""
+    mapping = container._entries
+    values = list(mapping.values())
+    names = container._names
+    return values, Context(
+        type(container),
+        tuple(mapping),
+        tuple(container._batch_size),
+        None if names is None else tuple(names),
+        container._device,
+        _depth(values),
+    )
+
+
+def unflatten_container(values: Any, context: Context) -> Any:
+    """A container of the entries `values`, which may have been changed meanwhile.
+
+    The batch size is kept as far as the entries still share it; entering or leaving a `vmap` takes one dim
+    off it or adds one. The device is kept if all entries are still there. The result is not locked. Where there are
+    entries, and all are `None`, so is the result: a function that returns nothing was called on the leaves.
+    """
+    values = list(values)
+    if is_nothing(values):
+        return None
+    known = [value for value in values if isinstance(value, (Tensor, Contract))]
+    size = torch.Size(context.batch_size)
+    names: Names | None = None if context.names is None else list(context.names)
+    device = context.device
+    # Torch also builds trees of markers and specifications, which have no shape: these keep the batch size.
+    if len(known) == len(values) and values:
+        change = context.depth - _depth(values)
+        lead = len(size)
+        shaped = [value for value in known if not _has_no_batch(value)]
+        count = len(shaped)
+        if change or context.depth:
+            shaped = [value for value in shaped if not ragged.is_row_of_many(value)]
+        if shaped:
+            size = _shared_size(shaped, size, change)
+        elif count and change < 0:
+            size = size[-change:]  # Torch maps over the rows of ragged leaves, the first dim.
+        if len(shaped) != len(values):
+            values = [_along_with(value, size, lead) for value in values]
+        if len(size) != len(context.batch_size) or change:
+            names = None
+        if device is not None and any(value.device != device for value in known):  # type: ignore[union-attr]
+            device = None
+    return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
+
+
+def is_nothing(values: list[Any]) -> bool:
+    """Whether there are entries and all of them are `None`."""
+    return bool(values) and values[0] is None and values.count(None) == len(values)
+
+
+def _has_no_batch(value: Any) -> bool:
+    """Whether an entry says nothing of the batch: a value that is no tensor, or a tensor of its own shape."""
+    return isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor))
+
+
+def _along_with(value: Any, size: torch.Size, lead: int) -> Any:
+    """An entry of a container that has got another batch size: one that holds a value has no leaves to tell it from."""
+    if not _has_no_batch(value) or value._batch_size[: len(size)] == size:
+        return value
+    return value._resized_along(size, lead)
+
+
+def _flatten_with_keys(container: Contract) -> tuple[list[tuple[Any, Any]], Context]:
+    values, context = flatten_container(container)
+    return [(MappingKey(key), value) for key, value in zip(context.keys, values, strict=True)], context
+
+
+def _dumpable(context: Context) -> dict[str, Any]:
+    """The context as JSON can hold it."""
+    return {
+        "cls": context.cls.__name__,
+        "keys": list(context.keys),
+        "batch_size": list(context.batch_size),
+        "names": None if context.names is None else list(context.names),
+        "device": None if context.device is None else str(context.device),
+    }
+
+
+def _from_dumpable(data: dict[str, Any]) -> Context:
+    return Context(
+        registry.lookup(data["cls"]),
+        tuple(data["keys"]),
+        tuple(data["batch_size"]),
+        None if data["names"] is None else tuple(data["names"]),
+        None if data["device"] is None else torch.device(data["device"]),
+    )
+
+
+def _depth(values: list[Any]) -> int:
+    """The number of `vmap` levels that the most deeply wrapped entry is in."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and functorch.peek_interpreter_stack() is None:
+        return 0
+    # Dynamo knows the first of the two only, and stops at the unwrapping: it cannot trace containers into `vmap`.
+    is_wrapped = functorch.is_batchedtensor if compiling else functorch.is_functorch_wrapped_tensor
+    deepest = 0
+    for value in values:
+        if is_node(value):
+            # The leaves as they are: a lazy stack would stack its own to give its entries.
+            leaves: list[Any] = []
+            value._gather(leaves)
+            deepest = max(deepest, _depth(leaves))
+        elif isinstance(value, Tensor):
+            depth = 0
+            # Other transforms, such as `grad`, wrap tensors too, between the levels of `vmap` and around them.
+            while is_wrapped(value):
+                depth += functorch.is_batchedtensor(value)
+                value = functorch.get_unwrapped(value)
+            deepest = max(deepest, depth)
+    return deepest
+
+
+def _shared_size(values: list[Any], size: torch.Size, change: int) -> torch.Size:
+    """The longest leading shape that all the values share, of at most `len(size) + change` dims.
+
+    One more if a new dim lies in front of the old ones.
+    """
+    ndim = max(0, len(size) + change)
+    shapes = [
+        value._batch_size
+        if isinstance(value, Contract)
+        else (ragged.shape_of(value) if value.is_nested else value.shape)
+        for value in values
+    ]
+    first = shapes[0]
+    if not change:
+        if all(shape[:ndim] == size for shape in shapes):
+            return size
+        # A dim was put in front of all: what jacfwd does before it maps over it.
+        if size and all(shape[1 : ndim + 1] == size and shape[0] == first[0] for shape in shapes):
+            return first[: ndim + 1]
+    ndim = min(ndim, *(len(shape) for shape in shapes)) if len(shapes) > 1 else min(ndim, len(first))
+    while any(shape[:ndim] != first[:ndim] for shape in shapes):
+        ndim -= 1
+    return first[:ndim]

@@ -1,0 +1,306 @@
+"""Settings of the package: what holds for the whole program, or for a block of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+
+from torch.utils._contextlib import _DecoratorContextManager
+
+_get_defaults_to_none = True
+
+
+def set_get_defaults_to_none(set_to_none: bool = True) -> None:
+    """Choose what `get(key)` without a default does for a missing key.
+
+    Args:
+        set_to_none: `True` (the initial state) makes it return `None`, `False` makes it raise `KeyError`.
+
+    Example:
+        >>> import tensordict
+        >>> td = tensordict.TensorDict()
+        >>> assert td.get("missing") is None
+        >>> tensordict.set_get_defaults_to_none(False)
+        >>> try:
+        ...     td.get("missing")
+        ... except KeyError:
+        ...     print("missing")
+        missing
+        >>> tensordict.set_get_defaults_to_none(True)
+    """
+    global _get_defaults_to_none
+    _get_defaults_to_none = bool(set_to_none)
+
+
+def get_defaults_to_none(set_to_none: bool = True) -> bool:
+    """Whether `get(key)` returns `None` for a missing key when no default is given.
+
+    The argument is accepted for compatibility with the public signature and has no effect.
+    """
+    return _get_defaults_to_none
+
+
+# --- switches ---------------------------------------------------------------------------------------------------------
+
+
+class _Modes(threading.local):
+    """The modes of the blocks that this thread is in."""
+
+    def __init__(self) -> None:
+        self.stack: list[bool] = []
+
+
+class _Switch(_DecoratorContextManager):
+    """A setting that is on or off: for a block of one thread, or, with `set()`, for the rest of the program."""
+
+    _blocks: _Modes
+    _chosen: bool | None
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        if not isinstance(mode, bool):
+            raise TypeError(f"{type(self).__name__} takes True or False, got {mode!r} of type {type(mode).__name__}")
+        self._mode = mode
+
+    def set(self) -> None:
+        """Make the choice for the rest of the program; inside a block, until that block ends."""
+        if self._blocks.stack:
+            self._blocks.stack[-1] = self._mode
+        else:
+            type(self)._chosen = self._mode
+
+    @classmethod
+    def _current(cls) -> bool | None:
+        stack = cls._blocks.stack
+        return stack[-1] if stack else cls._chosen
+
+    def clone(self) -> _Switch:
+        """The same choice again, as the decorator needs it for every call."""
+        return type(self)(self._mode)
+
+    def __enter__(self) -> None:
+        self._blocks.stack.append(self._mode)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._blocks.stack.pop()
+
+
+def from_environment(name: str) -> bool | None:
+    """What an environment variable says, if it is set.
+
+    Raises:
+        ValueError: it is neither on nor off.
+    """
+    value = os.environ.get(name)
+    if value is None:
+        return None
+    if value.lower() in ("1", "true", "yes", "on", "t", "y"):
+        return True
+    if value.lower() in ("0", "false", "no", "off", "f", "n"):
+        return False
+    raise ValueError(f"the environment variable {name} must be 1 or 0, got {value!r}")
+
+
+# --- lazy results of `torch.stack` and of the shape methods -----------------------------------------------------------
+
+# Whether `lazy_legacy()` may hold in some thread: the one global that an operation reads while it holds nowhere.
+lazy_legacy_possible = False
+
+_open_blocks = 0  # those that ask for lazy results, in all threads
+_changing = threading.Lock()
+
+
+class set_lazy_legacy(_Switch):  # a function to its callers, as in torch
+    """Choose whether `torch.stack` and the shape methods give lazy results, for a `with` block or a decorated function.
+
+    With it on, stacking containers gives a lazy stack, and `view`, `permute`, `transpose`, `squeeze` and `unsqueeze`
+    give a :class:`~tensordict.LazyView`, through which new entries and writes reach the container that it was
+    made from. It is off when a program starts.
+
+    A block concerns the thread that it is in, as torch's grad mode does. `set_lazy_legacy(mode).set()` makes the choice
+    for the rest of the program and all its threads; inside a block, until that block ends.
+
+    Args:
+        mode: whether results are lazy.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, set_lazy_legacy
+        >>> td = TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2, 3])
+        >>> with set_lazy_legacy(True):
+        ...     flat = td.view(-1)
+        >>> flat["b"] = torch.ones(6)
+        >>> td["b"].shape
+        torch.Size([2, 3])
+    """
+
+    _blocks = _Modes()
+    _chosen = None
+
+    def set(self) -> None:
+        """Make the choice for the rest of the program; inside a block, until that block ends."""
+        stack = self._blocks.stack
+        before = stack[-1] if stack else self._mode
+        super().set()
+        _change(self._mode - before)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if self._mode:
+            _change(1)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._blocks.stack[-1]:
+            _change(-1)
+        super().__exit__(exc_type, exc, traceback)
+
+
+def lazy_legacy(allow_none: bool = False) -> bool | None:
+    """Whether `torch.stack` and the shape methods give lazy results here; see :class:`set_lazy_legacy`.
+
+    Args:
+        allow_none: return `None` instead of `False` while nobody has chosen.
+
+    Example:
+        >>> from tensordict import lazy_legacy, set_lazy_legacy
+        >>> with set_lazy_legacy(True):
+        ...     lazy_legacy()
+        True
+    """
+    mode = set_lazy_legacy._current()
+    return mode if allow_none else bool(mode)
+
+
+def _change(blocks: int) -> None:
+    """Count blocks that ask for lazy results in or out, and note whether anyone does."""
+    global _open_blocks, lazy_legacy_possible
+    with _changing:
+        _open_blocks += blocks
+        lazy_legacy_possible = _open_blocks > 0 or bool(set_lazy_legacy._chosen)
+
+
+# --- values that are no tensors ---------------------------------------------------------------------------------------
+
+
+class set_capture_non_tensor_stack(_Switch):  # a function to its callers, as in torch
+    """Choose whether the stack of equal `NonTensorData` is one of them, for a `with` block or a decorated function.
+
+    When a program starts the stack is always a `NonTensorStack`. A block concerns the thread that it is in;
+    `set_capture_non_tensor_stack(mode).set()` makes the choice for the rest of the program.
+
+    Args:
+        mode: `True` for one `NonTensorData` with the value that all have, `False` for a `NonTensorStack`.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import NonTensorData, set_capture_non_tensor_stack
+        >>> with set_capture_non_tensor_stack(True):
+        ...     torch.stack([NonTensorData("a"), NonTensorData("a")])
+        NonTensorData(data=a, batch_size=torch.Size([2]), device=None)
+    """
+
+    _blocks = _Modes()
+    _chosen = None
+
+
+class set_list_to_stack(_Switch):  # a function to its callers, as in torch
+    """Choose what becomes of a list that is no array of numbers, for a `with` block or a decorated function.
+
+    A block concerns the thread that it is in; `set_list_to_stack(mode).set()` makes the choice for the rest of the
+    program.
+
+    Args:
+        mode: `True` (when a program starts) for a `NonTensorStack`, whose first batch dim runs over the list; `False`
+            for one `NonTensorData` that holds the list.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> from tensordict import TensorDict, set_list_to_stack
+        >>> TensorDict({"a": ["x", "y"]}, batch_size=[2])[0]["a"]
+        'x'
+        >>> with set_list_to_stack(False):
+        ...     TensorDict({"a": ["x", "y"]}, batch_size=[2])[0]["a"]
+        ['x', 'y']
+    """
+
+    _blocks = _Modes()
+    _chosen = None
+
+
+def capture_non_tensor_stack(allow_none: bool = False) -> bool | None:
+    """Whether the stack of equal `NonTensorData` is one of them; see :class:`set_capture_non_tensor_stack`.
+
+    Args:
+        allow_none: return `None` instead of `False` while nobody has chosen.
+
+    Example:
+        >>> from tensordict import capture_non_tensor_stack
+        >>> capture_non_tensor_stack(), capture_non_tensor_stack(allow_none=True)
+        (False, None)
+    """
+    mode = set_capture_non_tensor_stack._current()
+    return mode if allow_none else bool(mode)
+
+
+def list_to_stack(allow_none: bool = False) -> bool | None:
+    """Whether a list that is no array of numbers becomes a stack of values; see :class:`set_list_to_stack`.
+
+    Args:
+        allow_none: return `None` instead of `True` while nobody has chosen.
+
+    Example:
+        >>> from tensordict import list_to_stack
+        >>> list_to_stack()
+        True
+    """
+    mode = set_list_to_stack._current()
+    return mode if allow_none or mode is not None else True
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+class set_kernel_memory_info(_Switch):  # a function to its callers, as in torch
+    """Choose whether the kernel is asked about memory, for a `with` block or a decorated function.
+
+    The kernel says which file lies behind shared memory, so that it is mapped again instead of copied; which pages of
+    a map were written to, so that only these go to another process; and which pages of a file are in memory, so that
+    the others are fetched all at once. Without all this results are the same, with more copies and in more time.
+
+    It is on when a program starts, unless the environment variable `TENSORDICT_KERNEL_MEMORY_INFO` is `0`. A block
+    concerns the thread that it is in; `set_kernel_memory_info(mode).set()` makes the choice for all of the program.
+
+    Args:
+        mode: whether the kernel is asked.
+
+    Raises:
+        TypeError: `mode` is not a bool.
+
+    Example:
+        >>> from tensordict.core.settings import kernel_memory_info, set_kernel_memory_info
+        >>> with set_kernel_memory_info(False):
+        ...     kernel_memory_info()
+        False
+    """
+
+    _blocks = _Modes()
+    _chosen = from_environment("TENSORDICT_KERNEL_MEMORY_INFO")
+
+
+def kernel_memory_info() -> bool:
+    """Whether the kernel is asked about memory; see :class:`set_kernel_memory_info`."""
+    mode = set_kernel_memory_info._current()
+    return True if mode is None else mode

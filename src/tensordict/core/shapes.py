@@ -1,0 +1,230 @@
+"""Sizes and dims as users write them, in the form that the walks need."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from tensordict.core.errors import DimError, ShapeError
+
+_NO_DIMS = torch.Size(())
+
+
+def as_size(size: Any) -> torch.Size:
+    """A batch size from an int, a sequence of ints, a `torch.Size` or `None` (no batch dims).
+
+    Raises:
+        TypeError: when it is none of these.
+        ValueError: when a dim is negative.
+    """
+    kind = type(size)
+    if kind is torch.Size:
+        return size  # type: ignore[no-any-return]
+    if size is None:
+        return _NO_DIMS
+    if kind is not list and kind is not tuple:
+        if isinstance(size, (int, torch.SymInt)):
+            size = (size,)
+        elif isinstance(size, str) or not isinstance(size, Iterable):
+            raise TypeError(f"a batch size is an int or a sequence of ints, got {size!r} of type {kind.__name__}")
+    out = torch.Size(size)
+    for dim, length in enumerate(out):
+        # -1 stands for the ragged dim of a nested tensor, which is never its first.
+        if length < 0 and (length != -1 or not dim):
+            raise ValueError(f"a batch size has no negative dims, got {list(out)}")
+    return out
+
+
+class PerNdim(dict[int, tuple[int, ...]]):
+    """The int arguments of one operation, made once per number of dims that the leaves have.
+
+    Torch takes them unpacked, `v.expand(*args[v.dim()])`: a tuple or `torch.Size` argument costs 0.5 to 1.5 us more.
+    """
+
+    def __init__(self, make: Callable[[int], tuple[int, ...]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, ndim: int) -> tuple[int, ...]:
+        made = self[ndim] = self._make(ndim)
+        return made
+
+
+def as_dim(dim: Any, ndim: int) -> int:
+    """`dim` counted from the front, for a container with `ndim` batch dims.
+
+    Raises:
+        IndexError: when it is out of range.
+        TypeError: when it is not an int.
+    """
+    if type(dim) is not int:
+        if isinstance(dim, bool):
+            raise TypeError(f"a dim is an int, got {dim!r} of type bool")
+        try:
+            dim = operator.index(dim)
+        except TypeError:
+            raise TypeError(f"a dim is an int, got {dim!r} of type {type(dim).__name__}") from None
+    if 0 <= dim < ndim:
+        return dim  # type: ignore[no-any-return]
+    if -ndim <= dim < 0:
+        return dim + ndim  # type: ignore[no-any-return]
+    if not ndim:
+        raise DimError(f"dim {dim} given, but the container has no batch dims (batch_size=[])")
+    raise DimError(
+        f"dim {dim} is out of range: the container has {ndim} batch dims, so dims go from {-ndim} to {ndim - 1}"
+    )
+
+
+def as_new_dim(dim: Any, ndim: int) -> int:
+    """The position of a dim that is to be added to `ndim` batch dims, counted from the front; raises as `as_dim`."""
+    return dim if type(dim) is int and 0 <= dim <= ndim else as_dim(dim, ndim + 1)
+
+
+def as_dims(dims: Any, ndim: int) -> tuple[int, ...]:
+    """An int or a sequence of ints as distinct dims counted from the front; raises as `as_dim`."""
+    items = (dims,) if isinstance(dims, int) else tuple(dims)
+    out = tuple([as_dim(dim, ndim) for dim in items])
+    if len(set(out)) != len(out):
+        raise ShapeError(f"each dim can be given once, got {items} for {ndim} batch dims")
+    return out
+
+
+def as_ints(args: tuple[Any, ...], keyword: Any = None, what: str = "size") -> tuple[int, ...]:
+    """The ints of `f(1, 2)`, `f((1, 2))` or `f(size=(1, 2))`.
+
+    Raises:
+        TypeError: when nothing was given, when both were, or when the items are not ints.
+    """
+    if keyword is not None:
+        if args:
+            raise TypeError(f"give the {what} by position or by keyword, not both: got {args} and {keyword!r}")
+        args = (keyword,)
+    if len(args) == 1 and not isinstance(args[0], (int, torch.SymInt)):
+        if not isinstance(args[0], Iterable) or isinstance(args[0], str):
+            raise TypeError(f"the {what} is made of ints, got {args[0]!r} of type {type(args[0]).__name__}")
+        args = tuple(args[0])
+    for item in args:
+        if not isinstance(item, (int, torch.SymInt)):
+            if hasattr(item, "__index__"):
+                return tuple([int(item) for item in args])
+            raise TypeError(f"the {what} is made of ints, got {item!r} of type {type(item).__name__}")
+    return args
+
+
+def inferred(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
+    """`shape` with its `-1`, if any, filled in, as a new form of a batch of size `size`.
+
+    Raises:
+        RuntimeError: when the number of elements differs.
+    """
+    count = size.numel()
+    if shape == (-1,):
+        return torch.Size((count,))
+    holes = [i for i, n in enumerate(shape) if n < 0]
+    if not holes:
+        out = torch.Size(shape)
+        if out.numel() == count:
+            return out
+    elif len(holes) == 1 and shape[holes[0]] == -1:
+        rest = math.prod([n for n in shape if n >= 0])
+        if rest and not count % rest:
+            return torch.Size((*shape[: holes[0]], count // rest, *shape[holes[0] + 1 :]))
+        if not rest and not count:
+            raise ShapeError(f"shape {list(shape)} of a batch without elements leaves -1 open; write the size out")
+    else:
+        raise ShapeError(f"only one dim can be -1 and none can be below it, got shape {list(shape)}")
+    raise ShapeError(f"shape {list(shape)} is invalid for a batch size {list(size)} of {count} elements")
+
+
+def expanded(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
+    """The size that expanding a batch of size `size` to `shape` gives; `-1` keeps a dim.
+
+    Raises:
+        RuntimeError: when the sizes do not allow it.
+    """
+    extra = len(shape) - len(size)
+    if extra < 0:
+        raise ShapeError(f"cannot expand the batch size {list(size)} to the fewer dims of {list(shape)}")
+    out = list(shape)
+    for i, old in enumerate(size, extra):
+        if out[i] == -1:
+            out[i] = old
+        elif old not in (1, out[i]):
+            raise ShapeError(
+                f"cannot expand the batch size {list(size)} to {list(shape)}: only dims of size 1 can be expanded"
+            )
+    if any(n < 0 for n in out):
+        raise ShapeError(f"cannot expand the batch size {list(size)} to {list(shape)}: a new dim needs its size")
+    return torch.Size(out)
+
+
+def permutation(dims: tuple[int, ...], ndim: int) -> tuple[int, ...]:
+    """`dims` counted from the front, checked to name each of `ndim` batch dims once."""
+    order = as_dims(dims, ndim)
+    if len(order) != ndim:
+        raise ShapeError(f"a permutation names each of the {ndim} batch dims once, got {dims}")
+    return order
+
+
+def moved(source: Any, destination: Any, ndim: int) -> tuple[int, ...]:
+    """The permutation that `movedim(source, destination)` stands for."""
+    origins = as_dims(source, ndim)
+    targets = as_dims(destination, ndim)
+    if len(origins) != len(targets):
+        raise ShapeError(f"movedim needs as many sources as destinations, got {source} and {destination}")
+    placed = dict(zip(targets, origins, strict=True))
+    rest = iter([dim for dim in range(ndim) if dim not in origins])
+    return tuple([placed[i] if i in placed else next(rest) for i in range(ndim)])
+
+
+def swapped_pair(order: tuple[int, ...]) -> tuple[int, int] | None:
+    """The two dims that a permutation swaps, or `None` when it does anything else."""
+    moves = [i for i, dim in enumerate(order) if i != dim]
+    return (moves[0], moves[1]) if len(moves) == 2 else None
+
+
+def with_dim(size: torch.Size, dim: int, length: int) -> torch.Size:
+    """`size` with the dim at `dim` set to `length`."""
+    return torch.Size((*size[:dim], length, *size[dim + 1 :]))
+
+
+def split_lengths(length: int, split_size: Any) -> list[int]:
+    """The lengths of the pieces that `split(split_size)` cuts a dim of `length` into.
+
+    Raises:
+        TypeError: when `split_size` is neither an int nor a sequence of ints.
+        ValueError: when the int is not positive, or the ints do not add up to `length`.
+    """
+    if isinstance(split_size, int):
+        if split_size <= 0:
+            raise ShapeError(f"split_size must be positive, got {split_size}")
+        # Not `divmod`, which compiled code cannot do with sizes that vary.
+        full, rest = length // split_size, length % split_size
+        return [split_size] * full + [rest] * bool(rest) or [0]
+    if not isinstance(split_size, (list, tuple)) or not all(isinstance(n, int) for n in split_size):
+        raise TypeError(
+            f"split_size is an int or a list of ints, got {split_size!r} of type {type(split_size).__name__}"
+        )
+    if any(n < 0 for n in split_size) or sum(split_size) != length:
+        raise ShapeError(f"the sizes {list(split_size)} do not add up to the {length} elements of the dim")
+    return list(split_size)
+
+
+def even_lengths(length: int, sections: int) -> list[int]:
+    """The lengths of `sections` pieces that differ by one at most, the longer ones first."""
+    if sections <= 0:
+        raise ShapeError(f"the number of sections must be positive, got {sections}")
+    short, longer = divmod(length, sections)
+    return [short + 1] * longer + [short] * (sections - longer)
+
+
+def nested_lists(values: list[Any], size: Sequence[int]) -> Any:
+    """Values in nested lists whose levels are the dims of `size`; the one value when there are none."""
+    if not size:
+        return values[0]
+    step = math.prod(size[1:])
+    return [nested_lists(values[i * step : (i + 1) * step], size[1:]) for i in range(size[0])]

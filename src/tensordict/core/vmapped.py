@@ -1,0 +1,94 @@
+"""Containers under `torch.vmap`: each is mapped as a whole, along one of its batch dims.
+
+Torch would take them apart into leaves, four times for each call: 0.5 ms for the parameters of an ensemble of small
+networks, where this takes 0.1; and it would count dims in the leaves, where the batch size does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch._functorch.vmap as functorch
+from torch import Tensor
+
+from tensordict.core.contract import LeafFn, Rename, is_node
+from tensordict.core.keys import joined
+from tensordict.core.ragged import is_row_of_many
+
+
+def from_the_front(value: Any, dim: Any, new: int = 0) -> Any:
+    """A negative dim of a container, counted from its first batch dim; with `new` dims that are to come."""
+    if isinstance(dim, int) and dim < 0 and is_node(value):
+        lead = len(value._batch_size) + new
+        return dim + lead if dim >= -lead else dim
+    return dim
+
+
+def mapped_size(values: Sequence[Any], dims: list[Any]) -> int | None:
+    """The number of elements along the mapped dims, of which negative ones are replaced.
+
+    `None` where a value has no such dim, or the numbers differ: torch finds the words for that.
+    """
+    size = None
+    for i, (value, dim) in enumerate(zip(values, dims, strict=True)):
+        if dim is None:
+            continue
+        node = is_node(value)
+        if not (node or isinstance(value, Tensor)) or not isinstance(dim, int):
+            return None
+        shape = value._batch_size if node else value.shape
+        if not -len(shape) <= dim < len(shape):
+            return None
+        dims[i] = dim % len(shape)
+        if size is None:
+            size = shape[dim]
+        elif size != shape[dim]:
+            return None
+    return size
+
+
+def has_place(value: Any, dim: Any) -> bool:
+    """Whether a value, where it is a container, can have a new batch dim there."""
+    return not is_node(value) or (isinstance(dim, int) and 0 <= dim <= len(value._batch_size))
+
+
+def entering(value: Any, dim: int | None, level: int) -> Any:
+    """An argument of the function that is mapped, at this level of `vmap`: without the dim.
+
+    What is written into a container that is not mapped stays in the function, where it has a meaning.
+    """
+    if dim is None:
+        return value.copy() if is_node(value) else value
+    add = functorch._add_batch_dim  # type: ignore[attr-defined]
+    if not is_node(value):
+        return add(value, dim, level)
+    size = value._batch_size[:dim]
+    return _mapped(value, dim, lambda leaf: add(leaf, dim, level), size, dim + 1, lambda names: names[:dim])
+
+
+def leaving(value: Any, dim: int, level: int, count: int) -> Any:
+    """A container that the function returned, with a dim of `count` elements at `dim`."""
+    size = torch.Size((*value._batch_size[:dim], count))
+    remove = functorch._remove_batch_dim  # type: ignore[attr-defined]
+    return _mapped(value, dim, lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None])
+
+
+def _mapped(value: Any, dim: int, fn: LeafFn, size: torch.Size, lead: int, rename: Rename) -> Any:
+    try:
+        return value._map(fn, size, lead, rename, _together)
+    except RuntimeError as error:
+        for path, leaf in value._walk():
+            if dim and (leaf.is_nested or is_row_of_many(leaf)):
+                key = joined(path)
+                raise NotImplementedError(
+                    f"entry {key!r} is ragged, and torch.vmap maps over its rows only, along dim 0, not {dim}: use dim "
+                    f"0, or map over the other entries, as in vmap(fn)(td.exclude({key!r}))"
+                ) from error
+        raise
+
+
+def _together(holder: Any) -> Any:
+    """The values along a mapped dim, which are no tensors, stay together."""
+    return holder

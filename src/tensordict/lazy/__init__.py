@@ -1,3 +1,0 @@
-"""Lazy stacks: containers that keep their members and stack what is read."""
-
-from tensordict.lazy.stack import LazyStackedTensorDict as LazyStackedTensorDict

@@ -1,0 +1,1 @@
+"""Tensors over files and over memory that processes share: how they are mapped, read, written and pickled."""

@@ -1,0 +1,225 @@
+"""What is asked of the kernel about memory: an accelerator, which `set_kernel_memory_info(False)` turns off.
+
+Which file a part of the address space is, and a descriptor of that file; which pages of a private map were written to;
+which pages of a file are in memory, and that some will be needed. All of it saves time or memory and changes no result:
+whoever asks here has another way for the answer that nothing is known, which is also what a kernel without these calls,
+and one that does not allow them, leads to. README.md says what this means for security.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from tensordict.core.settings import kernel_memory_info
+from tensordict.memory import system
+
+_PAGE = mmap.PAGESIZE
+_libc = system.libc
+
+
+# --- files behind memory ----------------------------------------------------------------------------------------------
+
+
+class Region(NamedTuple):
+    """A part of the address space that is a shared map of a file: see /proc/pid/maps in proc(5)."""
+
+    start: int
+    stop: int
+    offset: int
+    device: int
+    inode: int
+    # As /proc has it: with " (deleted)" behind it when the file has no name any more.
+    path: str
+
+
+def shared_regions() -> list[Region]:
+    """The shared maps of this process, in the order of their addresses; none where the kernel does not tell."""
+    found: list[Region] = []
+    if not kernel_memory_info():
+        return found
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            lines = maps.readlines()
+    except OSError:
+        return found
+    for line in lines:
+        # What is private already may have been written to.
+        if line[line.index(" ") + 4] != "s":
+            continue
+        span, _, offset, device, inode, *path = line.rstrip("\n").split(maxsplit=5)
+        if path:
+            start, _, stop = span.partition("-")
+            major, _, minor = device.partition(":")
+            numbers = int(start, 16), int(stop, 16), int(offset, 16)
+            found.append(Region(*numbers, os.makedev(int(major, 16), int(minor, 16)), int(inode), path[0]))
+    return found
+
+
+# The path at which the file of a device and inode was opened the last time; empty where there was nothing to open.
+_paths: dict[tuple[int, int], str] = {}
+_MOST_PATHS = 64
+
+
+def opened(region: Region) -> int | None:
+    """A descriptor of the file of a region, for reading only; `None` when this process cannot have one.
+
+    A file without a name is opened by way of a process of the same user that has it open. Device and inode are
+    compared: it is the file that is mapped here already, and no other.
+    """
+    key = region.device, region.inode
+    known = _paths.get(key)
+    if known == "":
+        return None
+    for path in itertools.chain(filter(None, [known]), [region.path], _links_to(region.path)):
+        fd = _opened_at(path, region)
+        if fd is not None:
+            break
+    else:
+        fd, path = None, ""
+    if len(_paths) >= _MOST_PATHS:
+        _paths.clear()
+    _paths[key] = path
+    return fd
+
+
+def _opened_at(path: str, region: Region) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
+    except OSError:
+        # Gone, or not ours.
+        return None
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == (region.device, region.inode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _links_to(target: str) -> Iterator[str]:
+    """The descriptors of that file in the processes of this user: of this one first, then of the nearest in number."""
+    own = os.getpid()
+    for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), key=lambda pid: abs(pid - own)):
+        folder = f"/proc/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            # It has ended, or is another user's.
+            continue
+        for name in names:
+            path = f"{folder}/{name}"
+            try:
+                fits = os.readlink(path) == target
+            except OSError:
+                continue
+            if fits:
+                yield path
+
+
+# --- pages of private maps --------------------------------------------------------------------------------------------
+
+_PAGEMAP = "/proc/self/pagemap"
+# An entry of a pagemap: the page is in memory or swapped out; and it is one of the file, as it is there.
+_HAS_PAGE, _OF_FILE = numpy.uint64(3 << 62), numpy.uint64(1 << 61)
+_ENTRY = 8
+# Of so many pages the entries are read at a time.
+_PAGES = 1 << 18
+
+
+def written_pages(start: int, nbytes: int) -> list[tuple[int, int]] | None:
+    """Where runs of pages begin and end, from `start` on, that are no longer those of the file mapped there.
+
+    `None` where the kernel does not tell; see /proc/pid/pagemap in proc(5).
+    """
+    if not kernel_memory_info():
+        return None
+    try:
+        fd = os.open(_PAGEMAP, os.O_RDONLY | system.CLOEXEC)
+        try:
+            return list(_written(fd, start, nbytes))
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+
+
+def _written(pagemap: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    count = -(-nbytes // _PAGE)
+    for at in range(0, count, _PAGES):
+        pages = min(_PAGES, count - at)
+        content = system.pread(pagemap, pages * _ENTRY, (start // _PAGE + at) * _ENTRY)
+        if len(content) < pages * _ENTRY:
+            raise OSError(f"{_PAGEMAP} has {len(content)} bytes on {pages} pages")
+        entries = numpy.frombuffer(content, numpy.uint64)
+        own = numpy.zeros(pages + 2, dtype=numpy.int8)
+        own[1:-1] = ((entries & _HAS_PAGE) != 0) & ((entries & _OF_FILE) == 0)
+        edges = (numpy.flatnonzero(numpy.diff(own)) + at) * _PAGE
+        yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+# --- pages of files in memory -----------------------------------------------------------------------------------------
+
+# The most ranges that one system call takes.
+_RANGES = 1024
+_WILL_NEED = 3
+_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+def are_in_memory(addresses: Iterable[int]) -> bool:
+    """Whether the pages at these addresses are; `True` where the kernel does not tell.
+
+    It says so of every page of a file that the process could not write to.
+    """
+    if not hasattr(_libc, "mincore") or not kernel_memory_info():
+        return True
+    there = (ctypes.c_ubyte * 1)()
+    for address in addresses:
+        page = address & ~(_PAGE - 1)
+        if _libc.mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), there) or not there[0] & 1:
+            return False
+    return True
+
+
+def will_need(begin: Tensor, size: int) -> None:
+    """Tell the kernel that the `size` bytes at each of these addresses will be read.
+
+    It is advice: where the kernel does not take it, they are read as they are touched.
+    """
+    if not kernel_memory_info():
+        return
+    first = begin & ~(_PAGE - 1)
+    ranges = torch.stack((first, begin + size - first), dim=1)
+    call = getattr(_libc, "process_madvise", None)
+    if call is not None and hasattr(os, "pidfd_open"):
+        own = os.pidfd_open(os.getpid())
+        try:
+            for part in torch.split(ranges, _RANGES):
+                done = call(own, ctypes.c_void_p(part.data_ptr()), ctypes.c_size_t(len(part)), _WILL_NEED, 0)
+                if done < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EINVAL):
+                    break
+            else:
+                return
+        finally:
+            os.close(own)
+    advise = _libc.madvise
+    for address, length in ranges.tolist():
+        advise(ctypes.c_void_p(address), ctypes.c_size_t(length), _WILL_NEED)
+
+
+def prefer_large_pages(start: int, nbytes: int) -> None:
+    """Ask for pages of 2 MiB in new memory. It is advice: a kernel that has none refuses it."""
+    if _HUGE is None or _libc is None or not kernel_memory_info():
+        return
+    first = -(-start // _PAGE) * _PAGE
+    last = (start + nbytes) // _PAGE * _PAGE
+    _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _HUGE)

@@ -1,0 +1,774 @@
+"""MemoryMappedTensor: a tensor whose memory is a file, or memory that other processes can share."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import math
+import mmap
+import os
+import pickle
+import stat
+import weakref
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+
+from tensordict.core import ragged
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
+from tensordict.memory import files, system
+from tensordict.memory.datasets import Stored
+from tensordict.memory.names import local_path
+from tensordict.memory.rows import picks_rows, rows_of
+
+__all__ = ["MemmapTensor", "MemoryMappedTensor"]
+
+PathLike = Union[str, "os.PathLike[str]"]
+# The shape of a tensor, or the int64 table of the shapes of the items of a nested (ragged) one.
+Shape = Sequence[int] | Tensor
+
+_getitem = torch._C.TensorBase.__getitem__
+_as_subclass = torch._C.TensorBase.as_subclass
+
+
+class FileSource:
+    """The file that a tensor maps: its absolute path, and what tells whether that path still is the same file."""
+
+    __slots__ = ("device", "inode", "path", "shared")
+
+    def __init__(self, path: str, device: int, inode: int, shared: bool) -> None:
+        self.path = path
+        self.device = device
+        self.inode = inode
+        self.shared = shared
+
+    def is_file(self, status: os.stat_result) -> bool:
+        """Whether `status` describes the mapped file."""
+        return status.st_ino == self.inode and status.st_dev == self.device
+
+
+class SharedBlock:
+    """Anonymous memory that other processes can map too, through its file descriptor.
+
+    Args:
+        nbytes: the size, at least 1.
+        fd: a descriptor of existing memory, which the block takes over; by default new memory, filled with zeros.
+    """
+
+    __slots__ = ("__weakref__", "buffer", "fd", "nbytes")
+
+    def __init__(self, nbytes: int, fd: int | None = None) -> None:
+        self.nbytes = nbytes
+        if fd is None:
+            fd = system.new_memory(nbytes)
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)
+        status = os.fstat(fd)
+        if status.st_size < nbytes:
+            raise SaveError(f"the shared memory behind descriptor {fd} is shorter than {nbytes} bytes")
+        # Mapped through `mmap` and not by torch, so that the descriptor stays ours to hand on.
+        self.buffer = mmap.mmap(fd, nbytes)
+        _blocks[status.st_dev, status.st_ino] = self
+
+    @property
+    def address(self) -> int:
+        """Where the memory begins in this process."""
+        return torch.frombuffer(self.buffer, dtype=torch.uint8).data_ptr()
+
+    def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> MemoryMappedTensor:
+        """The tensor over the elements that begin at byte `offset`."""
+        flat = torch.frombuffer(self.buffer, dtype=dtype, count=math.prod(shape), offset=offset)
+        return _wrap(flat.view(tuple(shape)), self)
+
+
+class MemoryMappedTensor(Tensor):
+    """A tensor over a file, or over anonymous memory that other processes can share.
+
+    It behaves as any tensor: operations return plain tensors at full speed. Indexing that gives a view gives a
+    `MemoryMappedTensor` of the same file. Pickled, a file-backed one is a reference to its file (`torch.save` writes
+    its content, as a plain tensor); sent to another process, an anonymous one is a reference to the same memory.
+    `copy.deepcopy` and `clone()` give an independent, in-memory `torch.Tensor`.
+
+    Args:
+        source: a tensor, which is copied, or a storage, which is wrapped.
+        handler: for a storage: the shared memory that it lies in.
+        dtype: for a storage: the dtype of its elements.
+        shape: the shape; needed for a storage.
+        device: `None` or the CPU.
+        filename: the file to write to (a tensor) or that the storage maps; `None` for anonymous memory.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import MemoryMappedTensor
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     x = MemoryMappedTensor.from_tensor(torch.arange(3), filename=folder + "/x.memmap")
+        ...     x[0] = 7
+        ...     again = MemoryMappedTensor.from_filename(x.filename, torch.int64, (3,))
+        >>> again
+        MemoryMappedTensor([7, 1, 2])
+    """
+
+    _source: FileSource | SharedBlock | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __new__(
+        cls,
+        source: Any,
+        *,
+        handler: SharedBlock | None = None,
+        dtype: torch.dtype | None = None,
+        shape: Shape | None = None,
+        device: torch.device | str | None = None,
+        filename: PathLike | None = None,
+    ) -> MemoryMappedTensor:
+        if isinstance(source, (torch.UntypedStorage, torch.TypedStorage)):
+            return cls.from_storage(source, shape=shape, dtype=dtype, device=device, filename=filename, handler=handler)
+        _check_device(device)
+        if isinstance(source, Tensor) and dtype is not None:
+            source = source.to(dtype)
+        return cls.from_tensor(source, filename=filename, shape=shape)
+
+    # --- what it is over ------------------------------------------------------------------------------------------
+
+    @property
+    def filename(self) -> str:
+        """The absolute path of the file behind this tensor.
+
+        Raises:
+            RuntimeError: when it is over anonymous memory.
+        """
+        if isinstance(self._source, FileSource):
+            return self._source.path
+        raise RuntimeError("this MemoryMappedTensor is over anonymous memory and has no file")
+
+    @property
+    def _handler(self) -> SharedBlock | None:
+        """The shared memory behind an anonymous tensor, as `from_handler` takes it."""
+        return self._source if isinstance(self._source, SharedBlock) else None
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if type(index) is Tensor and isinstance(self._source, FileSource) and picks_rows(self, index):
+            return rows_of(self, index)
+        result: Tensor = _getitem(self, index)
+        # Measured at (100, 10): a plain tensor 0.8 us, here 2.9 us, the reference 11 us.
+        if result._is_view():
+            return _wrap(result, self._source)
+        return result
+
+    # --- copying and pickling -------------------------------------------------------------------------------------
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+        source = self._source
+        if protocol == 2:
+            # `torch.save`, which by itself would write all of the file that a part of it is a view of.
+            plain = _plain(self)
+            whole = self.is_nested or plain.untyped_storage().nbytes() == plain.nbytes
+            plain = plain if whole else plain.clone()
+            return plain.__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]
+        if self.is_nested:
+            shapes = self._nested_tensor_size().as_subclass(Tensor)
+            if isinstance(source, FileSource):
+                return MemoryMappedTensor.from_filename, (source.path, self.dtype, shapes)
+            return _from_bytes, (_nested_bytes(self, shapes), self.dtype, shapes)
+        if isinstance(source, FileSource):
+            return _from_file, (source.path, *_layout(self))
+        # As bytes, because torch does not unpickle tensors of every dtype.
+        return _from_bytes, (files.to_bytes(_plain(self)), self.dtype, tuple(self.shape))
+
+    def __copy__(self) -> MemoryMappedTensor:
+        return _wrap(self.detach(), self._source)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        clone = _plain(self).clone()
+        memo[id(self)] = clone
+        return clone
+
+    # --- construction ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_tensor(
+        cls,
+        input: Tensor,
+        *,
+        filename: PathLike | None = None,
+        existsok: bool = False,
+        copy_existing: bool = False,
+        copy_data: bool = True,
+        shape: Shape | None = None,
+    ) -> MemoryMappedTensor:
+        """A memory-mapped copy of a tensor.
+
+        Args:
+            input: the tensor, on any device. A memory-mapped one is returned as it is when `filename` is `None` or
+                its own file.
+            filename: the file to write; `None` for anonymous memory.
+            existsok: allow `filename` to exist. It is replaced by a new file: tensors that map the old one keep it.
+                With `copy_data=False` it is opened instead, as :meth:`empty` does.
+            copy_existing: allow `input` to be over another file already.
+            copy_data: `False` takes shape and dtype only, and leaves the content of a new file zero.
+            shape: the shape of the result, to which `input` is broadcast.
+
+        Raises:
+            TypeError: when `input` is not a tensor.
+            RuntimeError: when `input` requires grad or is over another file, or `filename` exists.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import MemoryMappedTensor
+            >>> MemoryMappedTensor.from_tensor(torch.ones(2))
+            MemoryMappedTensor([1., 1.])
+        """
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                f"MemoryMappedTensor.from_tensor takes a torch.Tensor, got {type(input).__name__}; "
+                "convert it with torch.as_tensor first"
+            )
+        if isinstance(input, MemoryMappedTensor) and _stays(input, filename, copy_existing):
+            return input
+        if input.requires_grad:
+            raise RuntimeError("a tensor that requires grad cannot be memory-mapped; pass tensor.detach()")
+        if ragged.is_ragged(input) and input.layout is torch.strided and shape is None:
+            content = ragged.in_row_order(input) if copy_data else None
+            return _make(ragged.row_sizes(input), input.dtype, filename, existsok, content)
+        check_storable(input)
+        if shape is not None:
+            if isinstance(shape, Tensor):
+                raise UnsupportedEntryError("from_tensor does not take nested shapes; see empty_nested")
+            input = input.expand(tuple(shape)) if copy_data else input.new_empty(()).expand(tuple(shape))
+        return _make(input.shape, input.dtype, filename, existsok, input if copy_data else None)
+
+    @classmethod
+    def empty(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """A tensor of zeros whose space is reserved on disk but not written, or the one that is in a file already.
+
+        Args:
+            *args: the shape, as ints or one sequence of ints; or one int64 tensor of nested shapes (`empty_nested`).
+            shape: the same as a keyword.
+            dtype: the dtype, torch's default when `None`.
+            device: `None` or the CPU.
+            filename: the file to create; `None` for anonymous memory.
+            existsok: allow the file to exist. It is opened and its content kept; it must have the size that shape and
+                dtype need.
+            overwrite: whatever `existsok` says, have a new file of zeros take its place: tensors that map the old one
+                keep it.
+
+        Raises:
+            TypeError: when no shape is given.
+            RuntimeError: when the file exists, or is of another size.
+            OSError: when the disk has no room for it, or the file that is there may not be written to.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import MemoryMappedTensor
+            >>> MemoryMappedTensor.empty((2,), dtype=torch.int64)
+            MemoryMappedTensor([0, 0])
+        """
+        size, dtype, filename, existsok, overwrite = _creation(args, kwargs)
+        return _make(size, dtype or torch.get_default_dtype(), filename, existsok, None, overwrite)
+
+    @classmethod
+    def zeros(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """The same as :meth:`empty`: a file that is there is opened, and zero with `overwrite=True` only."""
+        return cls.empty(*args, **kwargs)
+
+    @classmethod
+    def ones(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """A tensor of ones; arguments as in :meth:`empty`, but a file that is there is replaced."""
+        size, dtype, filename, existsok, _ = _creation(args, kwargs)
+        return _filled(size, torch.ones((), dtype=dtype, device="cpu"), filename, existsok)
+
+    @classmethod
+    def full(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """A tensor of one value.
+
+        Args:
+            *args: the shape as in :meth:`empty`; after a shape given as one sequence, the value may follow.
+            fill_value: the value.
+            **kwargs: as in :meth:`ones`; the dtype follows from the value when it is not given.
+
+        Example:
+            >>> from tensordict import MemoryMappedTensor
+            >>> MemoryMappedTensor.full((2,), fill_value=3)
+            MemoryMappedTensor([3, 3])
+        """
+        if "fill_value" not in kwargs:
+            if len(args) != 2 or isinstance(args[0], int):
+                raise TypeError("MemoryMappedTensor.full needs fill_value=")
+            *args, kwargs["fill_value"] = args  # type: ignore[assignment]
+        fill_value = kwargs.pop("fill_value")
+        size, dtype, filename, existsok, _ = _creation(args, kwargs)
+        return _filled(size, torch.full((), fill_value, dtype=dtype, device="cpu"), filename, existsok)
+
+    @classmethod
+    def empty_like(cls, input: Tensor, *, filename: PathLike | None = None) -> MemoryMappedTensor:
+        """:meth:`empty` with the shape and dtype of `input`."""
+        return cls.empty(input.shape, dtype=input.dtype, filename=filename)
+
+    @classmethod
+    def zeros_like(cls, input: Tensor, *, filename: PathLike | None = None) -> MemoryMappedTensor:
+        """:meth:`zeros` with the shape and dtype of `input`."""
+        return cls.zeros(input.shape, dtype=input.dtype, filename=filename)
+
+    @classmethod
+    def ones_like(cls, input: Tensor, *, filename: PathLike | None = None) -> MemoryMappedTensor:
+        """:meth:`ones` with the shape and dtype of `input`."""
+        return cls.ones(input.shape, dtype=input.dtype, filename=filename)
+
+    @classmethod
+    def full_like(cls, input: Tensor, fill_value: float, *, filename: PathLike | None = None) -> MemoryMappedTensor:
+        """:meth:`full` with the shape and dtype of `input`."""
+        return cls.full(input.shape, fill_value=fill_value, dtype=input.dtype, filename=filename)
+
+    @classmethod
+    def empty_nested(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """A nested (ragged) tensor of zeros.
+
+        Args:
+            *args: one int64 tensor of shape (items, dims): the shape of each item.
+            **kwargs: `shape`, `dtype`, `device`, `filename`, `existsok` as in :meth:`empty`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import MemoryMappedTensor
+            >>> x = MemoryMappedTensor.empty_nested(torch.tensor([[2, 3], [1, 3]]))
+            >>> [item.shape for item in x.unbind()]
+            [torch.Size([2, 3]), torch.Size([1, 3])]
+        """
+        shape = args[0] if args else kwargs.get("shape")
+        if not isinstance(shape, Tensor):
+            raise TypeError("empty_nested takes one int64 tensor of shape (items, dims): the shape of each item")
+        return cls.empty(*args, **kwargs)
+
+    @classmethod
+    def from_filename(
+        cls, filename: PathLike, dtype: torch.dtype, shape: Shape, index: Any = None
+    ) -> MemoryMappedTensor:
+        """Map an existing file.
+
+        Args:
+            filename: the file; never created nor grown. What we may not write is mapped privately: changes stay in
+                this process.
+            dtype: the dtype of its elements.
+            shape: the shape, or the int64 tensor of the shapes of a nested tensor.
+            index: index the result.
+
+        Raises:
+            FileNotFoundError: when there is no such file.
+            SaveError: when the file is shorter than `dtype` and `shape` need.
+        """
+        path = local_path(filename)
+        if isinstance(shape, Tensor):
+            result = nested(map_file(path, dtype, (_nested_numel(shape),)), shape)
+        else:
+            result = map_file(path, dtype, tuple(shape))
+        return result if index is None else result[index]  # type: ignore[return-value]
+
+    @classmethod
+    def from_handler(
+        cls, handler: SharedBlock | int, dtype: torch.dtype, shape: Shape, index: Any = None
+    ) -> MemoryMappedTensor:
+        """A tensor over shared anonymous memory.
+
+        Args:
+            handler: the `_handler` of an anonymous tensor, or a file descriptor of such memory (taken over).
+            dtype: the dtype of its elements.
+            shape: the shape, or the int64 tensor of the shapes of a nested tensor.
+            index: index the result.
+        """
+        size = (_nested_numel(shape),) if isinstance(shape, Tensor) else tuple(shape)
+        if isinstance(handler, int):
+            handler = SharedBlock(max(1, math.prod(size) * dtype.itemsize), handler)
+        result = handler.tensor(dtype, size)
+        if isinstance(shape, Tensor):
+            result = nested(result, shape)
+        return result if index is None else result[index]  # type: ignore[return-value]
+
+    @classmethod
+    def from_storage(
+        cls,
+        storage: Any,
+        *,
+        shape: Shape | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        index: Any = None,
+        filename: PathLike | None = None,
+        handler: SharedBlock | None = None,
+    ) -> MemoryMappedTensor:
+        """A tensor over an existing storage, without copying.
+
+        Args:
+            storage: an `UntypedStorage` or `TypedStorage` on the CPU.
+            shape: the shape; all elements in one dimension when `None`.
+            dtype: the dtype of the elements, torch's default when `None`.
+            device: `None` or the CPU.
+            index: index the result.
+            filename: the file that the storage maps.
+            handler: the shared memory that the storage lies in.
+
+        Raises:
+            RuntimeError: when the storage is known to map another file than `filename`.
+        """
+        _check_device(device)
+        untyped = storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
+        dtype = dtype or torch.get_default_dtype()
+        if isinstance(shape, Tensor):
+            size: tuple[int, ...] = (_nested_numel(shape),)
+        else:
+            size = (untyped.nbytes() // dtype.itemsize,) if shape is None else tuple(shape)
+        if math.prod(size) * dtype.itemsize > untyped.nbytes():
+            raise SaveError(f"a storage of {untyped.nbytes()} bytes does not hold shape {size} of {dtype}")
+        source: FileSource | SharedBlock | None = handler
+        if filename is not None:
+            path = local_path(filename)
+            mapped = untyped.filename
+            if mapped is not None and os.path.abspath(mapped) != path:
+                raise RuntimeError(f"the storage maps {mapped!r}, not {path!r}; pass filename=None or its own file")
+            status = os.stat(path)
+            source = FileSource(path, status.st_dev, status.st_ino, untyped.is_shared())
+        tensor = torch.empty(0, dtype=dtype, device="cpu").set_(untyped, 0, size, _strides(size))
+        result = _wrap(tensor, source)
+        if isinstance(shape, Tensor):
+            result = nested(result, shape)
+        return result if index is None else result[index]  # type: ignore[return-value]
+
+
+# --- used by the loaders and savers -----------------------------------------------------------------------------------
+
+
+def map_file(path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = ()) -> MemoryMappedTensor:
+    """Map the file at the absolute `path`, whose length is checked first; `key` is named in errors."""
+    numel = math.prod(shape)
+    flat, source = _map(path, dtype, numel, shape, key)
+    return _wrap(flat if len(shape) == 1 else flat.view(shape), source)
+
+
+def check_storable(tensor: Tensor) -> None:
+    """Refuse what has no elements in plain memory: sparse, nested, quantized and wrapper tensors.
+
+    Raises:
+        UnsupportedEntryError: naming the type.
+    """
+    kind = type(tensor)
+    if kind is Tensor and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+        return
+    if tensor.is_nested:
+        what = f"nested (ragged) tensors of layout {tensor.layout}"
+    elif tensor.layout is not torch.strided:
+        what = f"tensors of layout {tensor.layout}"
+    elif tensor.is_quantized:
+        what = "quantized tensors"
+    elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and kind is not Stored:
+        what = f"tensors of class {kind.__name__}"
+    else:
+        return
+    raise UnsupportedEntryError(f"{what} cannot be stored as one block of elements")
+
+
+def is_whole_file(tensor: MemoryMappedTensor) -> bool:
+    """Whether the tensor holds the elements of its file from the first one on, in order."""
+    return tensor.storage_offset() == 0 and tensor.is_contiguous()
+
+
+# --- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _wrap(tensor: Tensor, source: FileSource | SharedBlock | None) -> MemoryMappedTensor:
+    result: MemoryMappedTensor = _as_subclass(tensor, MemoryMappedTensor)
+    result._source = source
+    return result
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().as_subclass(Tensor)
+
+
+@functools.lru_cache(maxsize=1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a C-contiguous tensor."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * max(shape[dim], 1)
+    return tuple(strides)
+
+
+def _map(path: str, dtype: torch.dtype, numel: int, shape: tuple[int, ...], key: Path) -> tuple[Tensor, FileSource]:
+    """The first `numel` elements of a file, which must be that long; `shape` is for errors."""
+    status = os.stat(path)
+    nbytes = numel * dtype.itemsize
+    if status.st_size < nbytes or not stat.S_ISREG(status.st_mode):
+        raise _unfit(path, status, dtype, shape, nbytes, key)
+    if not nbytes:
+        flat = torch.empty(0, dtype=dtype, device="cpu")
+        return flat, FileSource(path, status.st_dev, status.st_ino, True)
+    shared = True
+    try:
+        # The size has been checked: torch would grow a shorter file.
+        flat = torch.from_file(path, True, numel, dtype=dtype, device="cpu")
+    except RuntimeError as error:
+        if os.access(path, os.W_OK) or not os.access(path, os.R_OK):
+            raise _unmappable(path, error, key) from error
+        shared = False
+        flat = torch.from_file(path, False, numel, dtype=dtype, device="cpu")
+    return flat, FileSource(path, status.st_dev, status.st_ino, shared)
+
+
+def _unfit(
+    path: str, status: os.stat_result, dtype: torch.dtype, shape: tuple[int, ...], nbytes: int, key: Path
+) -> SaveError:
+    entry = f"entry {joined(key)!r}: " if key else ""
+    if not stat.S_ISREG(status.st_mode):
+        return SaveError(f"{entry}{path!r} is not a regular file")
+    return SaveError(
+        f"{entry}the file {path!r} has {status.st_size} bytes, but shape {list(shape)} of {dtype} needs {nbytes}; "
+        "it was cut off or belongs to another save"
+    )
+
+
+def _unmappable(path: str, error: RuntimeError, key: Path) -> OSError:
+    entry = f"entry {joined(key)!r}: " if key else ""
+    if not os.access(path, os.R_OK):
+        return PermissionError(13, f"{entry}cannot read the file", path)
+    return SaveError(f"{entry}cannot map the file {path!r}: {error}")
+
+
+def _stays(tensor: MemoryMappedTensor, filename: PathLike | None, copy_existing: bool) -> bool:
+    """Whether `from_tensor` returns its memory-mapped input as it is."""
+    if filename is None:
+        return True
+    if not isinstance(tensor._source, FileSource):
+        return False
+    if local_path(filename) == tensor._source.path and is_whole_file(tensor):
+        return True
+    if copy_existing:
+        return False
+    raise SaveError(
+        f"the tensor is over the file {tensor._source.path!r} already; pass copy_existing=True to copy it to "
+        f"{os.fspath(filename)!r}"
+    )
+
+
+def _make(
+    shape: Shape,
+    dtype: torch.dtype,
+    filename: PathLike | None,
+    existsok: bool,
+    content: Tensor | None,
+    overwrite: bool = False,
+) -> MemoryMappedTensor:
+    """A new tensor over anonymous memory or a new file, zero or with `content`; without, a file there is opened."""
+    size = (_nested_numel(shape),) if isinstance(shape, Tensor) else tuple(shape)
+    nbytes = math.prod(size) * dtype.itemsize
+    if filename is not None:
+        path = local_path(filename)
+        if existsok and not overwrite and content is None and os.path.lexists(path):
+            result = _open_file(path, size, dtype, nbytes)
+        else:
+            result = _make_file(path, size, dtype, nbytes, existsok, content)
+    elif not nbytes:
+        result = _wrap(torch.empty(size, dtype=dtype, device="cpu"), None)
+    else:
+        block = SharedBlock(nbytes)
+        if content is not None:
+            files.write_tensor(block.fd, content)
+        result = block.tensor(dtype, size)
+    return nested(result, shape) if isinstance(shape, Tensor) else result
+
+
+def _open_file(path: str, size: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> MemoryMappedTensor:
+    """The tensor in a file that is there, which must be of its size."""
+    there = os.stat(path).st_size
+    if there != nbytes:
+        raise SaveError(
+            f"the file {path!r} is there with {there} bytes, and shape {list(size)} of {dtype} needs {nbytes}: it is "
+            "left as it is. MemoryMappedTensor.empty(..., overwrite=True) replaces it"
+        )
+    result = map_file(path, dtype, size)
+    assert isinstance(result._source, FileSource)
+    if not result._source.shared:
+        raise PermissionError(errno.EACCES, "the file is there and may not be written to", path)
+    return result
+
+
+def _make_file(
+    path: str, size: tuple[int, ...], dtype: torch.dtype, nbytes: int, existsok: bool, content: Tensor | None
+) -> MemoryMappedTensor:
+    exists = os.path.lexists(path)
+    if exists and not existsok:
+        doing = "replace" if content is not None else "open"
+        raise SaveError(f"the file {path!r} already exists; pass existsok=True to {doing} it")
+    # An existing file is replaced and not written to: whoever maps it keeps what they have.
+    target = files.temporary_name(os.path.dirname(path)) if exists else path
+    try:
+        fd = files.create(target)
+    except OSError as error:
+        raise files.named_os_error(error, "create the file", path) from error
+    try:
+        try:
+            if content is None:
+                files.allocate(fd, nbytes)
+            else:
+                files.write_tensor(fd, content)
+        finally:
+            os.close(fd)
+        result = map_file(target, dtype, size)
+        if exists:
+            os.replace(target, path)
+            assert isinstance(result._source, FileSource)
+            result._source.path = path
+    except BaseException as error:
+        os.unlink(target)
+        if isinstance(error, OSError):
+            raise files.named_os_error(error, "write the file", path) from error
+        raise
+    return result
+
+
+def _filled(size: Shape, value: Tensor, filename: PathLike | None, existsok: bool) -> MemoryMappedTensor:
+    if isinstance(size, Tensor):
+        flat = _make((_nested_numel(size),), value.dtype, filename, existsok, value.expand(_nested_numel(size)))
+        return nested(flat, size)
+    return _make(size, value.dtype, filename, existsok, value.expand(tuple(size)))
+
+
+def _creation(
+    args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Shape, torch.dtype | None, PathLike | None, bool, bool]:
+    """The shape, dtype, filename, `existsok` and `overwrite` out of the arguments of a factory."""
+    known = {"shape", "size", "dtype", "device", "filename", "existsok", "overwrite"}
+    unknown = kwargs.keys() - known
+    if unknown:
+        raise TypeError(f"unexpected keyword arguments {sorted(unknown)}; known are {sorted(known)}")
+    _check_device(kwargs.get("device"))
+    if args:
+        shape = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+    elif "shape" in kwargs or "size" in kwargs:
+        shape = kwargs.get("shape", kwargs.get("size"))
+    else:
+        raise TypeError("no shape was given; pass ints, one sequence of ints, or shape=")
+    if not isinstance(shape, Tensor):
+        shape = torch.Size((shape,) if isinstance(shape, int) else shape)
+    overwrite = kwargs.get("overwrite", False)
+    return shape, kwargs.get("dtype"), kwargs.get("filename"), kwargs.get("existsok", False) or overwrite, overwrite
+
+
+def _check_device(device: torch.device | str | None) -> None:
+    if device is not None and torch.device(device).type != "cpu":
+        raise RuntimeError(f"memory-mapped tensors live on the CPU, got device={str(device)!r}")
+
+
+# --- nested (ragged) tensors ------------------------------------------------------------------------------------------
+
+
+def _nested_numel(shapes: Tensor) -> int:
+    if shapes.dim() != 2 or shapes.dtype is not torch.int64:
+        raise TypeError(f"nested shapes are an int64 tensor of shape (items, dims), got {shapes.dtype} {shapes.shape}")
+    return int(shapes.prod(-1).sum())
+
+
+def nested(flat: MemoryMappedTensor, shapes: Tensor) -> MemoryMappedTensor:
+    """The nested tensor whose items follow one another in `flat`."""
+    return _wrap(ragged.from_buffer(_plain(flat), shapes.detach().cpu()), flat._source)
+
+
+# --- pickling ---------------------------------------------------------------------------------------------------------
+
+
+def _layout(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> int:
+    """The number of elements from the start of the storage to the last one that the layout reaches."""
+    if not math.prod(shape):
+        return 0
+    return offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _from_file(
+    path: str, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> MemoryMappedTensor:
+    flat, source = _map(path, dtype, _extent(shape, strides, offset), shape, ())
+    return _wrap(flat.as_strided(shape, strides, offset if flat.numel() else 0), source)
+
+
+def _from_bytes(content: bytes, dtype: torch.dtype, shape: Shape) -> MemoryMappedTensor:
+    result = _make((len(content) // dtype.itemsize,), dtype, None, False, None)
+    if isinstance(result._source, SharedBlock):
+        result._source.buffer[:] = content
+    return nested(result, shape) if isinstance(shape, Tensor) else _wrap(result.view(tuple(shape)), result._source)
+
+
+def _nested_bytes(tensor: MemoryMappedTensor, shapes: Tensor) -> bytes:
+    flat = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return files.to_bytes(flat.set_(tensor.untyped_storage(), 0, (_nested_numel(shapes),), (1,)))
+
+
+# The blocks that this process has, so that many tensors of one block cost one map, whoever sends them.
+_blocks: weakref.WeakValueDictionary[tuple[int, int], SharedBlock] = weakref.WeakValueDictionary()
+
+
+def received(fd: int, nbytes: int) -> SharedBlock:
+    """The block of a descriptor that another process sent, which is taken over."""
+    status = os.fstat(fd)
+    block = _blocks.get((status.st_dev, status.st_ino))
+    if block is None:
+        return SharedBlock(nbytes, fd)
+    os.close(fd)
+    return block
+
+
+def over_same(tensor: MemoryMappedTensor, other: Tensor) -> MemoryMappedTensor:
+    """Another tensor over the memory of a memory-mapped one, as one over the same file or block."""
+    return _wrap(other, tensor._source)
+
+
+def _from_descriptor(descriptor: Any, nbytes: int) -> SharedBlock:
+    return received(descriptor.detach(), nbytes)
+
+
+def _reduce_block(block: SharedBlock) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
+    """How `multiprocessing` sends a block: once for all tensors of a message."""
+    return _from_descriptor, (system.sent(block.fd), block.nbytes)
+
+
+def _over_block(
+    block: SharedBlock, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> MemoryMappedTensor:
+    flat = torch.frombuffer(block.buffer, dtype=torch.uint8)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(flat.untyped_storage(), offset, shape, strides)
+    return _wrap(tensor, block)
+
+
+def _reduce_for_process(
+    tensor: MemoryMappedTensor,
+) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    """How `multiprocessing` sends a tensor: anonymous memory as a descriptor, a file as its path."""
+    block = tensor._source
+    if not isinstance(block, SharedBlock) or tensor.is_nested:
+        return tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    # The storage of a tensor over a block may begin anywhere in it; the receiver's begins with the block.
+    dtype, shape, strides, _ = _layout(tensor)
+    offset = (tensor.data_ptr() - block.address) // dtype.itemsize if tensor.numel() else 0
+    return _over_block, (block, dtype, shape, strides, offset)
+
+
+ForkingPickler.register(MemoryMappedTensor, _reduce_for_process)
+ForkingPickler.register(SharedBlock, _reduce_block)
+
+
+# The name of the class in older releases.
+MemmapTensor = MemoryMappedTensor
+
+
+def set_transfer_ownership(memmap: Any, value: bool = True) -> None:
+    """Leave a tensor as it is: its file outlives it, so that there is no owner who would delete it.
+
+    TorchRL's tests import it, from older releases, in which a pickled tensor could take its temporary file along.
+    """

@@ -1,0 +1,453 @@
+"""Pickling: containers as one buffer of what their tensors hold, beside a description of the rest.
+
+Torch pickles a tensor by way of `torch.save`, some 80 us each. So the plain CPU tensors of a tree are gathered here and
+are pickled together: small storages one behind the other in one buffer, each larger one as a buffer of its own, which
+protocol 5 takes out of band without a copy. Unpickled, every storage is one of its own again.
+
+- What is one tensor, one storage or one nested container under two keys of the tree is so again, where torch would
+  pickle the storage of two views twice. Only the part of a storage that the tree reaches is kept. What the pickle holds
+  besides the tree is pickled apart from it.
+- Tensors that require grad, subclasses other than parameters, and what is not on the CPU are pickled by torch. So are
+  all tensors in `torch.save`, which pickles with protocol 2 and stores storages in its own way, and by
+  `multiprocessing`, whose pickler hands over shared memory.
+- Of a consolidated container, the storage is the one buffer. Where tensors are torch's business, it is the one tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError
+from tensordict.memory import copy_on_write
+from tensordict.memory.file_maps import FileMap, Finder
+from tensordict.memory.flat_buffers import Block, fresh, is_whole
+
+# Storages of at least this many bytes are buffers of their own.
+_LARGE = 64 << 10
+# Where a storage may begin in a buffer: the size of the largest element.
+_ALIGN = 16
+# The oldest protocol that knows bytes; older ones are those of `torch.save`.
+_FIRST_PROTOCOL = 3
+_BUFFERS = 5
+# What a leaf is made of, that is no tensor over a storage.
+_UNBATCHED, _JAGGED, _STRIDED, _PARAMETER = "UnbatchedTensor", "jagged", "strided", "Parameter"
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def reduced(
+    container: Contract,
+    protocol: int,
+    apart: Callable[[Tensor], bool] | None = None,
+    maps: Finder | None = None,
+) -> Reduced | None:
+    """What `__reduce_ex__` gives for a container; `None` where pickle is to take it apart by itself.
+
+    Args:
+        container: the container.
+        protocol: that of the pickler.
+        apart: says which plain tensors the pickler has a way of its own for.
+        maps: the mapped files that the pickler has a way of its own for.
+    """
+    plain = protocol >= _FIRST_PROTOCOL
+    if not _is_tree(container) or not (plain or _is_consolidated(container) or (maps and _lies_in(container, maps))):
+        return None
+    packed = _Packed(container, plain, apart, maps)
+    return unpacked, (packed.nodes, packed.layouts, packed.columns, *packed.memory(protocol))
+
+
+def for_process(container: Any) -> Any:
+    """What `multiprocessing` sends: tensors in its own way, those of a consolidated container as one, and of those that
+    lie in mapped files the descriptors of these."""
+    protocol = _FIRST_PROTOCOL - 1
+    packed = reduced(container, protocol, maps=Finder())
+    return object.__reduce_ex__(container, protocol) if packed is None else packed
+
+
+def by_itself(container: Any, protocol: int, apart: Callable[[Tensor], bool] | None = None) -> Any:
+    """What `__reduce_ex__` gives where nothing but pickle's own ways are asked for; `apart` as for `reduced`."""
+    packed = reduced(container, protocol, apart)
+    return object.__reduce_ex__(container, protocol) if packed is None else packed
+
+
+def for_torch(container: Any) -> Reduced | None:
+    """What `__reduce_ex__` gives for a consolidated container in a file of `torch.save`; `None` for any other.
+
+    Torch refuses to save tensors of several dtypes over one storage. So the storage is saved, and the structure over
+    tensors without content.
+    """
+    if not _is_consolidated(container):
+        return None
+    leaves: list[Any] = []
+    container._gather(leaves)
+    if not all(leaf.is_contiguous() and not leaf.is_nested for leaf in leaves):
+        # What has no such form is saved as the same container is that is not consolidated.
+        return container.clone().__reduce_ex__(_FIRST_PROTOCOL - 1)  # type: ignore[no-any-return]
+    outline = container._rebuilt(_as(leaf, torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")) for leaf in leaves)
+    starts = [leaf.storage_offset() * leaf.itemsize for leaf in leaves]
+    return over_storage, (outline, container._consolidated[0], starts, bool(container._locked))
+
+
+def over_storage(outline: Any, storage: Any, starts: Any, locked: Any) -> Any:
+    """The container of the arguments that `for_torch` gave; they may be anything.
+
+    Raises:
+        SaveError: they do not add up.
+    """
+    leaves: list[Any] = []
+    if isinstance(outline, Contract):
+        outline._gather(leaves)
+    if (
+        not leaves
+        or not (type(storage) is Tensor and storage.dtype is torch.uint8 and storage.dim() == 1)
+        or not (storage.is_contiguous() and storage.storage_offset() == 0)
+        or not (type(starts) is list and len(starts) == len(leaves))
+    ):
+        raise SaveError("the consolidated container that was saved does not add up: its parts are of other types")
+    block = Block(storage)
+    made: list[Tensor] = []
+    for leaf, start in zip(leaves, starts, strict=True):
+        nbytes = leaf.numel() * leaf.itemsize
+        if type(start) is not int or start < 0 or start % leaf.itemsize or start + nbytes > storage.numel():
+            raise SaveError(f"a tensor that was saved is said to be at byte {start!r:.30} of {storage.numel()}")
+        made.append(_as(leaf, block.tensor(leaf.dtype, leaf.shape, start)))
+    container: Any = outline._rebuilt(iter(made))
+    container._consolidated = (storage, len(made))
+    if locked is True:
+        container._lock_tree()
+    return container
+
+
+def _as(leaf: Any, content: Tensor) -> Tensor:
+    """A tensor that is a parameter if the leaf is."""
+    return torch.nn.Parameter(content, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else content
+
+
+# Harmless whatever it is called with: `torch.load(weights_only=True)` may.
+# Under the name that this module had, too: files hold it.
+torch.serialization.add_safe_globals([over_storage, (over_storage, "tensordict.pickling.over_storage")])
+
+
+def is_ours(kind: Any) -> bool:
+    """Whether containers of a class are pickled in the way of this package, and not in one of the program."""
+    return kind.__reduce_ex__ is _way_of_ours() and kind.__reduce__ is object.__reduce__
+
+
+@functools.cache
+def _way_of_ours() -> Any:
+    return registry.lookup("TensorDict").__reduce_ex__
+
+
+def _is_tree(value: Any) -> bool:
+    """Whether a container holds nothing but its entries, its members or the container that it is a face of."""
+    if isinstance(value, Tensor):
+        return False
+    if value._wrapped_container() is not value:
+        return True
+    entries = vars(value).get("_entries")
+    return type(entries) is dict or hasattr(entries, "containers")
+
+
+def _is_consolidated(container: Contract) -> bool:
+    if container._consolidated is None:
+        return False
+    leaves: list[Any] = []
+    container._gather(leaves)
+    return is_whole(leaves, container._consolidated)
+
+
+def _lies_in(container: Contract, maps: Finder) -> bool:
+    """Whether a leaf lies in one of the maps."""
+    leaves: list[Any] = []
+    container._gather(leaves)
+    unbatched = registry.lookup(_UNBATCHED)
+    for leaf in leaves:
+        if leaf.layout is torch.jagged:
+            leaf = leaf.values()
+        elif type(leaf) is unbatched:
+            leaf = leaf.as_subclass(Tensor)
+        if type(leaf) is Tensor and is_plain(leaf) and maps.of(leaf) is not None:
+            return True
+    return False
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a `torch.Tensor` is nothing but dtype, shape and strides over a storage on the CPU."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+    )
+
+
+class _Packed:
+    """A tree of containers, taken apart.
+
+    nodes: class, state, names and slots of every container, nested ones first. A slot is the number of a leaf, a
+        negative one that of a container (from -1 down), a tuple what a leaf is made of, and any other object itself.
+    layouts: dtype, shape and strides (`None` when contiguous) of leaves.
+    columns: for every leaf the number of its layout, that of its storage, and the byte at which it begins there.
+    """
+
+    def __init__(
+        self, root: Contract, plain: bool, apart: Callable[[Tensor], bool] | None, maps: Finder | None
+    ) -> None:
+        self.nodes: list[tuple[Any, ...]] = []
+        self.layouts: list[tuple[Any, ...]] = []
+        self.columns: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self._plain, self._apart, self._maps = plain, apart, maps
+        self._known: dict[int, Any] = {}
+        # Tensors made on the way: no other may get the id of one of these.
+        self._kept: list[Any] = []
+        self._layout_of: dict[tuple[Any, ...], int] = {}
+        self._home_of: dict[int, int] = {}
+        # Storage, first byte and last byte that are reached; or a map, of which all is kept.
+        self._spans: list[tuple[Any, int, int]] = []
+        # The storages of consolidated containers, all of whose leaves lie in them, whatever device they are on.
+        self._wholes: dict[int, Tensor] = {}
+        self._node(root)
+
+    def _node(self, container: Any) -> int:
+        number = self._known.get(id(container))
+        if number is not None:
+            return number  # type: ignore[no-any-return]
+        state = dict(container.__getstate__())
+        held = state.pop("_consolidated", None)
+        if held is not None and _is_consolidated(container):
+            self._wholes[held[0].untyped_storage()._cdata] = held[0]
+            state["_consolidated"] = (self._slot(held[0]), held[1])
+        inner = container._wrapped_container()
+        names: Any = None
+        if inner is not container:
+            names = "_tensordict"
+            children = [state.pop(names)]
+        elif type(state["_entries"]) is dict:
+            entries = state.pop("_entries")
+            names, children = list(entries), list(entries.values())
+        else:
+            state["_entries"] = copy.copy(state["_entries"])
+            children, state["_entries"].containers = state["_entries"].containers, []
+        slots = list(map(self._slot, children))
+        self.nodes.append((type(container), state, names, slots))
+        number = self._known[id(container)] = -len(self.nodes)
+        return number
+
+    def _slot(self, value: Any) -> Any:
+        if type(value) is not Tensor and isinstance(value, Contract):
+            if not isinstance(value, Tensor):
+                return self._node(value) if is_ours(type(value)) and _is_tree(value) else value
+            if type(value) is not registry.lookup(_UNBATCHED) or value.requires_grad:
+                return value
+            return self._made_of(value, _UNBATCHED, [value.as_subclass(Tensor)], value._batch_size)
+        if type(value) is Tensor and not value.is_nested:
+            return self._leaf(value) if self._is_packed(value) else value
+        if type(value) is torch.nn.Parameter and not value.__dict__ and self._is_packed(value.data):
+            return self._made_of(value, _PARAMETER, [value.data], value.requires_grad)
+        return self._ragged(value) if ragged.is_ragged(value) and not value.requires_grad else value
+
+    def _ragged(self, value: Any) -> Any:
+        if value.layout is torch.jagged:
+            return self._made_of(value, _JAGGED, [value.values(), value.offsets(), value.lengths()], value._ragged_idx)
+        return self._made_of(value, _STRIDED, [ragged.in_row_order(value), ragged.row_sizes(value)], None)
+
+    def _made_of(self, value: Any, kind: str, parts: list[Any], rest: Any) -> Any:
+        """The slot of a leaf that is made of other tensors."""
+        slot = self._known.get(id(value))
+        if slot is None:
+            self._kept += parts
+            slot = self._known[id(value)] = (kind, [None if part is None else self._slot(part) for part in parts], rest)
+        return slot
+
+    def _is_packed(self, tensor: Tensor) -> bool:
+        if self._apart is not None and self._apart(tensor):
+            return False
+        if self._wholes and tensor.untyped_storage()._cdata in self._wholes:
+            return True
+        return is_plain(tensor) and (self._plain or self._map_of(tensor) is not None)
+
+    def _map_of(self, tensor: Tensor) -> FileMap | None:
+        return self._maps.of(tensor) if self._maps else None
+
+    def _leaf(self, tensor: Tensor) -> int:
+        number = self._known.get(id(tensor))
+        if number is not None:
+            return number  # type: ignore[no-any-return]
+        which, homes, starts = self.columns
+        number = self._known[id(tensor)] = len(starts)
+        itemsize, shape = tensor.itemsize, tuple(tensor.shape)
+        # Without elements it lies nowhere: its offset may be beyond the end of its storage.
+        start = stop = int(tensor.storage_offset()) * itemsize if tensor.numel() else 0
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        if strides is None:
+            stop += tensor.numel() * itemsize
+        elif tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            stop += (last + 1) * itemsize
+        layout = (tensor.dtype, shape, strides)
+        found = self._layout_of.get(layout)
+        if found is None:
+            found = self._layout_of[layout] = len(self.layouts)
+            self.layouts.append(layout)
+        which.append(found)
+        file_map = self._map_of(tensor)
+        if file_map is None:
+            starts.append(start)
+            homes.append(self._reached(tensor.untyped_storage(), start, stop))
+        else:
+            starts.append(start + tensor.untyped_storage().data_ptr() - file_map.start)
+            homes.append(self._mapped(file_map))
+        return number
+
+    def _mapped(self, file_map: FileMap) -> int:
+        """The number of a map."""
+        home = self._home_of.get(-file_map.start)
+        if home is None:
+            home = self._home_of[-file_map.start] = len(self._spans)
+            self._spans.append((file_map, 0, 0))
+        return home
+
+    def _reached(self, storage: Any, start: int, stop: int) -> int:
+        """The number of a storage, of which these bytes are reached (at least)."""
+        home = self._home_of.get(storage._cdata)
+        start -= start % _ALIGN
+        if home is None:
+            home = self._home_of[storage._cdata] = len(self._spans)
+            self._spans.append((storage, start, stop))
+        else:
+            _, first, last = self._spans[home]
+            if start < first or stop > last:
+                self._spans[home] = (storage, min(start, first), max(stop, last))
+        return home
+
+    def memory(self, protocol: int) -> tuple[Any, list[Any]]:
+        """The buffer of the small storages, and for every storage its size in there, a buffer of its own, or a tensor;
+        for a map, itself.
+
+        From here on, `columns` counts from the first byte of a storage that is kept.
+        """
+        _, homes, starts = self.columns
+        kept: list[Any] = []
+        total = 0
+        for storage, first, stop in self._spans:
+            if isinstance(storage, FileMap):
+                kept.append(storage)
+                continue
+            whole = self._wholes.get(storage._cdata)
+            if whole is not None and not (self._plain and whole.is_cpu):
+                kept.append(whole)
+            elif stop - first < _LARGE:
+                kept.append(stop - first)
+                total += -(-(stop - first) // _ALIGN) * _ALIGN
+            else:
+                # Through NumPy, which keeps the memory alive as long as the buffer.
+                empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+                content = empty.set_(storage, first, (stop - first,)).numpy()  # type: ignore[call-overload]
+                kept.append(pickle.PickleBuffer(content) if protocol >= _BUFFERS else content.tobytes())
+        small = bytearray(total)
+        base = (ctypes.c_char * total).from_buffer(small) if total else None
+        position = 0 if base is None else ctypes.addressof(base)
+        for (storage, first, _), content in zip(self._spans, kept, strict=True):
+            if type(content) is int:
+                ctypes.memmove(position, storage.data_ptr() + first, content)
+                position += -(-content // _ALIGN) * _ALIGN
+        for number, home in enumerate(homes):
+            if not isinstance(kept[home], Tensor):
+                # None of a map: its first byte is 0.
+                starts[number] -= self._spans[home][1]
+        if not total:
+            return None, kept
+        return pickle.PickleBuffer(small) if protocol >= _BUFFERS else bytes(small), kept
+
+
+def unpacked(
+    nodes: Sequence[tuple[Any, ...]],
+    layouts: Sequence[tuple[Any, ...]],
+    columns: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    small: Any,
+    kept: Sequence[Any],
+) -> Any:
+    """The container that `reduced` took apart; see `_Packed` for the arguments."""
+    blocks = _blocks(small, kept)
+    leaves: list[Tensor] = []
+    for which, home, start in zip(*columns, strict=True):
+        dtype, shape, strides = layouts[which]
+        leaves.append(blocks[home].tensor(dtype, shape, start, strides))
+    made: list[Any] = []
+    composed: dict[int, Any] = {}
+
+    def value(slot: Any) -> Any:
+        if type(slot) is int:
+            return leaves[slot] if slot >= 0 else made[-1 - slot]
+        if type(slot) is not tuple:
+            return slot
+        if id(slot) not in composed:
+            composed[id(slot)] = _composed(slot, leaves)
+        return composed[id(slot)]
+
+    for cls, state, names, slots in nodes:
+        values = list(map(value, slots))
+        if names is None:
+            state["_entries"].containers = values
+        elif type(names) is str:
+            state[names] = values[0]
+        else:
+            state["_entries"] = dict(zip(names, values, strict=True))
+        if "_consolidated" in state:
+            storage, count = state["_consolidated"]
+            state["_consolidated"] = (value(storage), count)
+        node = object.__new__(cls)
+        node.__setstate__(state)
+        made.append(node)
+    return made[-1]
+
+
+def _composed(slot: tuple[str, list[Any], Any], leaves: list[Tensor]) -> Any:
+    kind, numbers, rest = slot
+    parts: list[Any] = [leaves[number] if type(number) is int else number for number in numbers]
+    if kind == _JAGGED:
+        return ragged.from_jagged(parts[0], parts[1], rest, parts[2])
+    if kind == _STRIDED:
+        return ragged.from_buffer(*parts)
+    if kind == _PARAMETER:
+        return torch.nn.Parameter(parts[0], rest)
+    return registry.lookup(_UNBATCHED)._over(parts[0], rest)
+
+
+def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:
+    """The storages."""
+    found: list[Block] = []
+    empty: dict[torch.dtype, Tensor] = {}
+    source = None if small is None else numpy.frombuffer(small, dtype=numpy.uint8)
+    own = iter(copy_on_write.writable([content for content in kept if _is_buffer(content)]))
+    position = 0
+    for content in kept:
+        if isinstance(content, Tensor):
+            found.append(Block(content))
+        elif _is_buffer(content):
+            found.append(Block(next(own), empty))
+        else:
+            storage = fresh(content)
+            if content:
+                if source is None or position + content > len(source):
+                    raise pickle.UnpicklingError("the buffer of a container is shorter than its tensors")
+                ctypes.memmove(storage.data_ptr(), source.ctypes.data + position, content)
+            position += -(-content // _ALIGN) * _ALIGN
+            found.append(Block(storage, empty))
+    return found
+
+
+def _is_buffer(content: Any) -> bool:
+    return type(content) is not int and not isinstance(content, Tensor)

@@ -1,0 +1,170 @@
+"""Modules over containers as graphs of `torch.fx`, in which what goes from step to step is no entry of a container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx, nn
+
+from tensordict.core.keys import Key, path_of
+from tensordict.nn.dispatch import dispatch
+from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, output_of
+from tensordict.nn.sequence import TensorDictSequential
+from tensordict.ops.together import set_all
+
+
+class TDGraphModule(TensorDictModuleBase):
+    """A graph that takes a container and returns tensors, as a module that writes these into the container.
+
+    Attributes that it does not have, such as `graph` and `code`, are those of the graph module.
+
+    Args:
+        graph_module: the graph module; what it returns is one tensor, or a tuple of as many as there are `out_keys`.
+        out_keys: the entries that the tensors are written to.
+        in_keys: the entries that the graph reads.
+        inplace: where results are written, as for :class:`~tensordict.nn.TensorDictModule`.
+    """
+
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        out_keys: list[Key],
+        in_keys: Sequence[Key] = (),
+        inplace: Inplace | None = True,
+    ) -> None:
+        super().__init__()
+        self.out_keys = out_keys
+        self.in_keys = list(in_keys)
+        self.inplace = inplace
+        self._gm = graph_module
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: Any, tensordict_out: Any = None) -> Any:
+        """Run the graph and write what it returns.
+
+        Args:
+            tensordict: a container, or (by :class:`dispatch`) the entries at the in-keys.
+            tensordict_out: a container to write into, in the place of the one that is read.
+
+        Returns:
+            the container that was written into.
+        """
+        results = self._gm(tensordict)
+        if tensordict_out is None:
+            tensordict_out = output_of(tensordict, self.inplace)
+        values = results if isinstance(results, tuple) else (results,)
+        if len(values) != len(self._out_keys):
+            raise RuntimeError(f"the graph returned {len(values)} values for {len(self._out_keys)} out_keys")
+        set_all(tensordict_out, self._out_keys, values)
+        return tensordict_out
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name.startswith("__") or "_gm" not in self.__dict__.get("_modules", ()):
+                    raise
+                return getattr(self._modules["_gm"], name)
+
+
+def symbolic_trace(td_module: TensorDictModuleBase) -> TDGraphModule:
+    """Trace a module over containers, or a sequence of them, into one graph of `torch.fx`.
+
+    Sequences in sequences become one; an entry that one step writes and another reads is a value of the graph. The
+    container is read at the in-keys, and written at the out-keys when all is computed.
+
+    Args:
+        td_module: a :class:`~tensordict.nn.TensorDictModule`, or a sequence of such. Its parameters are shared.
+
+    Returns:
+        a module that takes and returns containers, with the attributes of a `torch.fx.GraphModule`.
+
+    Raises:
+        TypeError: a module is of another kind, or a sequence runs only what it has the entries for.
+        ValueError: a step reads a container that an earlier step writes into.
+        torch.fx.proxy.TraceError: the code of a step cannot be traced, as where it depends on values.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule, TensorDictSequential
+        >>> from tensordict.prototype.fx import symbolic_trace
+        >>> net = TensorDictSequential(
+        ...     TensorDictModule(nn.Linear(3, 4), in_keys=["obs"], out_keys=["hidden"]),
+        ...     TensorDictModule(torch.tanh, in_keys=["hidden"], out_keys=["action"]),
+        ... )
+        >>> graph = symbolic_trace(net)
+        >>> [node.name for node in graph.graph.nodes]
+        ['tensordict', 'getitem', '_0_module', 'tanh', 'output']
+        >>> graph(TensorDict(obs=torch.zeros(3)))["action"].shape
+        torch.Size([4])
+    """
+    root = _Steps(td_module)
+    graph = fx.Tracer().trace(root)
+    for node in graph.nodes:
+        # The annotation of the container, which the code of the graph could not name.
+        node.type = None
+    out_keys = [key for key in td_module.out_keys if key != "_"]
+    return TDGraphModule(
+        fx.GraphModule(root, graph, type(td_module).__name__), out_keys, td_module.in_keys, root.inplace
+    )
+
+
+class _Steps(nn.Module):
+    """The steps of a module, as one function from a container to a tuple of tensors."""
+
+    def __init__(self, td_module: TensorDictModuleBase) -> None:
+        super().__init__()
+        self.steps = list(_steps_of(td_module))
+        self.out_keys = [key for key in td_module.out_keys if key != "_"]
+        self.inplace: Inplace | None = td_module.inplace  # type: ignore[assignment]
+        # The names of parameters are those within the module.
+        holder = td_module.module if isinstance(td_module, TensorDictSequential) else td_module
+        self._modules.update(holder._modules)
+
+    def forward(self, tensordict: Any) -> Any:
+        written: dict[Key, Any] = {}
+        for step in self.steps:
+            results: Any = step._call_module([_read(tensordict, key, written) for key in step.in_keys])
+            keys = step._out_keys
+            parts = type(results) is fx.Proxy and len(keys) > 1
+            values = [results[i] for i in range(len(keys))] if parts else step._as_results(results)
+            written.update((key, value) for key, value in zip(keys, values) if key in step.out_keys)
+        values = tuple(_read(tensordict, key, written) for key in self.out_keys)
+        return values[0] if len(values) == 1 else values
+
+
+def _steps_of(module: Any) -> Iterator[Any]:
+    """The modules that call something, in their order."""
+    if isinstance(module, TensorDictSequential) and type(module).forward is TensorDictSequential.forward:
+        if module.partial_tolerant:
+            raise TypeError(f"{type(module).__name__} cannot be traced: it is partial_tolerant, so what runs depends")
+        for step in module:
+            yield from _steps_of(step)
+    elif isinstance(module, TensorDictModule) and type(module).forward is TensorDictModule.forward:
+        yield module
+    else:
+        raise TypeError(
+            f"{type(module).__name__} cannot be traced: symbolic_trace takes a TensorDictModule, or a "
+            "TensorDictSequential of them"
+        )
+
+
+def _read(tensordict: Any, key: Key, written: dict[Key, Any]) -> Any:
+    """The value at a key: as it was written, part of what was written, or an entry of the container."""
+    if key in written:
+        return written[key]
+    path = path_of(key)
+    for other, value in written.items():
+        prefix = path_of(other)
+        if path[: len(prefix)] == prefix:
+            for name in path[len(prefix) :]:
+                value = value[name]
+            return value
+        if prefix[: len(path)] == path:
+            raise ValueError(f"a step reads the container {key!r}, into which an earlier one writes {other!r}")
+    return tensordict[key]

@@ -1,0 +1,48 @@
+"""Tensors and containers expanded to the right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict.core.errors import ShapeError
+
+
+def expand_right(tensor: Any, shape: Any) -> Any:
+    """A view of a tensor or container that has new dims behind its own.
+
+    Args:
+        tensor: of a shape that `shape` begins with; sizes of 1 are expanded.
+        shape: a sequence of ints.
+
+    Raises:
+        RuntimeError: `shape` has fewer dims than the tensor, or other sizes.
+
+    Example:
+        >>> import torch
+        >>> from tensordict.utils import expand_right
+        >>> expand_right(torch.arange(2), (2, 3))
+        tensor([[0, 0, 0],
+                [1, 1, 1]])
+    """
+    shape = tuple(shape)
+    missing = len(shape) - tensor.ndim
+    if missing < 0:
+        raise ShapeError(f"a tensor of shape {list(tensor.shape)} cannot be expanded to the dims of {list(shape)}")
+    return tensor.reshape((*tensor.shape, *[1] * missing)).expand(shape)
+
+
+def expand_as_right(tensor: Any, dest: Any) -> Any:
+    """:func:`expand_right` to the shape of another tensor or container.
+
+    Example:
+        >>> import torch
+        >>> from tensordict.utils import expand_as_right
+        >>> expand_as_right(torch.zeros(2), torch.zeros(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    if dest.ndim < tensor.ndim or any(a not in (1, b) for a, b in zip(tensor.shape, dest.shape, strict=False)):
+        raise ShapeError(
+            f"a tensor of shape {list(tensor.shape)} cannot be expanded to the right as {list(dest.shape)}, which does "
+            "not begin with it"
+        )
+    return expand_right(tensor, dest.shape)

@@ -1,0 +1,460 @@
+"""Free functions on containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from tensordict.convert.mappings import refuse_exclusive
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch
+from tensordict.core.errors import KeyMismatchError, ShapeError
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.shapes import as_new_dim
+from tensordict.ops.padding import pad_and_stack
+from tensordict.ops.stacking import (
+    cat_containers,
+    lazy_stack_containers,
+    maybe_dense_stack_containers,
+    stack_containers,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.dense import TensorDict
+    from tensordict.containers.lazy import LazyStackedTensorDict
+    from tensordict.nn.params import TensorDictParams
+    from tensordict.ops.collection import TensorCollection
+
+    _Container = TypeVar("_Container", bound=TensorCollection)
+
+__all__ = [
+    "cat",
+    "dense_stack_tds",
+    "from_module",
+    "from_modules",
+    "is_batchedtensor",
+    "lazy_stack",
+    "maybe_dense_stack",
+    "merge_tensordicts",
+    "pad",
+    "pad_sequence",
+    "stack",
+]
+
+
+@overload
+def stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
+@overload
+def stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ...) -> _Container: ...
+def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Stack containers along a new batch dim; plain tensors go to :func:`torch.stack`.
+
+    Args:
+        input: containers with the same keys and shapes.
+        dim: where the new dim goes.
+        out: a container of the resulting batch size to write into, in place.
+
+    Returns:
+        a new container, or `out`.
+
+    Raises:
+        KeyError: the keys differ; the odd ones are named.
+        RuntimeError: the batch sizes or the shapes of an entry differ.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, stack
+        >>> stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])["a"].shape
+        torch.Size([2, 3])
+    """
+    if _are_tensors(input):
+        return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
+    return stack_containers(input, dim, out)
+
+
+@overload
+def cat(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
+@overload
+def cat(input: Iterable[_Container], dim: int = ..., *, out: Any = ...) -> _Container: ...
+def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Concatenate containers along an existing batch dim; plain tensors go to :func:`torch.cat`.
+
+    Arguments and errors as :func:`stack`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, cat
+        >>> cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (1, 2)])["a"].shape
+        torch.Size([3])
+    """
+    if _are_tensors(input):
+        return torch.cat(input, dim, out=out)  # type: ignore[arg-type]
+    return cat_containers(input, dim, out)
+
+
+@overload
+def lazy_stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
+@overload
+def lazy_stack(
+    input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+) -> LazyStackedTensorDict: ...
+@overload
+def lazy_stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any) -> _Container: ...
+def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """Stack containers along a new batch dim, keeping them as they are; plain tensors go to :func:`torch.stack`.
+
+    Args:
+        input: the containers; they may differ in keys and shapes.
+        dim: where the new dim goes.
+        out: a container of the resulting batch size to write into, in place.
+        **kwargs: passed to :class:`~tensordict.LazyStackedTensorDict`.
+
+    Returns:
+        a `LazyStackedTensorDict` of these very containers, or `out`.
+
+    Raises:
+        RuntimeError: there is no container, or they have different numbers of batch dims.
+        TypeError: one of them is not a container.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, lazy_stack
+        >>> tds = [TensorDict(a=torch.zeros(n)) for n in (1, 2)]
+        >>> stack = lazy_stack(tds)
+        >>> stack[0] is tds[0], stack.batch_size
+        (True, torch.Size([2]))
+    """
+    if _are_tensors(input):
+        return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
+    return lazy_stack_containers(input, dim, out, **kwargs)
+
+
+@overload
+def maybe_dense_stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
+@overload
+def maybe_dense_stack(
+    input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+) -> TensorDictBase: ...
+@overload
+def maybe_dense_stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any) -> _Container: ...
+def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """:func:`stack` for containers of the same keys, shapes and devices, :func:`lazy_stack` for others.
+
+    Arguments and errors as :func:`lazy_stack`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, maybe_dense_stack
+        >>> type(maybe_dense_stack([TensorDict(a=torch.zeros(n)) for n in (1, 2)])).__name__
+        'LazyStackedTensorDict'
+    """
+    if _are_tensors(input):
+        return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
+    return maybe_dense_stack_containers(input, dim, out, **kwargs)
+
+
+def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None) -> TensorCollection:
+    """Stack containers of the same structure along a new batch dim; lazy stacks nested in them stay lazy.
+
+    Args:
+        td_list: the containers, or a lazy stack of them.
+        dim: where the new dim goes; a lazy stack is stacked along its own dim.
+
+    Returns:
+        a container of the class of those in the list, in which the stack dims of nested lazy stacks have moved as any
+        other dim. Containers that differ in keys or shapes, which no dense one can hold, give a lazy stack of them.
+
+    Raises:
+        ValueError: a list was given, but no `dim`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, dense_stack_tds, lazy_stack
+        >>> inner = lazy_stack([TensorDict(a=torch.zeros(n)) for n in (1, 2)])
+        >>> stack = dense_stack_tds([TensorDict(x=inner), TensorDict(x=inner)], dim=0)
+        >>> type(stack).__name__, stack["x"].batch_size, stack["x"].stack_dim
+        ('TensorDict', torch.Size([2, 2]), 1)
+    """
+    lazy = registry.lookup("LazyStackedTensorDict")
+    if isinstance(td_list, Contract) and isinstance(td_list._wrapped_container(), lazy):
+        dim = td_list._wrapped_container().stack_dim
+        items = list(td_list.unbind(dim))  # type: ignore[attr-defined]
+    else:
+        items = list(td_list)
+    if dim is None:
+        raise ValueError("dense_stack_tds needs to know along which dim to stack a list: pass dim=")
+    if not items or not all(isinstance(item, Contract) for item in items):
+        raise TypeError(f"dense_stack_tds stacks containers, got {[type(item).__name__ for item in items]}")
+    if any(item._batch_size != items[0]._batch_size for item in items):
+        return lazy_stack_containers(items, dim)  # type: ignore[no-any-return]
+    dim = as_new_dim(dim, len(items[0]._batch_size))
+    try:
+        return _densely_stacked(items, dim)  # type: ignore[no-any-return]
+    except (KeyMismatchError, ShapeError, NotImplementedError):
+        return lazy_stack_containers(items, dim)  # type: ignore[no-any-return]
+
+
+def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
+    first = items[0]
+    if not isinstance(first._wrapped_container(), registry.lookup("LazyStackedTensorDict")):
+        mappings = [item._entries for item in items]
+        if any(mapping.keys() != mappings[0].keys() for mapping in mappings):
+            raise_key_mismatch(mappings, ())
+        entries = {}
+        for name, value in mappings[0].items():
+            column = [mapping[name] for mapping in mappings]
+            if is_node(value) and not value._is_non_tensor:
+                entries[name] = _densely_stacked(column, dim)
+            elif isinstance(value, Contract):
+                entries[name] = stack_containers(column, dim)
+            elif type(value) is not Tensor and value.is_nested:
+                entries[name] = ragged.stack(column, dim)
+            else:
+                try:
+                    entries[name] = torch.stack(column, dim)
+                except RuntimeError as error:
+                    raise ShapeError(str(error)) from error
+        size = list(first._batch_size)
+        size.insert(dim, len(items))
+        names = first._names and [*first._names[:dim], None, *first._names[dim:]]
+        return first._build(entries, torch.Size(size), merged_device(items), names)
+    at = first.stack_dim
+    if any(type(item) is not type(first) or item.stack_dim != at for item in items):
+        raise ShapeError("nested lazy stacks must be stacked along the same dim")
+    # The new dim stands before or behind the dim along which the members lie.
+    within, at = (dim, at + 1) if dim <= at else (dim - 1, at)
+    columns = zip(*[item.unbind(item.stack_dim) for item in items], strict=True)
+    return lazy_stack_containers([_densely_stacked(column, within) for column in columns], at)
+
+
+def pad(
+    tensordict: _Container, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True
+) -> _Container:
+    """Make batch dims of a container longer, with `value` in the new places; see :meth:`TensorDictBase.pad`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, pad
+        >>> pad(TensorDict({"a": torch.ones(1, 2)}, [1, 2]), [0, 0, 1, 0])["a"]
+        tensor([[0., 1., 1.]])
+    """
+    return tensordict.pad(pad_size, value, inplace=inplace, safe=safe)
+
+
+def pad_sequence(
+    list_of_tensordicts: Iterable[_Container],
+    pad_dim: int = 0,
+    padding_value: float = 0.0,
+    out: Any = None,
+    return_mask: Any = False,
+) -> _Container:
+    """Stack containers whose entries differ in length along one dim, the shorter ones padded at their end.
+
+    Args:
+        list_of_tensordicts: containers with the same keys.
+        pad_dim: the dim of every entry that is padded; negative ones count from the back of each entry. If it is a
+            batch dim, the batch sizes are padded with it.
+        padding_value: what stands behind the end of the shorter ones.
+        out: a container of the resulting batch size to write into: entries that it has in place, others are added.
+        return_mask: `True` adds an entry `"masks"`, a container with the same structure in which bools tell elements
+            from padding; a nested key puts it there. A mask lies over the batch dims and, if it is none of them, the
+            padded one.
+
+    Returns:
+        a new container with one more batch dim in front, or `out`.
+
+    Raises:
+        KeyError: the keys differ; the odd ones are named.
+        IndexError: an entry has no dim `pad_dim`.
+        RuntimeError: the list is empty, or shapes differ in another dim.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, pad_sequence
+        >>> batch = pad_sequence([TensorDict(a=torch.ones(n)) for n in (1, 2)], return_mask=True)
+        >>> batch["a"]
+        tensor([[1., 0.],
+                [1., 1.]])
+        >>> batch["masks", "a"]
+        tensor([[ True, False],
+                [ True,  True]])
+    """
+    return pad_and_stack(list_of_tensordicts, pad_dim, padding_value, out, return_mask)  # type: ignore[no-any-return]
+
+
+def merge_tensordicts(*tensordicts: _Container, callback_exist: Any = None) -> _Container:
+    """A container with the entries of several; of entries that more than one has, the first counts.
+
+    Args:
+        *tensordicts: two containers or more.
+        callback_exist: called with the tensors of an entry that all of them have, to give the one of the result; or a
+            dict from (nested) keys to such functions.
+
+    Returns:
+        a new container with the batch size, device and names of the first one, which shares the entries. They must fit
+        its batch size. It is a lazy stack if the first one is, or if another one is that cannot be made dense.
+
+    Raises:
+        KeyError: some members only of a lazy stack of another batch size have an entry.
+        RuntimeError: fewer than two containers, or an entry does not fit the batch size.
+        TypeError: an argument is not a container, or an entry is a container in one and a tensor in another.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, merge_tensordicts
+        >>> a, b = TensorDict(x=0, both=0), TensorDict(y=1, both=1)
+        >>> merged = merge_tensordicts(a, b, callback_exist=lambda *values: torch.stack(values))
+        >>> sorted(merged.keys()), merged["both"]
+        (['both', 'x', 'y'], tensor([0, 1]))
+    """
+    if len(tensordicts) < 2:
+        raise RuntimeError(f"merge_tensordicts merges at least two containers, got {len(tensordicts)}")
+    for position, item in enumerate(tensordicts):
+        if not isinstance(item, Contract):
+            raise TypeError(f"merge_tensordicts takes containers, got {type(item).__name__} at position {position}")
+    callbacks = callback_exist
+    if isinstance(callback_exist, Mapping):
+        callbacks = {path_of(key): function for key, function in callback_exist.items()}
+    return _merged(tensordicts, len(tensordicts), callbacks, ())  # type: ignore[no-any-return]
+
+
+def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any:
+    first, size = nodes[0], nodes[0]._batch_size
+    uneven = (node for node in nodes if node._batch_size == size and _is_uneven(node))
+    lazy = first if first._members() else next(uneven, None)
+    if lazy is not None:
+        # Member by member, since each may have entries of its own.
+        fitting = [node if node._batch_size == size else first.empty().update(node) for node in nodes]
+        rows = zip(*[lazy._pieces_of(node) for node in fitting], strict=True)
+        merged = lazy._rejoined([_merged(row, count, callbacks, path) for row in rows])
+        if lazy is not first:
+            merged.names = first._names
+        return merged
+    for node in nodes:
+        refuse_exclusive(node, "merge_tensordicts")
+    result = first.empty()
+    names = dict.fromkeys(name for node in nodes for name in node._entries)
+    for name in names:
+        key = (*path, name)
+        values = [node._entries[name] for node in nodes if name in node._entries]
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        inner = [value for value in values if is_node(value) and not value._is_non_tensor]
+        if tensors and inner:
+            raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
+        value = values[0]
+        if inner and value is inner[0]:
+            value = _merged(inner, count, callbacks, key)
+        if len(tensors) == count:
+            callback = callbacks.get(key) if isinstance(callbacks, dict) else callbacks
+            if callback is not None:
+                value = callback(*values)
+        result._write_name(name, value, path=key)
+    return result
+
+
+def _is_uneven(node: Any) -> bool:
+    """Whether the members of a lazy stack have entries that make no tensor, or that only some of them have."""
+    members = node._members()
+    if not members:
+        return False
+    if len({frozenset(member._outline()) for member in members}) > 1:
+        return True
+    leaves = [name for name, value in node._outline().items() if not is_node(value)]
+    return any(type(n) is not int or n < 0 for name in leaves for n in node._shape_of(name))
+
+
+def is_batchedtensor(tensor: Tensor) -> bool:
+    """Whether a tensor stands for one of many that :func:`torch.vmap` works on at once.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import is_batchedtensor
+        >>> seen = []
+        >>> _ = torch.vmap(lambda x: seen.append(is_batchedtensor(x)) or x)(torch.zeros(2))
+        >>> seen, is_batchedtensor(torch.zeros(2))
+        ([True], False)
+    """
+    return torch._C._functorch.is_batchedtensor(tensor)
+
+
+def _are_tensors(input: Any) -> bool:
+    return isinstance(input, (list, tuple)) and bool(input) and isinstance(input[0], Tensor)
+
+
+@overload
+def from_module(
+    module: nn.Module, as_module: Literal[False] = ..., lock: bool = ..., use_state_dict: bool = ...
+) -> TensorDict: ...
+@overload
+def from_module(
+    module: nn.Module, as_module: Literal[True], lock: bool = ..., use_state_dict: bool = ...
+) -> TensorDictParams: ...
+def from_module(module: Any, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
+    """The parameters and buffers of a module in a container, locked by default; see :meth:`TensorDict.from_module`.
+
+    Example:
+        >>> from torch import nn
+        >>> from tensordict import from_module
+        >>> sorted(from_module(nn.Linear(3, 4)).keys())
+        ['bias', 'weight']
+    """
+    return registry.lookup("TensorDict").from_module(module, as_module, lock, use_state_dict)
+
+
+@overload
+def from_modules(
+    *modules: nn.Module,
+    as_module: Literal[True],
+    lock: bool = ...,
+    use_state_dict: bool = ...,
+    lazy_stack: bool = ...,
+    expand_identical: bool = ...,
+) -> TensorDictParams: ...
+@overload
+def from_modules(
+    *modules: nn.Module,
+    as_module: Literal[False] = ...,
+    lock: bool = ...,
+    use_state_dict: bool = ...,
+    lazy_stack: Literal[True],
+    expand_identical: bool = ...,
+) -> LazyStackedTensorDict: ...
+@overload
+def from_modules(
+    *modules: nn.Module,
+    as_module: Literal[False] = ...,
+    lock: bool = ...,
+    use_state_dict: bool = ...,
+    lazy_stack: Literal[False] = ...,
+    expand_identical: bool = ...,
+) -> TensorDict: ...
+def from_modules(
+    *modules: Any,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    lazy_stack: bool = False,
+    expand_identical: bool = False,
+) -> Any:
+    """The parameters of several modules, stacked; see :meth:`TensorDict.from_modules`.
+
+    Example:
+        >>> from torch import nn
+        >>> from tensordict import from_modules
+        >>> from_modules(nn.Linear(3, 4), nn.Linear(3, 4))["weight"].shape
+        torch.Size([2, 4, 3])
+    """
+    return registry.lookup("TensorDict").from_modules(
+        *modules,
+        as_module=as_module,
+        lock=lock,
+        use_state_dict=use_state_dict,
+        lazy_stack=lazy_stack,
+        expand_identical=expand_identical,
+    )

@@ -1,0 +1,143 @@
+"""`tensordict convert`: a save in another format."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from tensordict.core import registry
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.io.describe import LeafSpec, Pickled, walk
+from tensordict.io.formats import SUFFIXES, describe_save, open_save, write_save
+from tensordict.io.forms import Form
+from tensordict.io.progress import Progress, bytes_on_disk
+from tensordict.memory.names import META
+from tensordict_cli.runners.terminal import GOOD, has_tqdm, key_text, show, size_text
+from tensordict_cli.text import printable
+
+# Where Linux counts what this process reads and writes.
+_COUNTS = "/proc/self/io"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; always 0."""
+    to = args.to or format_of_name(args.target)
+    if not os.path.lexists(args.source):
+        raise FileNotFoundError(2, "no such file or folder", args.source)
+    _check_target(args.source, args.target, to, args.force)
+    _import_all(args.modules)
+    outline = describe_save(args.source)[1]
+    _check_known(outline, args.allow_pickle)
+    with _progress(sum(node.nbytes for _, node in walk(outline) if isinstance(node, LeafSpec))):
+        write_save(
+            open_save(args.source, allow_pickle=args.allow_pickle),
+            args.target,
+            to,
+            compression=args.compression,
+            checksum=args.checksum,
+            num_threads=args.num_threads,
+            allow_pickle=args.allow_pickle,
+            overwrite=args.force,
+        )
+    show([[(f"{printable(args.target)}: {to}, {size_text(bytes_on_disk(args.target))} on disk", GOOD)]])
+    return 0
+
+
+def format_of_name(path: str) -> str:
+    """The format that the suffix of a path stands for.
+
+    Raises:
+        SaveError: it stands for none.
+    """
+    suffix = "" if path.endswith("/") else os.path.splitext(path)[1].lower()
+    if suffix not in SUFFIXES:
+        known = ", ".join(f"{suffix or 'none'} ({name})" for suffix, name in SUFFIXES.items())
+        raise SaveError(f"{path!r}: the suffix {suffix!r} stands for no format; use --to, or one of {known}")
+    return SUFFIXES[suffix]
+
+
+def _check_target(source: str, target: str, to: str, force: bool) -> None:
+    """Refuse what would destroy something that nobody wanted to be replaced."""
+    _check_apart(source, target)
+    if not os.path.lexists(target):
+        return
+    is_folder = os.path.isdir(target)
+    if is_folder and to == "directory" and not os.listdir(target):
+        return
+    if not force:
+        raise SaveError(f"{target!r} exists already; use --force to replace it")
+    if is_folder != (to == "directory"):
+        what = "a folder" if is_folder else "a file"
+        raise SaveError(f"{target!r} is {what} and cannot become a save of the format {to!r}; remove it first")
+    if is_folder and not os.path.lexists(os.path.join(target, META)):
+        raise SaveError(f"{target!r} is a folder with other content than a save; choose another one, or empty it")
+
+
+def _check_apart(source: str, target: str) -> None:
+    mine, theirs = os.path.realpath(source), os.path.realpath(target)
+    if os.path.commonpath((mine, theirs)) in (mine, theirs):
+        raise SaveError(f"{source!r} and {target!r} are one, or one is in the other; choose another target")
+
+
+def _import_all(modules: list[str]) -> None:
+    if modules and "" not in sys.path:
+        # As `python -m` does: a project is used from its own folder.
+        sys.path.insert(0, "")
+    for module in modules:
+        importlib.import_module(module)
+
+
+def _check_known(root: Form, allow_pickle: bool) -> None:
+    """Say which option is missing for what only it allows to load."""
+    for key, node in walk(root):
+        if not isinstance(node, Form):
+            continue
+        if node.is_face and registry.declared(node.kind) is None:
+            module = node.kind.rpartition(".")[0]
+            hint = "it was defined in a script, not in a module" if module == "__main__" else f"use --import {module}"
+            raise UnsupportedEntryError(
+                f"{key_text(key)} is of the tensorclass {node.kind!r}, which is not known here; {hint}"
+            )
+        if isinstance(node.value, Pickled) and not allow_pickle:
+            raise UnsupportedEntryError(
+                f"the value at {key_text(key)} is pickled, and unpickling runs any code that is in it; use "
+                "--allow-pickle if you trust who wrote it"
+            )
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[None]:
+    """On a terminal, a bar that follows how much this process writes: so it is the same for all formats.
+
+    total: the bytes of all tensors; compressed, they come to less.
+    """
+    if not (sys.stderr.isatty() and has_tqdm() and os.path.exists(_COUNTS)):
+        yield
+        return
+    done = threading.Event()
+    with Progress("converting", total) as bar:
+        follower = threading.Thread(target=_follow, args=(bar, total, done), daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            done.set()
+            follower.join()
+        bar.add(total - bar.done)
+
+
+def _follow(bar: Progress, total: int, done: threading.Event) -> None:
+    start = _written()
+    while not done.wait(0.1):
+        bar.add(max(0, min(_written() - start, total) - bar.done))
+
+
+def _written() -> int:
+    """How many bytes this process has written so far, to files of any kind."""
+    with open(_COUNTS, encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("wchar"))

@@ -1,0 +1,66 @@
+"""`tensordict diff`: where two saves differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import Any
+
+from tensordict.io.comparing import Difference, Tolerance, differences
+from tensordict.io.describe import LeafSpec, walk
+from tensordict.io.formats import describe_save
+from tensordict_cli.runners.terminal import (
+    BAD,
+    GOOD,
+    NAME,
+    QUIET,
+    aligned,
+    count_text,
+    json_value,
+    key_text,
+    shortened,
+    show,
+)
+from tensordict_cli.text import printable
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 when the saves are the same, else 1."""
+    one = describe_save(args.a)[1]
+    other = describe_save(args.b)[1]
+    found = list(differences(one, other, Tolerance(args.rtol, args.atol, args.equal_nan)))
+    if args.json:
+        print(json.dumps({"same": not found, "differences": [_as_json(difference) for difference in found]}))
+    elif found:
+        show(aligned([_row(difference) for difference in found]))
+        show([[(count_text(len(found), "difference"), QUIET)]])
+    else:
+        leaves = sum(isinstance(node, LeafSpec) for _, node in walk(one))
+        show([[(f"the same: {count_text(leaves, 'tensor')}", GOOD)]])
+    return 1 if found else 0
+
+
+def _row(difference: Difference) -> list[tuple[str, str]]:
+    return [(key_text(difference.key), NAME), (difference.what, BAD), (_text(difference), "")]
+
+
+def _text(difference: Difference) -> str:
+    if difference.what == "elements":
+        by = "" if math.isnan(difference.max_abs) else f", by at most {difference.max_abs:.6g}"
+        return f"{difference.differing:,} of {difference.count:,} differ{by}"
+    if difference.what in ("missing", "additional"):
+        return printable(difference.one or difference.other)
+    return f"{_shown(difference.one, difference.what)} and {_shown(difference.other, difference.what)}"
+
+
+def _shown(value: Any, what: str) -> str:
+    return printable(value) if isinstance(value, str) and what != "value" else shortened(value)
+
+
+def _as_json(difference: Difference) -> dict[str, Any]:
+    form: dict[str, Any] = {"key": list(difference.key), "what": difference.what}
+    if difference.what == "elements":
+        max_abs = difference.max_abs if math.isfinite(difference.max_abs) else None
+        return {**form, "differing": difference.differing, "of": difference.count, "max_abs": max_abs}
+    return {**form, "a": json_value(difference.one), "b": json_value(difference.other)}

@@ -1,0 +1,177 @@
+"""Checks that the package keeps to `house.toml`: the order of its rooms, and the budgets of each.
+
+python tests/house/check.py            # prints what is against the plan, and fails when anything is
+python tests/house/check.py --figures  # prints the figures of now, as JSON: what the budgets can be lowered to
+
+A room is a folder directly under `src/tensordict`, or another package under `src`; modules beside the folders are the
+room `public`. Lines of code are those with more than comments and docstrings. A hook is a private name of
+`TensorCollection` that classes of containers define again, and a site is one of these definitions.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import io
+import json
+import pkgutil
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "tensordict"
+PUBLIC = "public"
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+def code_lines(text: str) -> int:
+    """How many lines of a program have code on them."""
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _LAYOUT:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
+            node
+        ):
+            doc = node.body[0]
+            found.difference_update(range(doc.lineno, (doc.end_lineno or doc.lineno) + 1))
+    return len(found)
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """The dotted names that a program imports when it runs, wherever in it; what only type checkers see is left out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for other in child.orelse:
+                yield from imported(other)
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        else:
+            yield from imported(child)
+
+
+class House:
+    """The files of the packages under a folder, and the rooms that they are in."""
+
+    def __init__(self, src: Path) -> None:
+        self.files = {path.relative_to(src): path.read_text() for path in sorted(src.rglob("*.py"))}
+        self.entries = {path.parts[1].removesuffix(".py") for path in self.files if path.parts[0] == PACKAGE}
+
+    def room(self, path: Path) -> str:
+        """The room of a file, given by its path under `src`."""
+        if path.parts[0] != PACKAGE:
+            return path.parts[0]
+        return path.parts[1] if len(path.parts) > 2 else PUBLIC
+
+    def room_of_name(self, name: str) -> str | None:
+        """The room of what is imported by this name; `None` when it is not of these packages."""
+        first, _, rest = name.partition(".")
+        if first != PACKAGE:
+            return first if any(path.parts[0] == first for path in self.files) else None
+        entry = rest.partition(".")[0]
+        return entry if any(len(path.parts) > 2 and path.parts[:2] == (first, entry) for path in self.files) else PUBLIC
+
+    def lines(self) -> dict[str, int]:
+        """The lines of code of each room."""
+        found: Counter[str] = Counter()
+        for path, text in self.files.items():
+            found[self.room(path)] += code_lines(text)
+        return dict(found)
+
+    def wrong_imports(self, order: list[str]) -> Iterator[str]:
+        """Imports of a room that does not come before the one that imports it."""
+        for path, text in self.files.items():
+            own = self.room(path)
+            # The modules at the root, and `__init__.py` among them, show what is in all rooms.
+            if own == PUBLIC or own not in order:
+                continue
+            allowed = order[: order.index(own) + 1]
+            for name in imported(ast.parse(text)):
+                room = self.room_of_name(name)
+                if room is not None and room not in allowed:
+                    yield f"{path} imports {name}: {own}/ must not import {room}/ (see house.toml)"
+
+
+def redefined() -> dict[str, int]:
+    """How much of `TensorCollection` the containers define again."""
+    package = importlib.import_module(PACKAGE)
+    for module in pkgutil.walk_packages(package.__path__, f"{PACKAGE}."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    root: Any = package.TensorCollection
+    classes: list[type] = []
+    for cls in (waiting := [root]):
+        new = [sub for sub in cls.__subclasses__() if sub not in waiting and sub.__module__.startswith(f"{PACKAGE}.")]
+        waiting += dict.fromkeys(new)
+        classes += dict.fromkeys(new)
+    sites: Counter[str] = Counter()
+    for cls in classes:
+        for name, value in vars(cls).items():
+            if name.startswith("__") or not hasattr(root, name):
+                continue
+            if callable(value) or isinstance(value, (property, classmethod, staticmethod)):
+                sites[name] += 1
+    hooks = [count for name, count in sites.items() if name.startswith("_")]
+    methods = [count for name, count in sites.items() if not name.startswith("_")]
+    return {
+        "hooks": len(hooks),
+        "hook_sites": sum(hooks),
+        "methods_again": len(methods),
+        "method_sites": sum(methods),
+    }
+
+
+def figures(house: House) -> dict[str, Any]:
+    """What `house.toml` limits, as it is now."""
+    longest = max(text.count("\n") for text in house.files.values())
+    return {"entries": len(house.entries), "lines_of_a_file": longest, **redefined(), "rooms": house.lines()}
+
+
+def problems(house: House, plan: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
+    """What is against the plan, a line each."""
+    order = list(plan["rooms"])
+    for name, limit in plan.items():
+        if name != "rooms" and found[name] > limit:
+            yield f"{name}: {found[name]}, and house.toml allows {limit}"
+    for room, lines in found["rooms"].items():
+        if room not in order:
+            yield f"{room} is no room of house.toml"
+        elif lines > plan["rooms"][room]:
+            yield f"{room}/ has {lines} lines of code, and house.toml allows {plan['rooms'][room]}"
+    yield from house.wrong_imports(order)
+
+
+def main() -> int:
+    house = House(ROOT / "src")
+    found = figures(house)
+    if "--figures" in sys.argv:
+        print(json.dumps(found))
+        return 0
+    plan = tomllib.loads((ROOT / "house.toml").read_text())
+    wrong = list(problems(house, plan, found))
+    print("\n".join(wrong) or "the package keeps to house.toml")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""That `check.py`, which `make lint` runs, finds what is against the plan."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("house_check", Path(__file__).with_name("check.py"))
+assert _spec is not None and _spec.loader is not None
+check: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(check)
+
+FOUND = {"entries": 3, "lines_of_a_file": 10, "hooks": 2}
+PLAN = {**FOUND, "rooms": {"core": 10, "ops": 10, "public": 10}}
+
+
+def house(folder: Path, **files: str) -> Any:
+    """A package with these files; in their names, `__` stands for a slash."""
+    for name, text in {"__init__": "", **files}.items():
+        path = folder / "tensordict" / (name if name == "__init__" else name.replace("__", "/"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".py").write_text(text)
+    return check.House(folder)
+
+
+def problems(made: Any, **found: int) -> list[str]:
+    return list(check.problems(made, PLAN, {**FOUND, **found, "rooms": made.lines()}))
+
+
+def test_a_house_in_order(tmp_path: Path) -> None:
+    made = house(tmp_path, core__keys="import torch", ops__shape="from tensordict.core import keys", base="import os")
+    assert problems(made) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from tensordict.ops import shape",
+        "from tensordict import ops",
+        "import tensordict.ops.shape as shape",
+        "def late():\n    from tensordict.ops.shape import view",
+        "from tensordict.base import Base",
+    ],
+)
+def test_imports_point_one_way(tmp_path: Path, text: str) -> None:
+    made = house(tmp_path, core__keys=text, ops__shape="", base="")
+    [problem] = problems(made)
+    assert "core/keys.py" in problem and "core/ must not import" in problem
+
+
+def test_what_type_checkers_see_is_free(tmp_path: Path) -> None:
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tensordict.ops import shape"
+    assert problems(house(tmp_path, core__keys=text, ops__shape="")) == []
+
+
+def test_budgets(tmp_path: Path) -> None:
+    made = house(tmp_path, core__keys="x = 1\n" * 11, ops__shape="", other__new="")
+    assert problems(made, hooks=3) == [
+        "hooks: 3, and house.toml allows 2",
+        "core/ has 11 lines of code, and house.toml allows 10",
+        "other is no room of house.toml",
+    ]
+
+
+def test_lines_of_code() -> None:
+    text = (
+        '"""Doc.\n\nMore.\n"""\n\n# A comment.\nx = [\n    1,\n]\n\n\ndef f():\n    """Doc."""\n    return x  # why\n'
+    )
+    assert check.code_lines(text) == 5
