@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorClass, TensorDict, is_leaf_nontensor, lazy_stack
+from tensordict import TensorClass, TensorDict, UnbatchedTensor, is_leaf_nontensor, lazy_stack
 from tensordict.base import _NESTED_TENSORS_AS_LISTS, _NESTED_TENSORS_AS_LISTS_NONTENSOR
 
 
@@ -152,3 +152,9 @@ def test_where_of_a_nested_stack_whose_members_hold_different_kinds() -> None:
     result = td.where(torch.tensor([True, False, True]), td.apply(torch.neg))
     assert result["n"].get("a", as_list=True)[0] == 0.0
     assert result["n"][1]["a"] == -1.0 and result["n"][2]["a"] == "text"
+
+
+def test_densify_with_an_unbatched_tensor_that_some_members_lack() -> None:
+    stack = lazy_stack([TensorDict(), TensorDict({"c": TensorDict({"b": UnbatchedTensor(torch.ones(2))})})])
+    dense = stack.densify()
+    assert type(dense["c"]) is TensorDict and dense["c"].batch_size == (2,) and dense["c", "b"].tolist() == [1, 1]

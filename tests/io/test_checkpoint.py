@@ -25,6 +25,7 @@ from tensordict import (
     UnbatchedTensor,
     assert_close,
     lazy_stack,
+    tensorclass,
 )
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io import torch_files
@@ -318,3 +319,13 @@ def test_resharding_between_processes(tmp_path: pathlib.Path) -> None:
 def _no_process_group() -> Iterator[None]:
     yield
     assert not torch.distributed.is_initialized()
+
+
+def test_numbers_of_a_tensorclass_stay_values_in_a_plain_container() -> None:
+    @tensorclass(autocast=True)
+    class Counted:
+        a: torch.Tensor
+        count: int = 3
+
+    loaded = TensorDict().load_state_dict(Counted(a=torch.ones(2), batch_size=[2]).state_dict())
+    assert loaded.batch_size == (2,) and loaded["count"] == 3

@@ -12,6 +12,7 @@ from tensordict import (
     NonTensorStack,
     TensorClass,
     TensorDict,
+    UnbatchedTensor,
     is_leaf_nontensor,
     is_tensorclass,
     lazy_stack,
@@ -92,3 +93,8 @@ def test_containers_that_the_function_returns_get_the_device_of_the_result() -> 
     applied = td.apply(lambda leaf: TensorDict(q=leaf))
     assert applied["a"].device == applied["n", "b"].device == torch.device("cpu")
     assert td.apply(lambda leaf: TensorDict(q=leaf), device=None)["a"].device is None
+
+
+def test_a_function_may_give_values_for_unbatched_tensors() -> None:
+    td = TensorDict({"a": UnbatchedTensor(torch.ones(2))}, [1])
+    assert td.named_apply(lambda name, leaf: name)["a"] == "a"

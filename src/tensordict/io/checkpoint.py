@@ -82,7 +82,7 @@ class _Plan:
                 "into a lazy stack",
             )
             return size
-        self._match_values(container, level, key, fresh)
+        self._match_values(container, level, size, key, fresh)
         for name, item in level.entries.items():
             path = (*key, name)
             current = node._targets().get(name)
@@ -142,7 +142,7 @@ class _Plan:
         if holder is not None:
             self.actions.append(lambda: node.update_(holder))
 
-    def _match_values(self, container: Any, level: Level, key: Path, fresh: bool) -> None:
+    def _match_values(self, container: Any, level: Level, size: torch.Size, key: Path, fresh: bool) -> None:
         """The values of a tensorclass, which the metadata of the tensorclass itself has."""
         fields = level.meta.get(VALUES)
         if not isinstance(fields, Mapping):
@@ -156,7 +156,7 @@ class _Plan:
             if isinstance(current, Contract) and current._is_non_tensor:
                 self._replace(node, name, current, value, path)
             elif current is None and (fresh or not self.strict):
-                self._put(container, name, value, path)
+                self._put(container, name, self._holder(value, size, node._device, path), path)
             else:
                 self.unexpected[path] = None
 

@@ -269,7 +269,7 @@ class Applying(Writing):
                 misfit = ragged.shape_of(result)[:ndim] != size
             if misfit:
                 result = _fitted(result, size, (*path, name))
-            entries[name] = value._over(result, size) if own_shape else result
+            entries[name] = value._over(result, size) if own_shape and isinstance(result, Tensor) else result
         if in_place or (not entries and (call.filter_empty or (call.filter_empty is None and mapping))):
             return None
         return self._build_applied(entries, size, call)

@@ -565,7 +565,10 @@ def _stacked_or_nested(stack: Any, name: str, layout: torch.layout, path: Path) 
     """An entry that is no tensor, or that some members lack: nested containers as a lazy stack, or a nested tensor."""
     store = stack._entries
     column = [member._entries.get(name) for member in store.containers]
-    known = next(value for value in column if value is not None)
+    known: Any = next(value for value in column if value is not None)
+    if isinstance(known, Contract) and isinstance(known, Tensor):
+        # An `UnbatchedTensor` is one for all of them.
+        return registry.lookup("UnbatchedTensor")._over(known, stack._batch_size)
     if isinstance(known, Contract):
         absent: Any = known.empty()  # type: ignore[attr-defined]
         if known._is_non_tensor:
