@@ -760,3 +760,12 @@ def test_a_number_that_a_ragged_leaf_refuses_is_assigned_to_none(grad: bool) -> 
         assert not td["a"].any()
         td[:] = 1
     assert td["a"].tolist() == [1, 1] and td["n", "b"][1].tolist() == [1, 1]
+
+
+@kinds
+def test_set_at_takes_a_tensor_without_dims_as_index(kind: str) -> None:
+    td, expected = container(kind), container(kind)
+    td.set_at_("x", 1, torch.tensor(0))
+    expected.set_at_("x", 1, 0)
+    for row, other in zip(td["x"].unbind(), expected["x"].unbind(), strict=True):
+        assert torch.equal(row, other)
