@@ -366,7 +366,7 @@ class Indexing(Writing):
         """What copies `value` into a part of the entry of this name, once everything has been checked."""
         inner = self._node(name)
         shape = self._batch_size if is_node(inner) else self._shape_of(name)
-        if isinstance(index, Tensor) and index.ndim == 0 and any(type(n) is not int for n in shape):
+        if isinstance(index, Tensor) and index.ndim == 0 and any(type(n) is not int or n < 0 for n in shape):
             # The shape of a ragged leaf has a dim without a number, which only indices of numbers pass by.
             index = index.item()
         at = leaf_index(index, shape)
