@@ -328,6 +328,7 @@ def test_a_file_that_was_cut_off_is_an_error(tmp_path):
         os.truncate(tmp_path / "data.bin", BIG // 2)
         with pytest.raises(SaveError, match=r"data\.bin.* was cut off"):
             ForkingPickler.dumps(container)
+        (tmp_path / "data.bin").unlink()
 
 
 def test_sharing_a_private_map_moves_it(tmp_path, forked):

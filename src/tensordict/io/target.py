@@ -55,16 +55,21 @@ class Target:
         self._existsok = existsok
         self._durable = durable
         self._committed = False
-        check_target(self.path, existsok, check)
+        check_target(self.path, existsok)
         # Where the new file is until the commit: for what has to open it by its name.
         self.temporary = commit.path_beside(self._real)
         self._locks = contextlib.ExitStack()
         try:
             self._lock()
+            # Looked into while nobody else replaces it.
+            check_target(self.path, existsok, check)
             self.fd = self._created()
         except OSError as error:
             self._locks.close()
             raise files.named_os_error(error, "write the file", self.path) from error
+        except BaseException:
+            self._locks.close()
+            raise
 
     def _lock(self) -> None:
         lock = commit.path_beside(self._real, "lock")
