@@ -1010,3 +1010,18 @@ def test_the_longest_batch_size_fits_what_only_some_members_have() -> None:
     assert TensorDict(n=stack).auto_batch_size_()["n"].batch_size == (2, 2)
     ahead = lazy_stack([TensorDict({"a": torch.zeros(2, 3)}, [2]), TensorDict({"a": torch.zeros(2, 3)}, [2])], 1)
     assert ahead.auto_batch_size_().batch_size == (2, 2, 3)
+
+
+def test_lists_of_tuples_or_of_mixed_depth_give_members_values() -> None:
+    for items in ([7, (1, 2)], [(1, 2), (3, 4)], [[1, 2], 3]):
+        stack = lazy_stack([TensorDict(), TensorDict()])
+        with set_list_to_stack(True):
+            stack["v"] = items
+        assert [member["v"] for member in stack.unbind(0)] == items
+
+
+def test_a_write_to_members_of_which_one_is_locked_changes_none() -> None:
+    stack = lazy_stack([TensorDict(), TensorDict().lock_()])
+    with pytest.raises(RuntimeError, match="locked"):
+        stack["new"] = torch.zeros(2)
+    assert "new" not in stack[0]

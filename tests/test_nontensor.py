@@ -1031,3 +1031,11 @@ def test_ragged_lists_of_values_are_replaced_by_such_of_the_same_lengths() -> No
         with pytest.raises(RuntimeError, match="'v': values for a batch"):
             td.update_(wrong)
         assert td["v"] == [["w"], ["y", "z"]]
+
+
+def test_values_of_one_row_broadcast_as_tensors_do() -> None:
+    td = TensorDict({"a": torch.zeros(3), "v": NonTensorStack("x", "y", "z")}, [3])
+    td.update_(td[:1].clone())
+    assert td["v"] == ["x", "x", "x"]
+    with pytest.raises(RuntimeError, match="values for a batch"):
+        td.exclude("a").update_(td[:2].exclude("a"))

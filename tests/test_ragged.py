@@ -769,3 +769,9 @@ def test_set_at_takes_a_tensor_without_dims_as_index(kind: str) -> None:
     expected.set_at_("x", 1, 0)
     for row, other in zip(td["x"].unbind(), expected["x"].unbind(), strict=True):
         assert torch.equal(row, other)
+
+
+@kinds
+def test_reductions_keep_each_dim_of_a_ragged_leaf(kind: str) -> None:
+    td = container(kind)
+    assert td.amax(keepdim=True)["x"].shape == (1,) * td["x"].dim()

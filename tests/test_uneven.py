@@ -158,3 +158,11 @@ def test_densify_with_an_unbatched_tensor_that_some_members_lack() -> None:
     stack = lazy_stack([TensorDict(), TensorDict({"c": TensorDict({"b": UnbatchedTensor(torch.ones(2))})})])
     dense = stack.densify()
     assert type(dense["c"]) is TensorDict and dense["c"].batch_size == (2,) and dense["c", "b"].tolist() == [1, 1]
+
+
+def test_setdefault_of_rows_that_do_not_stack_changes_nothing() -> None:
+    stack = lazy_stack([TensorDict(), TensorDict()])
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(RuntimeError, match="'r'"):
+        stack.setdefault("r", rows)
+    assert not list(stack.keys()) and "r" not in stack[0]

@@ -648,3 +648,7 @@ def test_to_in_place_moves_the_container_itself() -> None:
     assert params.to("meta", inplace=True) is params
     assert params.device == torch.device("meta") and params["a"].is_meta
     assert [type(p) for p in params.parameters()] == [torch.nn.Parameter]
+
+
+def test_leaves_without_elements_are_moved_too() -> None:
+    assert TensorDictParams(TensorDict({"a": torch.ones(0)})).to("meta")["a"].is_meta

@@ -34,7 +34,7 @@ from tensordict.core.errors import ShapeError
 from tensordict.core.indexing import checked_size, leaf_index
 from tensordict.core.key_views import is_non_tensor
 from tensordict.core.keys import Path, joined
-from tensordict.core.shapes import as_size, nested_lists
+from tensordict.core.shapes import as_size, broadcasts_to, nested_lists
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.converting import LinkedList
 from tensordict.ops.locking import adopt
@@ -756,6 +756,8 @@ def hold(item: Any, size: torch.Size, device: torch.device | None = None) -> Any
 def _fitting(item: Any, holder: Any, at: Any, size: torch.Size, path: Path) -> Any:
     """The holder of what is assigned to a part of `holder` of this size, or a stack that is known to fit it."""
     new = hold(item, size)
+    if isinstance(new, NonTensorStack) and 1 in new._batch_size and broadcasts_to(new._batch_size, size):
+        new = new.expand(size)
     theirs = new._batch_size
     if isinstance(new, NonTensorStack) and not (_alike(holder[at], new) if -1 in size else theirs == size):
         where = f"entry {joined(path)!r}: " if path else ""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import is_typeddict
 
-from tensordict.core.contract import Contract
+from tensordict.core.contract import Contract, is_node
 
 UNION = (typing.Union, types.UnionType)
 
@@ -129,7 +129,7 @@ def cast(value: Any, hint: Any, where: str) -> Any:
                 return value if isinstance(value, Contract) else kind(value)
             if isinstance(value, Mapping):
                 return kind.from_dict(value)
-            if isinstance(value, Contract) and hasattr(kind, "from_tensordict"):
+            if is_node(value) and hasattr(kind, "from_tensordict"):
                 return kind.from_tensordict(value)
             return value
         return value if isinstance(value, Contract) or origin is not None else kind(value)

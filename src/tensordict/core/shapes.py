@@ -228,3 +228,8 @@ def nested_lists(values: list[Any], size: Sequence[int]) -> Any:
         return values[0]
     step = math.prod(size[1:])
     return [nested_lists(values[i * step : (i + 1) * step], size[1:]) for i in range(size[0])]
+
+
+def broadcasts_to(size: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a tensor of this size broadcasts to the target, which stays what it is."""
+    return len(size) <= len(target) and all(a in (1, b) for a, b in zip(size[::-1], target[::-1], strict=False))

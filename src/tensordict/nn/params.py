@@ -416,7 +416,7 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
             old = next(olds)
             leaf = made.get(id(old))
             if leaf is None:
-                same = new.data_ptr() == old.data_ptr() and new.dtype == old.dtype
+                same = new.data_ptr() == old.data_ptr() and new.dtype == old.dtype and new.device == old.device
                 leaf = made[id(old)] = old if same else _like(new, old)
             return leaf
 

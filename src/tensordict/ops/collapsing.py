@@ -306,9 +306,12 @@ def _dense(leaves: list[Any]) -> list[Any]:
 
 def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], lead: int) -> Iterable[Any]:
     op = how.op
-    leaves = _dense(leaves)
     if keepdim:
-        return [op(leaf, tuple(range(leaf.dim())), True) for leaf in leaves]
+        return [
+            op(dense, tuple(range(dense.dim())), True).reshape([1] * leaf.dim())
+            for leaf, dense in zip(leaves, _dense(leaves), strict=True)
+        ]
+    leaves = _dense(leaves)
     if how.many is not None and foreach.usable(leaves):
         try:
             return foreach.as_recorded(how.many(leaves), leaves)

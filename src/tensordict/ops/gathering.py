@@ -11,7 +11,7 @@ from tensordict.core import foreach, ragged
 from tensordict.core.contract import ByNdim, Contract, Names, named_error
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined
-from tensordict.core.shapes import as_dim, expanded
+from tensordict.core.shapes import as_dim, broadcasts_to, expanded
 from tensordict.ops.sizing import replace_leaves
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Gathering(Contract):
         self._check_broadcast(condition, "condition")
         if isinstance(other, Contract) and other._batch_size != self._batch_size:
             theirs, own = other._batch_size, self._batch_size
-            if len(theirs) > len(own) or any(a not in (1, b) for a, b in zip(theirs[::-1], own[::-1])):
+            if not broadcasts_to(theirs, own):
                 raise ShapeError(
                     f"where needs a container whose batch size broadcasts to {list(own)}, got one of {list(theirs)}"
                 )

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _KEY_KINDS = (str, tuple)
 
 
+# Stands for the size of a ragged dim.
+_ANY_LENGTH = 2**30
+
+
 class _Assignment:
     """One call of `td[at] = ...`: what is copied where, and what is allocated, once everything has been checked."""
 
@@ -366,9 +370,9 @@ class Indexing(Writing):
         """What copies `value` into a part of the entry of this name, once everything has been checked."""
         inner = self._node(name)
         shape = self._batch_size if is_node(inner) else self._shape_of(name)
-        if isinstance(index, Tensor) and index.ndim == 0 and any(type(n) is not int or n < 0 for n in shape):
-            # The shape of a ragged leaf has a dim without a number, which only indices of numbers pass by.
-            index = index.item()
+        if any(type(n) is not int or n < 0 for n in shape):
+            # The ragged dim has no size; whether an index fits it is seen row by row.
+            shape = torch.Size([n if type(n) is int and n >= 0 else _ANY_LENGTH for n in shape])
         at = leaf_index(index, shape)
         plan = _Assignment(at, shape, checked_size(at, shape), adds=False)
         if isinstance(inner, Tensor):

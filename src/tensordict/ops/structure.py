@@ -172,7 +172,9 @@ class Structure(Writing):
         source: Any = args[0] if args else {}
         if not isinstance(source, (Contract, Mapping)):
             raise TypeError(f"replace takes a mapping or a container, got {type(source).__name__}")
-        if not len(source.keys()) and not kwargs:  # type: ignore[union-attr]
+        # A shadow class may have a field that is called `keys`.
+        names = source._entries if isinstance(source, Contract) else source
+        if not len(names) and not kwargs:
             return self
         return self.copy().update(source, **kwargs)  # type: ignore[attr-defined, no-any-return]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict.core import foreach, ragged, registry
 from tensordict.core.contract import Contract, is_node, named_error
 from tensordict.core.devices import wait_for
-from tensordict.core.errors import ShapeError
+from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, adopt, raise_locked
@@ -245,9 +245,15 @@ class Writing(Reading, Locking):
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
         """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""
-        if not self._has(path_of(key)):
-            self.set(key, default, inplace=inplace)
-        return self._find(key)
+        if self._has(path_of(key)):
+            return self._find(key)
+        self.set(key, default, inplace=inplace)
+        try:
+            return self._find(key)
+        except StackError:
+            # Rows of different shapes are in the members of a lazy stack, which makes no tensor of them.
+            self.del_(key)
+            raise
 
     def create_nested(self, key: Any) -> Self:
         """Add an empty nested container at `key`, replacing what is there; returns the same container."""

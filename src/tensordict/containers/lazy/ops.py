@@ -41,18 +41,23 @@ class LazyOps(LazyCore):
 
     def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
         if type(item) not in (list, tuple):
+            self._refuse_locked_members(path or (name,))
             super()._write_name(name, item, non_blocking, path)
             return
         self._write(path or (name,), item, non_blocking, name)
+
+    def _refuse_locked_members(self, path: Path) -> None:
+        """A stack that is not locked may have members that are: before the first of them is written."""
+        for member in self._entries.sample:
+            if member._locked:
+                raise_locked(f"set the entry {joined(path)!r}")
 
     def _write(self, path: Path, item: Any, non_blocking: bool = False, name: str | None = None) -> None:
         if len(path) == 1 and type(item) not in (list, tuple):
             self._write_name(path[0], item, non_blocking)
             return
         store = self._entries
-        for member in store.sample:
-            if member._locked:
-                raise_locked(f"set the entry {joined(path)!r}")
+        self._refuse_locked_members(path)
         # Every value is checked before the first is written; `name` is what is left of a path that began further up.
         target = path if name is None else (name,)
         if not store.containers:
@@ -94,11 +99,13 @@ class LazyOps(LazyCore):
         """
         dim, size = self._entries.dim, self._batch_size
         found = set(_leaf_kinds(item))
-        numeric = all(map(_is_numeric, found))
-        if not numeric and not (type(item) is list and settings.list_to_stack()):
+        stacks = type(item) is list and settings.list_to_stack()
+        # Where lists make stacks, tuples are values, and so is what stands beside a list of another depth.
+        numeric = all(map(_is_numeric, found)) and not (stacks and not _is_array(item))
+        if not numeric and not stacks:
             # What makes no stack in any container is one value, and belongs to every member.
             return [item] * len(self._entries.containers)
-        if found <= _NUMBERS:
+        if numeric and found <= _NUMBERS:
             item = _of_one_dtype(item, path)
         columns = _columns(list(item), dim, size, path)
         if not numeric:
@@ -409,6 +416,12 @@ def _check_way(member: Any, way: Path, path: Path) -> None:
         if inner is None:
             return
         node = inner
+
+
+def _is_array(items: list[Any]) -> bool:
+    """Whether lists are nested to one depth, without tuples."""
+    nested = [item for item in items if type(item) in (list, tuple)]
+    return not nested or (len(nested) == len(items) and all(type(item) is list and _is_array(item) for item in nested))
 
 
 def _leaf_kinds(item: Any) -> Iterator[type[Any]]:
