@@ -107,3 +107,14 @@ def test_reductions_by_name() -> None:
     torch.testing.assert_close(td.softmax("time")["a"], td["a"].softmax(1))
     with pytest.raises(IndexError, match=r"'step'.*'env', 'time'"):
         td.sum("step")
+
+
+def test_containers_that_only_some_members_have_are_named_too() -> None:
+    nested = TensorDict({"d": TensorDict({}, [3, 4])}, [3])
+    stack = lazy_stack([nested, TensorDict({}, [3])], 1)
+    stack.names = ["t", "u"]
+    assert nested["d"].names == ["t", None]
+    nested["d"].names = ["t", "u2"]
+    with pytest.raises(ValueError, match="u2"):
+        stack.names = ["u2", "v"]
+    assert stack.names == ["t", "u"] and nested["d"].names == ["t", "u2"]

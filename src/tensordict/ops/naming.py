@@ -44,13 +44,13 @@ class Naming(Contract):
 
     def _name_tree(self, names: Names) -> None:
         """Give the batch dims of this container, and the same dims of all nested ones, these names."""
-        nested: list[tuple[Path, Contract]] = []
-        _collect(self, (), nested)
-        for path, node in nested:
-            _check_tail(node, names, path)
+        nested: list[tuple[Path, Contract, Names]] = []
+        _collect(self, (), names, nested)
+        for path, node, own in nested:
+            _check_tail(node, own, path)
         _rename(self, names)
-        for _, node in nested:
-            _rename(node, names)
+        for _, node, own in nested:
+            _rename(node, own)
 
     def refine_names(self, *names: Any) -> Self:
         """Name the dims that have no name yet; returns the same container.
@@ -216,13 +216,23 @@ def _spelled_out(names: tuple[Any, ...], own: Names, call: str) -> Names:
     return [*names[:before], *own[before : len(own) - after], *names[before + 1 :]]
 
 
-def _collect(node: Contract, prefix: Path, found: list[tuple[Path, Contract]]) -> None:
-    """All nested containers and their paths."""
-    for name, value in node._outline().items():
+def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path, Contract, Names]]) -> None:
+    """All nested containers, their paths, and the names that their leading dims are to have."""
+    outline = node._outline()
+    for name, value in outline.items():
         if type(value) is not Tensor and isinstance(value, Contract):
             path = (*prefix, name)
-            found.append((path, value))
-            _collect(value, path, found)
+            found.append((path, value, names))
+            _collect(value, path, names, found)
+    if members := node._members():
+        # What only some members have lies in these, which lack the stack dim.
+        dim: int = node.stack_dim  # type: ignore[attr-defined]
+        rest = names[:dim] + names[dim + 1 :]
+        for member in members:
+            for name, value in member._outline().items():
+                if name not in outline and isinstance(value, Contract):
+                    found.append(((*prefix, name), value, rest))
+                    _collect(value, (*prefix, name), rest, found)
 
 
 def _check_tail(node: Contract, names: Names, path: Path) -> None:
@@ -248,9 +258,9 @@ def take_names(container: Any, value: Any) -> None:
     if not isinstance(value, Contract) or value._is_non_tensor or value._names is None:
         return
     names = value._names[: len(container._batch_size)]
-    nested: list[tuple[Path, Contract]] = []
-    _collect(container, (), nested)
-    if any(names) and all(_doubled(node, names) is None for _, node in nested):
+    nested: list[tuple[Path, Contract, Names]] = []
+    _collect(container, (), names, nested)
+    if any(names) and all(_doubled(node, own) is None for _, node, own in nested):
         container._name_tree(names)
 
 
