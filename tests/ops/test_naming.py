@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 from tensordict.core.errors import NamesError
 
 
