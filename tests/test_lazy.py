@@ -1021,7 +1021,7 @@ def test_lists_of_tuples_or_of_mixed_depth_give_members_values() -> None:
 
 
 def test_a_write_to_members_of_which_one_is_locked_changes_none() -> None:
-    stack = lazy_stack([TensorDict(), TensorDict().lock_()])
+    stack = lazy_stack([TensorDict(), TensorDict(), TensorDict().lock_()])
     with pytest.raises(RuntimeError, match="locked"):
         stack["new"] = torch.zeros(2)
     assert "new" not in stack[0]

@@ -163,6 +163,7 @@ def test_densify_with_an_unbatched_tensor_that_some_members_lack() -> None:
 def test_setdefault_of_rows_that_do_not_stack_changes_nothing() -> None:
     stack = lazy_stack([TensorDict(), TensorDict()])
     rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    with pytest.raises(RuntimeError, match="'r'"):
-        stack.setdefault("r", rows)
-    assert not list(stack.keys()) and "r" not in stack[0]
+    for key in ("r", ("n", "r")):
+        with pytest.raises(RuntimeError, match="'r'"):
+            stack.setdefault(key, rows)
+        assert not list(stack.keys()) and not list(stack[0].keys())

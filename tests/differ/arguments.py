@@ -454,7 +454,7 @@ class Arguments:
         dim = self.r.randrange(len(bs))
         shape = list(bs)
         shape[dim] = self.r.choice([1, 2, 3])
-        if bs[dim] == 0:
+        if bs[dim] <= 0:
             return f"{dim}, torch.zeros({shape}, dtype=i64)"
         values = [self.r.randrange(bs[dim]) for _ in range(math.prod(shape))]
         dim = dim if self.chance(0.6) else dim - len(bs)

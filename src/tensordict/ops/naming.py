@@ -255,7 +255,7 @@ def take_names(container: Any, value: Any) -> None:
 
     It stays without where such a name is that of a dim further behind, in any of the containers in it.
     """
-    if not isinstance(value, Contract) or value._is_non_tensor or value._names is None:
+    if not isinstance(value, Contract) or value._names is None:
         return
     names = value._names[: len(container._batch_size)]
     nested: list[tuple[Path, Contract, Names]] = []

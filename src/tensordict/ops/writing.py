@@ -245,14 +245,16 @@ class Writing(Reading, Locking):
 
     def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
         """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""
-        if self._has(path_of(key)):
+        path = path_of(key)
+        if self._has(path):
             return self._find(key)
+        added = next(path[:end] for end in range(1, len(path) + 1) if not self._has(path[:end]))
         self.set(key, default, inplace=inplace)
         try:
             return self._find(key)
         except StackError:
             # Rows of different shapes are in the members of a lazy stack, which makes no tensor of them.
-            self.del_(key)
+            self.del_(added)
             raise
 
     def create_nested(self, key: Any) -> Self:

@@ -48,7 +48,7 @@ class LazyOps(LazyCore):
 
     def _refuse_locked_members(self, path: Path) -> None:
         """A stack that is not locked may have members that are: before the first of them is written."""
-        for member in self._entries.sample:
+        for member in self._entries.containers:
             if member._locked:
                 raise_locked(f"set the entry {joined(path)!r}")
 
