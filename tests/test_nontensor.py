@@ -1039,3 +1039,16 @@ def test_values_of_one_row_broadcast_as_tensors_do() -> None:
     assert td["v"] == ["x", "x", "x"]
     with pytest.raises(RuntimeError, match="values for a batch"):
         td.exclude("a").update_(td[:2].exclude("a"))
+
+
+def test_values_written_in_a_block_reach_the_original() -> None:
+    td = TensorDict({"a": torch.zeros(3), "v": "old", "s": "same", "n": {"b": torch.zeros(3)}}, [3])
+    with td.flatten_keys(".") as flat:
+        flat["a"] = "text"
+        flat["v"] = "new"
+        flat["n.b"] = "nested"
+    assert (td["a"], td["v"], td["s"], td["n", "b"]) == ("text", "new", "same", "nested")
+    td.lock_()
+    with td.unsqueeze(0):
+        pass
+    assert td["v"] == "new"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tensordict.core.contract import Contract, is_node
+from tensordict.core.equality import same_value
 from tensordict.core.keys import Path, joined, path_of
 
 if TYPE_CHECKING:
@@ -99,8 +100,11 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
     for key in leaves - after:
         if paths and _is_in(key, paths):
             continue
-        if restored.get(key, None) is not None:
+        become = restored._peek(path_of(key))
+        if _is_branch(become):
             source.set(key, {})
+        elif become is not None:
+            continue  # a value, which is written below
         elif not _is_below(key, after) and source._has(path_of(key)):
             source.del_(key)
     for key in sorted(gone_nodes, key=len):
@@ -113,13 +117,29 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
         path = path_of(key)
         if any(path[:depth] in added for depth in range(1, len(path))):
             continue  # it comes with its container
-        current = source.get(key, None)
-        if path in added or (
-            not is_node(value) and current is not value and (current is None or not same_memory(current, value))
-        ):
+        if path in added or (not _is_branch(value) and _differs(source._peek(path), value)):
             changed[key] = value
     if changed:
         source.update(changed)
+
+
+def _is_branch(value: Any) -> bool:
+    """Whether an entry holds entries, which a value that is no tensor does not."""
+    return is_node(value) and not value._is_non_tensor
+
+
+def _differs(current: Any, value: Any) -> bool:
+    """Whether an entry is another one than it was."""
+    if current is None or current is value:
+        return current is None
+    if (
+        isinstance(current, Contract)
+        and isinstance(value, Contract)
+        and current._is_non_tensor
+        and value._is_non_tensor
+    ):
+        return not same_value(current.tolist(), value.tolist())  # type: ignore[attr-defined]
+    return not same_memory(current, value)
 
 
 def _stacks(source: Contract, restored: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
