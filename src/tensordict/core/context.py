@@ -97,15 +97,11 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
         node._write_back(piece, _below(path, leaves), _below(path, gone_nodes))
     after = set(restored.keys(True, True))
     # Where a node made way for a leaf, or a leaf for a node, the entry is exchanged and keeps its place.
-    for key in leaves - after:
-        if paths and _is_in(key, paths):
-            continue
+    for key in (key for key in leaves - after if not (paths and _is_in(key, paths))):
         become = restored._peek(path_of(key))
         if _is_branch(become):
             source.set(key, {})
-        elif become is not None:
-            continue  # a value, which is written below
-        elif not _is_below(key, after) and source._has(path_of(key)):
+        elif become is None and not _is_below(key, after) and source._has(path_of(key)):
             source.del_(key)
     for key in sorted(gone_nodes, key=len):
         if key not in after and not _is_below(key, after) and isinstance(source.get(key, None), Contract):
@@ -178,7 +174,6 @@ def _is_below(key: Any, leaves: set[Any]) -> bool:
 
 
 def same_memory(a: Any, b: Any) -> bool:
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return False
-    same_form = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
+    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    same_form = both and a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
     return same_form and a.data_ptr() == b.data_ptr()

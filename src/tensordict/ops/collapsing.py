@@ -307,10 +307,8 @@ def _dense(leaves: list[Any]) -> list[Any]:
 def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], lead: int) -> Iterable[Any]:
     op = how.op
     if keepdim:
-        return [
-            op(dense, tuple(range(dense.dim())), True).reshape([1] * leaf.dim())
-            for leaf, dense in zip(leaves, _dense(leaves), strict=True)
-        ]
+        pairs = zip(leaves, _dense(leaves), strict=True)
+        return [op(dense, tuple(range(dense.dim())), True).reshape([1] * leaf.dim()) for leaf, dense in pairs]
     leaves = _dense(leaves)
     if how.many is not None and foreach.usable(leaves):
         try:

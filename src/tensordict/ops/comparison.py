@@ -135,7 +135,7 @@ class Comparison(Leaves):
         result = self._compared_by_leaf(other, op)
         if self._device is not None and other._device is None:
             # What is on the left decides: tensors that met one another are on its device.
-            return result._placed(_same, self._device)  # type: ignore[attr-defined, no-any-return]
+            return result._placed(lambda leaf: leaf, self._device)  # type: ignore[attr-defined, no-any-return]
         return result
 
     def _compared_by_leaf(self, other: Contract, op: BinaryOp) -> Self:
@@ -163,10 +163,6 @@ def spread_over(value: Tensor, size: torch.Size) -> Tensor:
             f"a tensor of shape {list(value.shape)} does not broadcast to the batch size {list(size)}: "
             "tensors meet the batch dims of a container first. Use a container to give each entry its own"
         ) from None
-
-
-def _same(leaf: Any) -> Any:
-    return leaf
 
 
 def _compared_pair(op: BinaryOp, pair: Sequence[Any]) -> Any:
