@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-import tensordict._pytree
 import torch
 from torch.utils import _pytree as pytree
 
+import tensordict._pytree
 from tensordict import TensorClass, TensorDict, TensorDictParams, lazy_stack
 from tensordict.core.pytree import register
 

@@ -122,8 +122,9 @@ def test_classes_of_entries() -> None:
 
 
 def test_classes_known_to_pytrees() -> None:
-    from tensordict._pytree import PYTREE_REGISTERED_LAZY_TDS, PYTREE_REGISTERED_TDS
     from torch.utils._pytree import SUPPORTED_NODES
+
+    from tensordict._pytree import PYTREE_REGISTERED_LAZY_TDS, PYTREE_REGISTERED_TDS
 
     assert set(PYTREE_REGISTERED_TDS) == {package.TensorDict, package.PersistentTensorDict}
     assert (package.LazyStackedTensorDict,) == PYTREE_REGISTERED_LAZY_TDS

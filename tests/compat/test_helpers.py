@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict._C import unravel_keys as compiled_unravel_keys
 
 from tensordict import (
     LazyStackedTensorDict,
@@ -23,6 +22,7 @@ from tensordict import (
     lazy_stack,
     unravel_key,
 )
+from tensordict._C import unravel_keys as compiled_unravel_keys
 from tensordict.base import _default_is_leaf, _is_leaf_nontensor
 from tensordict.utils import (
     KeyDependentDefaultDict,

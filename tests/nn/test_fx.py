@@ -7,12 +7,12 @@ import pickle
 
 import pytest
 import torch
-from tensordict.prototype import symbolic_trace, tensorclass
-from tensordict.prototype.fx import TDGraphModule
 from torch import fx, nn
 
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict.prototype import symbolic_trace, tensorclass
+from tensordict.prototype.fx import TDGraphModule
 
 
 class Custom(TensorDictModuleBase):
