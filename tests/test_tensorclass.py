@@ -1019,3 +1019,14 @@ def test_typed_views_of_lazy_stacks_are_mapped(tmp_path: pathlib.Path) -> None:
             assert mapped[1].a.tolist() == [float(index < 2)] * sizes[1]
         nested = TensorDict(v=View.from_tensordict(stack)).memmap()
         assert type(nested["v"]) is View
+
+
+def test_an_instance_set_in_a_block_in_the_place_of_a_tensor_keeps_its_class() -> None:
+    @tensorclass
+    class Point:
+        x: torch.Tensor
+
+    td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3])
+    with td.flatten_keys(".") as flat:
+        flat["a"] = Point(x=torch.ones(3), batch_size=[3])
+    assert type(td["a"]) is Point and td["a"].x.tolist() == [1, 1, 1] and list(td.keys()) == ["a", "b"]

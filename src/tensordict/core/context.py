@@ -100,7 +100,7 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
     for key in (key for key in leaves - after if not (paths and _is_in(key, paths))):
         become = restored._peek(path_of(key))
         if _is_branch(become):
-            source.set(key, {})
+            source.set(key, become)
         elif become is None and not _is_below(key, after) and source._has(path_of(key)):
             source.del_(key)
     for key in sorted(gone_nodes, key=len):
