@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import zipfile
 from typing import Any
 
 import pytest
@@ -183,6 +184,27 @@ def test_files_of_no_save_are_left(tmp_path: pathlib.Path) -> None:
         make().memmap_like(tmp_path)
     assert (tmp_path / "a.memmap").read_bytes() == b"mine" and os.listdir(tmp_path) == ["a.memmap"]
     assert make().memmap_like(tmp_path, overwrite=True)["a"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("content", [b"mine", b"PK\x03\x04 and more of mine"])
+def test_a_file_that_is_no_archive_is_left(content: bytes, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save.tdz"
+    path.write_bytes(content)
+    with pytest.raises(SaveError, match=r"save\.tdz'.*overwrite=True"):
+        make().memmap_like(path)
+    assert path.read_bytes() == content and os.listdir(tmp_path) == ["save.tdz"]
+    assert make().memmap_like(path, overwrite=True)["a"].tolist() == [0, 0, 0]
+    assert TensorDict.load_memmap(path)["a"].tolist() == [0, 0, 0]
+
+
+def test_a_zip_file_of_something_else_is_left(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save.tdz"
+    with zipfile.ZipFile(path, "w") as other:
+        other.writestr("notes.txt", "mine")
+    before = path.read_bytes()
+    with pytest.raises(SaveError, match=r"save\.tdz'.*overwrite=True"):
+        make().memmap_like(path)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("suffix", ["", ".tdz"])

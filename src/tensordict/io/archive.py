@@ -100,7 +100,8 @@ def plan_archive(
     if options.checksum not in ("", "crc32"):
         raise UnsupportedEntryError(f"an archive always has CRC-32 checksums, and no {options.checksum!r}")
     path = local_path(prefix)
-    check_target(path, options.existsok, _check(options))
+    # Whether a file that is there may be replaced is looked at by `_save`, under the lock: that reads its whole index.
+    check_target(path, options.existsok)
     plan = plan_files(container, path, replace(options, archive=True, share_values=False))
     parts = list(_parts(plan, len(path) + 1, options.like))
     return partial(_save, container, parts, path, options, how)
@@ -154,7 +155,10 @@ def _reopened(container: Contract, path: str, options: SaveOptions) -> Any:
 
 
 def _check(options: SaveOptions) -> Callable[[str], None] | None:
-    """What refuses to replace a file that is no archive; a broken one may be replaced as well by opening it first."""
+    """What refuses to replace a file that is no archive of tensors.
+
+    `None` with `overwrite`, and for a save without content, which opens what is there instead of replacing it.
+    """
     return None if options.overwrite or options.like else _refuse_other
 
 
