@@ -133,8 +133,11 @@ class Face(TensorCollection):
     def _node(self, name: str) -> Any:
         return self._tensordict._node(name)
 
-    def _members(self) -> Sequence[Any] | None:
-        return self._tensordict._members()  # type: ignore[no-any-return]
+    def _members(self, or_template: bool = False) -> Sequence[Any] | None:
+        return self._tensordict._members(or_template)  # type: ignore[no-any-return]
+
+    def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
+        return self._over(self._tensordict._restacked(list(map(bare, members)), dim))
 
     def _gather(self, found: list[Any]) -> None:
         self._tensordict._gather(found)
@@ -190,9 +193,6 @@ class Face(TensorCollection):
 
     def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
         return self._tensordict._paired(bare(other))  # type: ignore[no-any-return]
-
-    def _rejoined(self, parts: Sequence[Any]) -> Self:
-        return self._over(self._tensordict._rejoined(list(map(bare, parts))))
 
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
         return self._rewrap(self._tensordict._stacked_with(list(map(bare, items)), dim))

@@ -79,9 +79,20 @@ class Contract:
         value = self._entries.get(name)
         return value if isinstance(value, Contract) else None
 
-    def _members(self) -> Sequence[Any] | None:
-        """The containers that a lazy stack consists of, `None` for any other container."""
+    def _members(self, or_template: bool = False) -> Sequence[Any] | None:
+        """The containers that a lazy stack consists of, `None` for any other container.
+
+        Args:
+            or_template: for a stack without members, give the container that knows which entries these would have.
+        """
         return None
+
+    def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
+        """The lazy stack of what was made of each of `_members(or_template=True)`, along `dim` or the dim of this one.
+
+        An operation that a stack does member by member is `self._restacked([m.op() for m in members])`.
+        """
+        raise NotImplementedError
 
     def _check_field(self, name: str) -> None:
         """Refuse the name of a new entry: none, unless the class declares those that there can be."""
@@ -257,7 +268,7 @@ class Contract:
         """The pairs of containers to be taken leaf by leaf in place of this one and `other`, of the same batch size.
 
         `None` for a container that holds its own leaves, and so is to be paired with `other` itself. What is made of
-        the pairs goes to `_rejoined`.
+        the pairs goes to `_restacked`.
         """
         return None
 
@@ -284,10 +295,6 @@ class Contract:
     def _rewrap(self, result: Any) -> Any:
         """What `_wrapped_container` gave, with the face of this container where it is a container of its own kind."""
         return result
-
-    def _rejoined(self, parts: Sequence[Any]) -> Self:
-        """A container as this one, of what was made of each pair of `_paired`."""
-        raise NotImplementedError
 
     def _merge(
         self,

@@ -510,7 +510,7 @@ def _restored(source: Any, result: Any) -> Any:
 def _back(result: Any, source: Any) -> Any:
     """The entries of `result` as `source` stores them, copied into its leaves where there are any."""
     if result._batch_size == source._batch_size and (pairs := source._paired(result)) is not None:
-        return source._rejoined([_back(piece, own) for own, piece in pairs])
+        return source._restacked([_back(piece, own) for own, piece in pairs])
     current = source._entries
     device = source._device
     entries: dict[str, Any] = {}

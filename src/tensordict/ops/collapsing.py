@@ -467,7 +467,7 @@ def _kind(leaf: Tensor) -> tuple[torch.dtype, torch.device]:
 def with_keys(node: Any, key_transform: KeyTransform) -> Any:
     """The same entries under the keys that `key_transform` gives for the name of each, level by level."""
     if (pairs := node._paired(node)) is not None:
-        return node._rejoined([with_keys(member, key_transform) for member, _ in pairs])
+        return node._restacked([with_keys(member, key_transform) for member, _ in pairs])
     result = node._build({}, node._batch_size, node._device, node._names)
     for name, value in node._entries.items():
         *parents, last = path_of(key_transform(name))

@@ -143,7 +143,7 @@ class Comparison(Leaves):
         whole = partial(_compared_pair, op)
         if size == theirs:
             if (pairs := self._paired(other)) is not None:
-                return self._rejoined([left._compared_with_container(right, op) for left, right in pairs])
+                return self._restacked([left._compared_with_container(right, op) for left, right in pairs])
             # With one batch dim at most, no alignment of leaves can change it: they can be compared as they
             # are.
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])

@@ -128,7 +128,7 @@ def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: li
     """Append the leaves of two containers whose keys may differ; returns the structure that they make up."""
     parts = _parts(node, other, path)
     if parts is not None:
-        return node._rejoined([_pair_with_default(one, two, default, path, left, right) for one, two in parts])
+        return node._restacked([_pair_with_default(one, two, default, path, left, right) for one, two in parts])
     others = other._entries
     entries: dict[str, Any] = {}
     for name, value in node._entries.items():

@@ -54,10 +54,7 @@ class LazyCore(TensorDictBase):
 
     def _each(self, fn: Callable[[Any], Any], dim: int | None = None) -> Self:
         """The stack of `fn` of every member."""
-        store = self._entries
-        if store.containers:
-            return self._like([fn(member) for member in store.containers], dim)
-        return self._like([], dim, fn(store.template))
+        return self._restacked([fn(member) for member in self._entries.sample], dim)
 
     def _dense(self, hooked: bool = False) -> Any:
         """The stack as a `TensorDict`, every leaf of all members being stacked; `hooked` calls `hook_out` on them."""
@@ -228,8 +225,11 @@ class LazyCore(TensorDictBase):
     def _node(self, name: str) -> Any:
         return self._entries.node(name)
 
-    def _members(self) -> Sequence[Any] | None:
-        return self._entries.containers
+    def _members(self, or_template: bool = False) -> Sequence[Any] | None:
+        return self._entries.sample if or_template else self._entries.containers
+
+    def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
+        return self._like(list(members), dim) if self._entries.containers else self._like([], dim, members[0])
 
     def _gather(self, found: list[Any]) -> None:
         for member in self._entries.containers:
@@ -309,9 +309,6 @@ class LazyCore(TensorDictBase):
         if not self._entries.containers:
             return None
         return list(zip(self._entries.containers, self._pieces_of(other), strict=True))
-
-    def _rejoined(self, parts: Sequence[Any]) -> Self:
-        return self._like(list(parts))
 
     def _pieces_of(self, other: Any) -> Sequence[Any]:
         """A container of the same batch size in the pieces that belong to the members."""

@@ -285,15 +285,11 @@ class LazyOps(LazyCore):
         if inplace:
             self._refuse_if_locked("split the keys in place")
         columns = [member.split_keys(*sets, **options) for member in self._entries.sample]
-        stacks = [self._gathered(list(column)) for column in zip(*columns, strict=True)]
+        stacks = [self._restacked(column) for column in zip(*columns, strict=True)]
         if inplace:
             self._exchange(stacks.pop())
             stacks.append(self)
         return tuple(stacks)
-
-    def _gathered(self, results: list[Any]) -> Self:
-        """The stack of what was made of every member, or of what stands for them."""
-        return self._like(results) if self._entries.containers else self._like([], None, results[0])
 
     def _exchange(self, other: Any) -> None:
         for member, piece in zip(self._entries.sample, other._entries.sample, strict=True):
