@@ -255,7 +255,7 @@ class PersistentTensorDict(OnDisk):
         target = None if device is None else as_device(device)
         result = source.to_h5(filename, **kwargs)
         result._device = target
-        return result  # type: ignore[no-any-return]
+        return result
 
     @overload  # type: ignore[override]
     def clone(self, recurse: Literal[True] = ..., *, newfile: None = None, **kwargs: Any) -> TensorDict: ...

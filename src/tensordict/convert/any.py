@@ -191,7 +191,7 @@ def from_tuple(
         >>> list(from_tuple((1, 2, 3)).keys())
         ['0', '1', '2']
     """
-    return registry.lookup("TensorDict").from_tuple(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_tuple(
         obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )
 
@@ -214,6 +214,6 @@ def from_namedtuple(
         >>> from_namedtuple(Point(torch.zeros(3), torch.ones(3)), auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    return registry.lookup("TensorDict").from_namedtuple(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_namedtuple(
         named_tuple, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )

@@ -28,7 +28,7 @@ def from_dict(
         >>> from_dict({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    return registry.lookup("TensorDict").from_dict(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_dict(
         d, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )
 
@@ -56,7 +56,7 @@ def make_tensordict(
         ['a', 'b']
     """
     entries = kwargs if input_dict is None else ({**dict(input_dict.items()), **kwargs} if kwargs else input_dict)
-    return registry.lookup("TensorDict").from_dict(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_dict(
         entries, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device
     )
 
@@ -69,7 +69,7 @@ def fromkeys(keys: Iterable[Any], value: Any = 0) -> TensorDict:
         >>> fromkeys(["a", "b"], 2).to_dict(convert_tensors=True)
         {'a': 2, 'b': 2}
     """
-    return registry.lookup("TensorDict").fromkeys(keys, value)  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").fromkeys(keys, value)
 
 
 def refuse_exclusive(container: Any, method: str) -> None:

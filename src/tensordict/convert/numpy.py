@@ -37,7 +37,7 @@ def from_struct_array(
         >>> from_struct_array(dogs)["age"]
         tensor([9, 3], dtype=torch.int32)
     """
-    return registry.lookup("TensorDict").from_struct_array(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_struct_array(
         struct_array, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensordict.core.contract import Contract, is_node
+from tensordict.core.contract import ContainerT, Contract, is_node
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Path, joined, path_of
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def remember(result: Any, source: Any, undo: Callable[[Any], Any]) -> Any:
+def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], Any]) -> ContainerT:
     """Note on `result` that `undo(result)` has the form of `source` again; returns `result`.
 
     The source is held weakly: a loop that rebinds one name to view after view would otherwise keep every container
@@ -26,7 +26,7 @@ def remember(result: Any, source: Any, undo: Callable[[Any], Any]) -> Any:
     return result
 
 
-def remember_state(container: Any, undo: Callable[[Any], Any]) -> Any:
+def remember_state(container: ContainerT, undo: Callable[[ContainerT], Any]) -> ContainerT:
     """Note that `undo(container)` takes back a change of state, such as a lock; returns `container`."""
     container._undo = (None, undo)
     return container

@@ -10,7 +10,7 @@ import itertools
 import pathlib  # these two so that `typing.get_type_hints` can read the annotations of subclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ Names = list["str | None"]
 LeafFn = Callable[[Any], Any]
 Rename = Callable[[Names], Names]
 Size = torch.Size
+# A container, where a function gives back one of the class that it was given.
+ContainerT = TypeVar("ContainerT", bound="Contract")
 
 
 class Contract:

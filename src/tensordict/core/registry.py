@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+if TYPE_CHECKING:
+    from tensordict.containers.dense import TensorDict
+    from tensordict.containers.lazy.stack import LazyStackedTensorDict
 
 T = TypeVar("T", bound=type[Any])
 
@@ -27,6 +31,12 @@ def speak_for(cls: type[Any], families: Iterable[type[Any]]) -> None:
                     function.__qualname__ = f"{cls.__name__}.{name}"
 
 
+@overload
+def lookup(name: Literal["TensorDict"]) -> type[TensorDict]: ...
+@overload
+def lookup(name: Literal["LazyStackedTensorDict"]) -> type[LazyStackedTensorDict]: ...
+@overload
+def lookup(name: str) -> type[Any]: ...
 def lookup(name: str) -> type[Any]:
     """The container class known under `name`; a `KeyError` lists the known ones."""
     try:

@@ -186,7 +186,7 @@ def load_memmap(
         >>> meta["a"].device
         device(type='meta')
     """
-    return registry.lookup("TensorDict").load_memmap(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").load_memmap(
         prefix,
         device,
         non_blocking,
@@ -232,7 +232,7 @@ def load(
         >>> again["a"]
         tensor([1., 1.])
     """
-    return registry.lookup("TensorDict").load(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").load(
         prefix,
         device,
         non_blocking,
@@ -293,7 +293,7 @@ def from_safetensors(
     Args:
         filename, separator, device, progress: as in the method.
     """
-    return registry.lookup("TensorDict").from_safetensors(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_safetensors(
         filename, separator=separator, device=device, progress=progress
     )
 
@@ -323,7 +323,7 @@ def from_h5(
         ...     data[0]["a"]
         tensor(1.)
     """
-    return registry.lookup("TensorDict").from_h5(  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_h5(
         h5_file,
         mode=mode,
         auto_batch_size=auto_batch_size,
@@ -349,4 +349,4 @@ def from_consolidated(filename: PathLike) -> TensorCollection:
         >>> again["a"]
         tensor([0, 1, 2])
     """
-    return registry.lookup("TensorDict").from_consolidated(filename)  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_consolidated(filename)

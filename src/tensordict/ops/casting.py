@@ -84,7 +84,7 @@ class Casting(Leaves):
             tensor([0.3333, 0.3333])
         """
         if not kwargs and len(args) == 1 and type(args[0]) is torch.dtype:
-            return remember(self._cast(args[0]), self, _undo(self))  # type: ignore[no-any-return]
+            return remember(self._cast(args[0]), self, _undo(self))
         if len(args) == 1 and isinstance(args[0], Contract) and is_description(args[0]):
             if kwargs:
                 raise TypeError(f"to() takes nothing besides a description of the leaves, got {sorted(kwargs)}")
@@ -258,7 +258,7 @@ class Casting(Leaves):
         """Every leaf cast to a dtype, or to a tensor type such as `"torch.DoubleTensor"` (as `torch.Tensor.type`)."""
         if isinstance(dst_type, torch.dtype):
             return self._cast(dst_type)
-        return self._same_lock(self._map_or_name(lambda leaf: leaf.type(dst_type)))  # type: ignore[no-any-return]
+        return self._same_lock(self._map_or_name(lambda leaf: leaf.type(dst_type)))
 
     def _cast(self, dtype: torch.dtype) -> Self:
         """Every leaf with this dtype, in a new container; leaves that have it already are shared."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,36 @@ Apply = Callable[[list[Any], int], Iterable[Any]]
 # The batch size and the names of one container after the reduction.
 After = Callable[[torch.Size, "Names | None"], "tuple[torch.Size, Names | None]"]
 KeyTransform = Callable[[Any], Any]
+# Batch dims by number or by name, `"feature"`, or `None` for all elements of each leaf.
+Dims = int | str | Sequence[int | str] | None
+TreeT = TypeVar("TreeT", bound="Collapsing")
+
+
+class Casts(TypedDict, total=False):
+    """Options of reductions that cast first."""
+
+    dtype: torch.dtype | None
+
+
+class Sums(Casts, total=False):
+    """Options of sums and means."""
+
+    key_transform: KeyTransform | None
+
+
+class Spreads(TypedDict, total=False):
+    """Options of the standard deviation and the variance."""
+
+    correction: int
+    key_transform: KeyTransform | None
+
+
+class Quantiles(TypedDict, total=False):
+    """Options of quantiles."""
+
+    interpolation: str
+    key_transform: KeyTransform | None
+
 
 TORCH_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
 
@@ -87,26 +117,29 @@ class Collapsing(Leaves, Naming):
     """The mechanism behind `Reducing`, whose methods say what the arguments mean."""
 
     def _reduced(
-        self, how: Reduction, dim: Any, keepdim: Any, reduce: bool | None, key_transform: KeyTransform | None = None
-    ) -> Any:
+        self, how: Reduction, dim: Dims, keepdim: bool, reduce: bool | None, key_transform: KeyTransform | None = None
+    ) -> Self | Tensor:
         """The reduction along what `dim` says."""
         kept = keepdim is not NO_DEFAULT and bool(keepdim)
-        if dim is NO_DEFAULT or dim is None or (isinstance(dim, (tuple, list)) and not dim):
-            if reduce:
-                return self._pooled(how.op, kept, how.combine)
-            way = ReductionPlan(partial(_apply_whole, how, kept), partial(_after_whole, kept, how.added))
-        elif is_feature(dim):
+        if not reduce:
+            return with_keys(self._by_level(self._plan(how, dim, kept)), key_transform)
+        if _is_everything(dim):
+            return self._pooled(how.op, kept, how.combine)
+        if is_feature(dim):
             refuse_keepdim(kept, "dim='feature' removes the feature dims")
-            if reduce:
-                return self._over_all_features(how)
-            way = over_features(how)
-        else:
-            dims = self._dims(dim)
-            if reduce:
-                return self._over_all(how.op, self._end_to_end(dims[0]), _unpacked(dims), kept)
-            way = along(how, kept, dims)
-        result = self._by_level(way)
-        return result if key_transform is None else with_keys(result, key_transform)
+            return self._over_all_features(how)
+        dims = self._dims(dim)
+        result: Tensor = self._over_all(how.op, self._end_to_end(dims[0]), _unpacked(dims), kept)
+        return result
+
+    def _plan(self, how: Reduction, dim: Dims, keepdim: bool) -> ReductionPlan:
+        """How each leaf is reduced along what `dim` says."""
+        if _is_everything(dim):
+            return over_everything(how, keepdim)
+        if is_feature(dim):
+            refuse_keepdim(keepdim, "dim='feature' removes the feature dims")
+            return over_features(how)
+        return along(how, keepdim, self._dims(dim))
 
     def _by_level(self, way: ReductionPlan) -> Self:
         """The same structure with all leaves replaced by what `way` gives for those of each level.
@@ -154,10 +187,11 @@ class Collapsing(Leaves, Naming):
             dict(self._entries)
         if way.along is None:
             return self._whole_apart(way)
-        inner, name = way.inside(at), self._names and self._names[at]
+        inner, name = way.inside(at), self._names[at] if self._names else None
         parts = [member._collapsed(inner) for member in members]
-        made = registry.lookup("LazyStackedTensorDict")
-        return made(*parts, stack_dim=way.stack_dim(at), stack_dim_name=name)  # type: ignore[no-any-return]
+        made: Any = registry.lookup("LazyStackedTensorDict")
+        stack: Self = made(*parts, stack_dim=way.stack_dim(at), stack_dim_name=name)
+        return stack
 
     def _whole_apart(self, way: ReductionPlan) -> Self:
         """The reduction of all elements of each entry, which the members have in different shapes."""
@@ -215,9 +249,10 @@ class Collapsing(Leaves, Naming):
                 raise
             at: int = self.stack_dim  # type: ignore[attr-defined]
             return torch.stack([one._over_all_features(how) for one, _ in pairs], at + (how.added is not None))
-        return self._over_all(how.op, row, -1)  # type: ignore[no-any-return]
+        result: Tensor = self._over_all(how.op, row, -1)
+        return result
 
-    def _over_all(self, op: Op, joined: Tensor, *args: Any) -> Any:
+    def _over_all(self, op: Op, joined: Tensor, *args: object) -> Any:
         """`op` on one tensor of all leaves; an error of torch is raised again with the key of the leaf it is about."""
         try:
             return op(joined, *args)
@@ -264,6 +299,11 @@ def along(how: Reduction, keepdim: bool, dims: tuple[int, ...]) -> ReductionPlan
         0 if how.added is None else 1,
         not keepdim,
     )
+
+
+def over_everything(how: Reduction, keepdim: bool = False) -> ReductionPlan:
+    """The reduction of all elements of each leaf."""
+    return ReductionPlan(partial(_apply_whole, how, keepdim), partial(_after_whole, keepdim, how.added))
 
 
 def over_features(how: Reduction, dims: tuple[int, ...] = ()) -> ReductionPlan:
@@ -419,7 +459,11 @@ def after_along(
 # --- small parts ----------------------------------------------------------------------------------------------------
 
 
-def is_feature(dim: Any) -> bool:
+def _is_everything(dim: Dims) -> bool:
+    return dim is NO_DEFAULT or dim is None or (isinstance(dim, (tuple, list)) and not dim)
+
+
+def is_feature(dim: Dims) -> bool:
     return type(dim) is str and dim == "feature"
 
 
@@ -464,8 +508,10 @@ def _kind(leaf: Tensor) -> tuple[torch.dtype, torch.device]:
     return leaf.dtype, leaf.device
 
 
-def with_keys(node: Any, key_transform: KeyTransform) -> Any:
+def with_keys(node: TreeT, key_transform: KeyTransform | None) -> TreeT:
     """The same entries under the keys that `key_transform` gives for the name of each, level by level."""
+    if key_transform is None:
+        return node
     if (pairs := node._paired(node)) is not None:
         return node._restacked([with_keys(member, key_transform) for member, _ in pairs])
     result = node._build({}, node._batch_size, node._device, node._names)
@@ -480,7 +526,7 @@ def with_keys(node: Any, key_transform: KeyTransform) -> Any:
                 raise _key_taken(parent, name)
         if last in holder._entries:
             raise _key_taken(last, name)
-        holder._entries[last] = with_keys(value, key_transform) if isinstance(value, Contract) else value
+        holder._entries[last] = with_keys(value, key_transform) if isinstance(value, Collapsing) else value
     return result
 
 

@@ -80,7 +80,7 @@ class Converting(Contract):
             for name, value in self._entries.items()
             if value is not None or retain_none is not False
         }
-        return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)  # type: ignore[no-any-return]
+        return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
 
     def numpy(self) -> dict[str, Any]:
         """A nested dict of numpy arrays; those of CPU tensors share their memory. A ragged leaf is a tuple of its rows.

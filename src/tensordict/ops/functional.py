@@ -404,7 +404,8 @@ def from_module(module: Any, as_module: bool = False, lock: bool = True, use_sta
         >>> sorted(from_module(nn.Linear(3, 4)).keys())
         ['bias', 'weight']
     """
-    return registry.lookup("TensorDict").from_module(module, as_module, lock, use_state_dict)
+    make: Any = registry.lookup("TensorDict").from_module
+    return make(module, as_module, lock, use_state_dict)
 
 
 @overload
@@ -450,7 +451,8 @@ def from_modules(
         >>> from_modules(nn.Linear(3, 4), nn.Linear(3, 4))["weight"].shape
         torch.Size([2, 4, 3])
     """
-    return registry.lookup("TensorDict").from_modules(
+    make: Any = registry.lookup("TensorDict").from_modules
+    return make(
         *modules,
         as_module=as_module,
         lock=lock,

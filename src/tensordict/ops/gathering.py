@@ -66,7 +66,7 @@ class Gathering(Contract):
             return v.gather(dim, indices[v.shape])
 
         if inplace:
-            return replace_leaves(self, fn, index.shape, lead, _same_names)  # type: ignore[no-any-return]
+            return replace_leaves(self, fn, index.shape, lead, _same_names)
         result = self._map(fn, index.shape, lead, _same_names)
         return result if out is None else _written(out, result)
 
@@ -191,7 +191,7 @@ class Gathering(Contract):
             if self._locked:
                 result._lock_tree()
             return result  # type: ignore[no-any-return]
-        _check_out(out, None if update_batch_size else result._batch_size)
+        check_out(out, None if update_batch_size else result._batch_size)
         same = out._batch_size == result._batch_size
         return out.update(result) if same else out._update_with_batch_size(result, False)  # type: ignore[no-any-return]
 
@@ -234,11 +234,11 @@ def _filled(leaf: Any, mask: Tensor, value: Any) -> Any:
 
 def _written(out: Any, result: Any) -> Any:
     """Write `result` into `out`, in place where the entries exist; the batch size of `out` has to fit."""
-    _check_out(out, result._batch_size)
+    check_out(out, result._batch_size)
     return out.update(result, inplace=True)
 
 
-def _check_out(out: Any, size: torch.Size | None) -> None:
+def check_out(out: Any, size: torch.Size | None) -> None:
     """Refuse an `out` that is no container, or that has another batch size than `size`."""
     if not isinstance(out, Contract):
         raise TypeError(f"out must be a container, got {type(out).__name__}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from tensordict.containers.base import TensorDictBase
 
+LockingT = TypeVar("LockingT", bound=Locking)
+
 
 class Leaves(Locking):
     """The state of the leaves' memory."""
@@ -28,7 +30,7 @@ class Leaves(Locking):
         self._gather(found)
         return found
 
-    def _same_lock(self, result: Any) -> Any:
+    def _same_lock(self, result: LockingT) -> LockingT:
         """`result`, locked if this container is."""
         if self._locked:
             result._lock_tree()
@@ -61,7 +63,7 @@ class Leaves(Locking):
             >>> type(td["a"]) is torch.Tensor
             True
         """
-        return self._same_lock(self._map(_plain))  # type: ignore[no-any-return]
+        return self._same_lock(self._map(_plain))
 
     def is_contiguous(self) -> bool:
         """Whether every leaf is contiguous; lazy stacks, and stacks of values, are not."""
@@ -119,7 +121,7 @@ class Leaves(Locking):
             for name, value in self._entries.items()
             if type(value) is Tensor or not (isinstance(value, Contract) and value._is_non_tensor)
         }
-        return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)  # type: ignore[no-any-return]
+        return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
         """How many bytes the elements of the leaves, and of their gradients, take.

@@ -54,7 +54,7 @@ class Locking(Contract):
         was_locked = self._locked
         if not was_locked:
             self._lock_tree()
-        return remember_state(self, _keep if was_locked else _unlock)  # type: ignore[no-any-return]
+        return remember_state(self, _keep if was_locked else _unlock)
 
     def unlock_(self) -> Self:
         """Unlock this container and all nested ones; returns the same container.
@@ -75,7 +75,7 @@ class Locking(Contract):
             self._unlock_tree()
             if self._consolidated is not None:
                 self._consolidated = None
-        return remember_state(self, _lock if was_locked else _keep)  # type: ignore[no-any-return]
+        return remember_state(self, _lock if was_locked else _keep)
 
     def _lock_tree(self) -> None:
         self._locked = True

@@ -60,11 +60,11 @@ class Padding(Sizing):
         for dim, extra in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             new[dim] += sum(extra)
         if not inplace:
-            return retried(self, self._map, fn, torch.Size(new), len(size), _same_names)  # type: ignore[no-any-return]
+            return retried(self, self._map, fn, torch.Size(new), len(size), _same_names)
         for path, leaf in self._walk():
             if leaf.is_nested and any(pads[2:]):
                 raise named_error(_only_rows(leaf, pads), path)
-        return replace_leaves(self, fn, torch.Size(new), len(size), _same_names)  # type: ignore[no-any-return]
+        return replace_leaves(self, fn, torch.Size(new), len(size), _same_names)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Self:
         """Make ragged entries dense: their rows become as long as the longest, with `padding` behind the shorter ones.

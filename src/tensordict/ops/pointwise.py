@@ -317,7 +317,7 @@ class Pointwise(Leaves):
     def _pointwise(self, one: One, many: Many) -> Self:
         """A container of this structure over `one(leaf)` for each leaf, which `many(leaves)` gives in one call."""
         leaves = self._leaves()
-        return self._same_lock(self._rebuilt(iter(foreach.results(self, one, many, leaves))))  # type: ignore[no-any-return]
+        return self._same_lock(self._rebuilt(iter(foreach.results(self, one, many, leaves))))
 
     def _pointwise_(self, one: One, many: Many) -> Self:
         """As :meth:`_pointwise`, for functions that write into the leaves."""

@@ -8,28 +8,35 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict.core.contract import Contract
 from tensordict.core.errors import ShapeError
 from tensordict.ops.collapsing import (
+    Casts,
     Collapsing,
+    Dims,
     KeyTransform,
     Op,
+    Quantiles,
     Reduction,
+    Spreads,
+    Sums,
     along,
     apply_along,
     is_feature,
     one_feature_dim,
+    over_everything,
     refuse_keepdim,
     restacked,
     rows_of,
     settled,
     staying,
+    with_keys,
 )
+from tensordict.ops.gathering import check_out
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writing import raise_no_entry
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 class Reducing(Collapsing):
@@ -56,38 +63,18 @@ class Reducing(Collapsing):
 
     @overload
     def sum(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: Literal[False] | None = ...,
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Sums]
     ) -> Self: ...
     @overload
-    def sum(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: Literal[True],
-        key_transform: KeyTransform | None = ...,
-    ) -> Tensor: ...
+    def sum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Sums]) -> Tensor: ...
     @overload
     def sum(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: bool | None,
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Sums]
     ) -> Self | Tensor: ...
     def sum(
         self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
@@ -121,71 +108,48 @@ class Reducing(Collapsing):
             tensor(30.)
         """
         how = _SUM if dtype is None else Reduction(partial(Tensor.sum, dtype=dtype), combine=Tensor.sum)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
+        return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     @overload
     def nansum(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: Literal[False] | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Casts]
     ) -> Self: ...
     @overload
     def nansum(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: Literal[True]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Casts]
     ) -> Tensor: ...
     @overload
     def nansum(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: bool | None
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Casts]
     ) -> Self | Tensor: ...
     def nansum(
         self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
     ) -> Self | Tensor:
         """The sum of the elements that are not NaN; arguments as :meth:`sum`."""
         op = Tensor.nansum if dtype is None else partial(Tensor.nansum, dtype=dtype)
-        return self._reduced(Reduction(op, combine=Tensor.sum), dim, keepdim, reduce)  # type: ignore[no-any-return]
+        return self._reduced(Reduction(op, combine=Tensor.sum), dim, keepdim, reduce)
 
     @overload
     def mean(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: Literal[False] | None = ...,
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Sums]
     ) -> Self: ...
     @overload
     def mean(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: Literal[True],
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Sums]
     ) -> Tensor: ...
     @overload
     def mean(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: bool | None,
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Sums]
     ) -> Self | Tensor: ...
     def mean(
         self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
@@ -205,71 +169,48 @@ class Reducing(Collapsing):
             ['mean_a', ('mean_n', 'mean_b')]
         """
         how = _MEAN if dtype is None else Reduction(partial(Tensor.mean, dtype=dtype), stacked=True)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
+        return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     @overload
     def nanmean(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: Literal[False] | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Casts]
     ) -> Self: ...
     @overload
     def nanmean(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: Literal[True]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Casts]
     ) -> Tensor: ...
     @overload
     def nanmean(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: bool | None
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Casts]
     ) -> Self | Tensor: ...
     def nanmean(
         self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
     ) -> Self | Tensor:
         """The mean of the elements that are not NaN; arguments as :meth:`mean`."""
         op = Tensor.nanmean if dtype is None else partial(Tensor.nanmean, dtype=dtype)
-        return self._reduced(Reduction(op, stacked=True), dim, keepdim, reduce)  # type: ignore[no-any-return]
+        return self._reduced(Reduction(op, stacked=True), dim, keepdim, reduce)
 
     @overload
     def std(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        correction: int = ...,
-        reduce: Literal[False] | None = ...,
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Spreads]
     ) -> Self: ...
     @overload
     def std(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        correction: int = ...,
-        reduce: Literal[True],
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Spreads]
     ) -> Tensor: ...
     @overload
     def std(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        correction: int = ...,
-        reduce: bool | None,
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Spreads]
     ) -> Self | Tensor: ...
     def std(
         self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
         *,
         correction: int = 1,
         reduce: bool | None = None,
@@ -282,42 +223,24 @@ class Reducing(Collapsing):
             correction: what is taken off the number of elements before dividing by it.
         """
         how = _STD if correction == 1 else Reduction(partial(_spread, torch.std, correction))
-        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
+        return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     @overload
     def var(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        correction: int = ...,
-        reduce: Literal[False] | None = ...,
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Spreads]
     ) -> Self: ...
     @overload
     def var(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        correction: int = ...,
-        reduce: Literal[True],
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Spreads]
     ) -> Tensor: ...
     @overload
     def var(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        correction: int = ...,
-        reduce: bool | None,
-        key_transform: KeyTransform | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Spreads]
     ) -> Self | Tensor: ...
     def var(
         self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
         *,
         correction: int = 1,
         reduce: bool | None = None,
@@ -325,36 +248,31 @@ class Reducing(Collapsing):
     ) -> Self | Tensor:
         """The variance of the elements; arguments as :meth:`std`."""
         how = _VAR if correction == 1 else Reduction(partial(_spread, torch.var, correction))
-        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
+        return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     @overload
     def prod(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: torch.dtype | None = ...,
-        reduce: Literal[False] | None = ...,
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Casts]
     ) -> Self: ...
     @overload
     def prod(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: Literal[True]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Casts]
     ) -> Tensor: ...
     @overload
     def prod(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: torch.dtype | None = ..., reduce: bool | None
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Casts]
     ) -> Self | Tensor: ...
     def prod(
         self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
     ) -> Self | Tensor:
         """The product of the elements; arguments as :meth:`sum`."""
         op = _prod if dtype is None else partial(_prod, dtype=dtype)
-        return self._reduced(Reduction(op, combine=Tensor.prod), dim, keepdim, reduce)  # type: ignore[no-any-return]
+        return self._reduced(Reduction(op, combine=Tensor.prod), dim, keepdim, reduce)
 
     def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
         """The logarithm of the sum of the exponentials along batch dims, computed without overflow.
@@ -376,7 +294,8 @@ class Reducing(Collapsing):
         dims = tuple(range(len(self._batch_size))) if dim is None else self._dims(dim)
         if not dims:
             raise ShapeError(f"logsumexp reduces batch dims, and there is none (batch_size={list(self._batch_size)})")
-        return _given(self._reduced(_LOGSUMEXP, dims, keepdim, False), out)  # type: ignore[no-any-return]
+        result = self._by_level(along(_LOGSUMEXP, keepdim, dims))
+        return result if out is None else _into(out, result)
 
     def norm(
         self, *, out: Any = None, dtype: torch.dtype | None = None, key_transform: KeyTransform | None = None
@@ -405,8 +324,8 @@ class Reducing(Collapsing):
         how = Reduction(
             partial(torch.linalg.vector_norm, dtype=dtype), many=partial(torch._foreach_norm, ord=2, dtype=dtype)
         )
-        result = self._reduced(how, None, False, False, key_transform)
-        return self._same_lock(result) if out is None else _given(result, out)  # type: ignore[no-any-return]
+        result = with_keys(self._by_level(over_everything(how)), key_transform)
+        return self._same_lock(result) if out is None else _into(out, result)
 
     # --- extremes and quantiles -------------------------------------------------------------------------------------
 
@@ -416,9 +335,9 @@ class Reducing(Collapsing):
     def amin(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[True]) -> Tensor: ...
     @overload
     def amin(self, dim: Any = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
-    def amin(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
+    def amin(self, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
         """The smallest of the elements; arguments as :meth:`sum`."""
-        return self._reduced(_AMIN, dim, keepdim, reduce)  # type: ignore[no-any-return]
+        return self._reduced(_AMIN, dim, keepdim, reduce)
 
     @overload
     def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ...) -> Self: ...
@@ -426,9 +345,9 @@ class Reducing(Collapsing):
     def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[True]) -> Tensor: ...
     @overload
     def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
-    def amax(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
+    def amax(self, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
         """The largest of the elements; arguments as :meth:`sum`."""
-        return self._reduced(_AMAX, dim, keepdim, reduce)  # type: ignore[no-any-return]
+        return self._reduced(_AMAX, dim, keepdim, reduce)
 
     @overload
     def min(
@@ -452,7 +371,7 @@ class Reducing(Collapsing):
     ) -> Tensor: ...
     def min(
         self,
-        dim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
         keepdim: bool = False,
         *,
         reduce: bool | None = None,
@@ -504,7 +423,7 @@ class Reducing(Collapsing):
     ) -> Tensor: ...
     def max(
         self,
-        dim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
         keepdim: bool = False,
         *,
         reduce: bool | None = None,
@@ -558,40 +477,37 @@ class Reducing(Collapsing):
     def quantile(
         self,
         q: float | Tensor,
-        dim: Any = ...,
-        keepdim: Any = ...,
+        dim: Dims = ...,
+        keepdim: bool = ...,
         *,
-        interpolation: str = ...,
         reduce: Literal[False] | None = ...,
-        key_transform: KeyTransform | None = ...,
+        **kwargs: Unpack[Quantiles],
     ) -> Self: ...
     @overload
     def quantile(
         self,
         q: float | Tensor,
-        dim: Any = ...,
-        keepdim: Any = ...,
+        dim: Dims = ...,
+        keepdim: bool = ...,
         *,
-        interpolation: str = ...,
         reduce: Literal[True],
-        key_transform: KeyTransform | None = ...,
+        **kwargs: Unpack[Quantiles],
     ) -> Tensor: ...
     @overload
     def quantile(
         self,
         q: float | Tensor,
-        dim: Any = ...,
-        keepdim: Any = ...,
+        dim: Dims = ...,
+        keepdim: bool = ...,
         *,
-        interpolation: str = ...,
         reduce: bool | None,
-        key_transform: KeyTransform | None = ...,
+        **kwargs: Unpack[Quantiles],
     ) -> Self | Tensor: ...
     def quantile(
         self,
         q: float | Tensor,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
         *,
         interpolation: str = "linear",
         reduce: bool | None = None,
@@ -613,7 +529,7 @@ class Reducing(Collapsing):
         """
         added = len(q) if isinstance(q, Tensor) and q.dim() else None
         how = Reduction(partial(_quantile, q, interpolation), stacked=True, added=added)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)  # type: ignore[no-any-return]
+        return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     # --- all dims stay ----------------------------------------------------------------------------------------------
 
@@ -661,7 +577,7 @@ class Reducing(Collapsing):
             (False, tensor([False,  True]))
         """
         if dim is not None:
-            return self._reduced(_ALL, dim, keepdim, False)  # type: ignore[no-any-return]
+            return self._by_level(self._plan(_ALL, dim, keepdim))
         refuse_keepdim(keepdim, "everything is reduced to one bool")
         return not settled(self._leaves(), Tensor.all, False)
 
@@ -672,7 +588,7 @@ class Reducing(Collapsing):
     def any(self, dim: Any = None, keepdim: bool = False) -> Self | bool:
         """Whether any element is true (non-zero); arguments and result as for :meth:`all`."""
         if dim is not None:
-            return self._reduced(_ANY, dim, keepdim, False)  # type: ignore[no-any-return]
+            return self._by_level(self._plan(_ANY, dim, keepdim))
         refuse_keepdim(keepdim, "everything is reduced to one bool")
         return settled(self._leaves(), Tensor.any, True)
 
@@ -769,17 +685,10 @@ def _quantile(q: Any, interpolation: str, leaf: Tensor, dims: Any = None, keepdi
     return result
 
 
-def _given(result: Any, out: Any) -> Any:
-    """`result`, written into `out` in place if there is one."""
-    if out is None:
-        return result
-    if not isinstance(out, Contract):
-        raise TypeError(f"out must be a container, got {type(out).__name__}")
-    if out._batch_size != result._batch_size:
-        raise ShapeError(
-            f"out must have the resulting batch size {list(result._batch_size)}, got {list(out._batch_size)}"
-        )
+def _into(out: Any, result: Reducing) -> Any:
+    """Write `result` into `out`, in place, which must have all of its entries."""
+    check_out(out, result._batch_size)
     for path, _ in result._walk():
-        if not out._has(path):  # type: ignore[attr-defined]
+        if not out._has(path):
             raise_no_entry(path)
-    return out.update_(result)  # type: ignore[attr-defined]
+    return out.update_(result)

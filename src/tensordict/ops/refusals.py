@@ -6,13 +6,15 @@ Operations call torch first, so that plain leaves pay nothing for the ragged one
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tensordict.core import ragged
-from tensordict.core.contract import Contract, named_error
+from tensordict.core.contract import Contract, LeafFn, named_error
 from tensordict.core.ragged import REFUSALS
 
 __all__ = ["REFUSALS", "has_ragged", "retried"]
+
+Result = TypeVar("Result")
 
 
 def has_ragged(*values: Any) -> bool:
@@ -20,7 +22,7 @@ def has_ragged(*values: Any) -> bool:
     return any(ragged.is_ragged(leaf) for value in values if isinstance(value, Contract) for _, leaf in value._walk())
 
 
-def retried(node: Contract, walk: Callable[..., Any], fn: Callable[[Any], Any], *args: Any) -> Any:
+def retried(node: Contract, walk: Callable[..., Result], fn: LeafFn, *args: Any) -> Result:
     """`walk(fn, *args)`, a structural walk of `node`, for an `fn` that knows ragged leaves; errors name the entry."""
     try:
         return walk(fn, *args)

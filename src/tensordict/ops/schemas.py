@@ -88,7 +88,7 @@ class Schemas(Contract):
         if storage == "h5":
             stored = _in_h5(result, kwargs.pop("filename"), **kwargs)
             return stored if device is None else stored.to(device)  # type: ignore[no-any-return]
-        return result.share_memory_() if storage == "shared" else result  # type: ignore[no-any-return]
+        return result.share_memory_() if storage == "shared" else result  # type: ignore[return-value]
 
 
 def _in_h5(zeros: Any, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:

@@ -64,7 +64,7 @@ class Shape(Sizing):
 
     def _unchanged(self) -> Self:
         """This container as the result of an operation that has nothing to do."""
-        return remember_state(self, _keep)  # type: ignore[no-any-return]
+        return remember_state(self, _keep)
 
     def _lazy(self, size: torch.Size, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> Self:
         """What `set_lazy_legacy(True)` asks for: a view of batch size `size`, made by the method and the arguments
@@ -109,7 +109,7 @@ class Shape(Sizing):
         if settings.lazy_legacy_possible and settings.lazy_legacy():
             return self._lazy(new, ("view", *new), ("reshape", *old))
         result = self._reshaped(_to_sizes(Tensor.view, head, lead), new, lead, None, _to_sizes(_view, head, lead), True)
-        return remember(result, self, lambda out: out.reshape(old))  # type: ignore[no-any-return]
+        return remember(result, self, lambda out: out.reshape(old))
 
     def _view_dtype(self, dtype: torch.dtype, batch_size: Any) -> Self:
         size = None if batch_size is None else as_size(batch_size)
@@ -142,7 +142,7 @@ class Shape(Sizing):
             return self
         head, lead = tuple(new), len(old)
         if inplace:
-            return replace_leaves(self, _to_sizes(Tensor.reshape, head, lead), new, lead, None)  # type: ignore[no-any-return]
+            return replace_leaves(self, _to_sizes(Tensor.reshape, head, lead), new, lead, None)
         if lead and len(head) == 1:
             return self._reshaped(methodcaller("flatten", 0, lead - 1), new, lead, None)
         return self._reshaped(_to_sizes(Tensor.reshape, head, lead), new, lead, None, _to_sizes(_reshape, head, lead))
@@ -182,9 +182,9 @@ class Shape(Sizing):
             return [*names[:start], names[start] if names and start == end else None, *names[end + 1 :]]
 
         if inplace:
-            return replace_leaves(self, fn, new, lead, rename)  # type: ignore[no-any-return]
+            return replace_leaves(self, fn, new, lead, rename)
         result = self._reshaped(fn, new, lead, rename)
-        return remember(result, self, lambda out: out.reshape(old))  # type: ignore[no-any-return]
+        return remember(result, self, lambda out: out.reshape(old))
 
     def unflatten(self, dim: int, unflattened_size: Any, *, inplace: bool = False) -> Self:
         """Cut one batch dim into several.
@@ -218,9 +218,9 @@ class Shape(Sizing):
 
         fn: LeafFn = lambda v: torch.unflatten(v, dim, sizes)  # noqa: E731
         if inplace:
-            return replace_leaves(self, fn, new, lead, rename)  # type: ignore[no-any-return]
+            return replace_leaves(self, fn, new, lead, rename)
         result = self._reshaped(fn, new, lead, rename)
-        return remember(result, self, lambda out: out.flatten(dim, dim + added - 1))  # type: ignore[no-any-return]
+        return remember(result, self, lambda out: out.flatten(dim, dim + added - 1))
 
     # --- another order of the dims ----------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Shape(Sizing):
             lambda names: [names[dim] for dim in order],
             view=True,
         )
-        return remember(result, self, lambda out: out.permute([order.index(dim) for dim in range(lead)]))  # type: ignore[no-any-return]
+        return remember(result, self, lambda out: out.permute([order.index(dim) for dim in range(lead)]))
 
     def transpose(self, dim0: int, dim1: int) -> Self:
         """Views with two batch dims swapped; itself when they are the same. Usable in a `with` block.
@@ -301,7 +301,7 @@ class Shape(Sizing):
 
         swap = methodcaller("transpose", dim0, dim1)
         result = self._reshaped(swap, torch.Size(old), len(old), rename, view=True)
-        return remember(result, self, swap)  # type: ignore[no-any-return]
+        return remember(result, self, swap)
 
     def movedim(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
         """Views with batch dims moved to other positions, the others keeping their order (as :func:`torch.movedim`).
@@ -365,7 +365,7 @@ class Shape(Sizing):
             lambda names: [names[d] for d in kept],
             view=True,
         )
-        return remember(result, self, lambda out: out.reshape(old))  # type: ignore[no-any-return]
+        return remember(result, self, lambda out: out.reshape(old))
 
     def unsqueeze(self, dim: int) -> Self:
         """Views with a batch dim of size 1 added at `dim`. Usable in a `with` block.
@@ -393,7 +393,7 @@ class Shape(Sizing):
             lambda names: [*names[:dim], None, *names[dim:]],
             view=True,
         )
-        return remember(result, self, methodcaller("squeeze", dim))  # type: ignore[no-any-return]
+        return remember(result, self, methodcaller("squeeze", dim))
 
     def expand(self, *args: Any, size: Any = None, shape: Any = None) -> Self:
         """Views with batch dims of size 1 repeated, and dims added in front, without copying (as `Tensor.expand`).
@@ -651,7 +651,7 @@ class Shape(Sizing):
         new = with_dim(old, dim, len(indices.tensor))
         fn: LeafFn = lambda v: v.index_select(dim, indices[v.device])  # noqa: E731
         if inplace:
-            return replace_leaves(self, fn, new, len(old), _same_names)  # type: ignore[no-any-return]
+            return replace_leaves(self, fn, new, len(old), _same_names)
         return self._reshaped(fn, new, len(old), _same_names, methodcaller("repeat_interleave", repeats, dim))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
-from tensordict.core.contract import Contract, LeafFn, Names, Rename
+from tensordict.core.contract import ContainerT, Contract, LeafFn, Names, Rename
 from tensordict.core.errors import ShapeError
 from tensordict.core.shapes import as_dim, as_size
 from tensordict.ops.locking import Locking, raise_locked
@@ -135,7 +135,7 @@ def resize(node: Contract, size: torch.Size) -> None:
         node._names = padded if any(name is not None for name in padded) else None
 
 
-def replace_leaves(root: Any, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None) -> Any:
+def replace_leaves(root: ContainerT, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None) -> ContainerT:
     """`_map`, in place: every leaf is replaced by `fn(leaf)`, one at a time, so that no second copy of all exists.
 
     Raises:

@@ -67,7 +67,7 @@ class Structure(Writing):
         selected = self._selected(wanted)
         plain = registry.lookup("TensorDict")
         if as_tensordict and not isinstance(selected, plain):
-            made = plain._make(dict(selected._entries), selected._batch_size, selected._device, selected._names)
+            made: Any = plain._make(dict(selected._entries), selected._batch_size, selected._device, selected._names)
             return made  # type: ignore[no-any-return]
         return selected
 
@@ -208,8 +208,8 @@ class Structure(Writing):
         if inplace:
             self._refuse_if_locked("flatten the keys in place")
             self._exchange(flat)
-            return remember_state(self, undo.in_place)  # type: ignore[no-any-return]
-        return remember(flat, self, undo)  # type: ignore[no-any-return]
+            return remember_state(self, undo.in_place)
+        return remember(flat, self, undo)
 
     def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
         """One level of entries; `keys` gets the nested keys that they had."""
@@ -242,8 +242,8 @@ class Structure(Writing):
         if inplace:
             self._refuse_if_locked("unflatten the keys in place")
             self._exchange(tree)
-            return remember_state(self, undo.in_place)  # type: ignore[no-any-return]
-        return remember(tree, self, undo)  # type: ignore[no-any-return]
+            return remember_state(self, undo.in_place)
+        return remember(tree, self, undo)
 
     def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
         """The entries by the parts of their names, or where `places` says; containers that meet are merged."""

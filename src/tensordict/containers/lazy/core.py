@@ -71,7 +71,7 @@ class LazyCore(TensorDictBase):
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        return registry.lookup("TensorDict")._make(entries, batch_size, device, names)  # type: ignore[no-any-return]
+        return registry.lookup("TensorDict")._make(entries, batch_size, device, names)  # type: ignore[return-value]
 
     # --- the state --------------------------------------------------------------------------------------------------
 

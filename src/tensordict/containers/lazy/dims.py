@@ -409,7 +409,7 @@ class LazyDims(LazyCore):
             members.copy() if still else [member.permute(inner) for member in members], order.index(dim)
         )
         back = [order.index(d) for d in range(len(order))]
-        return remember(result, self, lambda out: out.permute(back))  # type: ignore[no-any-return]
+        return remember(result, self, lambda out: out.permute(back))
 
     def _transposed(self, dim0: int, dim1: int) -> Self:
         order = list(range(len(self._batch_size)))
@@ -448,7 +448,7 @@ class LazyDims(LazyCore):
             result = self._lazily([member.unsqueeze(inner) for member in store.containers], after)
         else:
             result = self._dense().unsqueeze(dim)
-        return remember(result, self, methodcaller("squeeze", dim))  # type: ignore[no-any-return]
+        return remember(result, self, methodcaller("squeeze", dim))
 
     def expand(self, *args: Any, size: Any = None, shape: Any = None) -> Self:
         """With batch dims of size 1 repeated, and dims added in front; arguments and errors as for any container."""
