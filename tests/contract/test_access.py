@@ -140,7 +140,7 @@ def test_wrong_shape_names_the_key_and_changes_nothing(writable: Any, plain: Pla
 
 @pytest.mark.parametrize("key", [1, (), None, ("new", 1), 2.5])
 def test_no_key(writable: Any, plain: Plain, kind: Kind, key: Any) -> None:
-    with pytest.raises((KeyError, TypeError, IndexError, ValueError, RuntimeError)):
+    with pytest.raises(TypeError):
         writable.set(key, torch.zeros(kind.batch_size))
     assert_matches(writable, plain, kind.batch_size, kind.extra)
 

@@ -150,7 +150,7 @@ def test_bad_source(source: Any) -> None:
 
 @pytest.mark.parametrize("key", [1, (), ("a", 1), None, ("a", ())])
 def test_bad_keys(key: Any) -> None:
-    with pytest.raises((KeyError, TypeError, IndexError, ValueError, RuntimeError)):
+    with pytest.raises(TypeError):
         TensorDict({key: torch.zeros(2)})
 
 

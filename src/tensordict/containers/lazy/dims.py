@@ -590,6 +590,8 @@ def _trimmed(items: list[Any]) -> tuple[Any, ...]:
 
 
 def _checked_positions(item: Tensor, count: int, dim: int) -> list[int]:
+    if item.is_floating_point() or item.is_complex():
+        raise IndexError(f"tensors used as indices must be long, int, byte or bool tensors, got one of {item.dtype}")
     positions: list[int] = item.flatten().tolist()
     for position in positions:
         if not -count <= position < count:
