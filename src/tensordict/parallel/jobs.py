@@ -17,8 +17,7 @@ from torch import Tensor
 from tensordict.core.contract import Contract
 from tensordict.core.key_views import is_leaf_nontensor
 from tensordict.memory.datasets import Stored
-from tensordict.parallel.parcels import Parcel
-from tensordict.parallel.references import Common
+from tensordict.parallel.messages import CommonMemory, Message
 
 
 class Chunk(NamedTuple):
@@ -179,36 +178,38 @@ def _stand_in(error: Exception) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def attempt(job: Callable[[Any], Any], argument: Any, common: Common, inline: bool = False) -> tuple[bool, Parcel]:
+def attempt(
+    job: Callable[[Any], Any], argument: Any, common: CommonMemory, inline: bool = False
+) -> tuple[bool, Message]:
     """Whether a job was done, and its result; otherwise the `Failure`."""
-    nothing = Common()
+    nothing = CommonMemory()
     try:
-        return True, Parcel.of(job(argument), common, inline)
+        return True, Message.of(job(argument), common, inline)
     except Exception as error:
         failure = Failure.of(error)
         try:
-            parcel = Parcel.of(failure, nothing, inline=True)
-            parcel.value(nothing)
+            message = Message.of(failure, nothing, inline=True)
+            message.value(nothing)
         except Exception:
             # Not every exception can be pickled, or made again of its arguments.
-            parcel = Parcel.of(Failure(_stand_in(error), failure.trace), nothing, inline=True)
-        return False, parcel
+            message = Message.of(Failure(_stand_in(error), failure.trace), nothing, inline=True)
+        return False, message
 
 
-def attempt_here(job: Callable[[Any], Any], argument: Any) -> tuple[bool, Kept]:
+def attempt_here(job: Callable[[Any], Any], argument: Any) -> tuple[bool, LocalValue]:
     """As `attempt`, for a thread of the process that takes the result."""
     try:
-        return True, Kept(job(argument))
+        return True, LocalValue(job(argument))
     except Exception as error:
-        return False, Kept(Failure.of(error))
+        return False, LocalValue(Failure.of(error))
 
 
-class Kept(NamedTuple):
-    """A value that stays in this process, where others travel as a `Parcel`."""
+class LocalValue(NamedTuple):
+    """A value that stays in this process, where others travel as a `Message`."""
 
     content: Any
 
-    def value(self, common: Common) -> Any:
+    def value(self, common: CommonMemory) -> Any:
         """The value itself."""
         return self.content
 

@@ -98,11 +98,11 @@ class Mapped:
         starts = range(0, max(self._length, 1), size)
         return [Chunk(number, at, min(at + size, self._length)) for number, at in enumerate(starts)]
 
-    def _crew(self) -> tuple[WorkerPool | CallersPool, list[Chunk]]:
+    def _started(self) -> tuple[WorkerPool | CallersPool, list[Chunk]]:
         options = self._options
         if options.pool is not None:
-            borrowed = CallersPool(options.pool, self._job)
-            return borrowed, self._chunks(borrowed.count)
+            pool = CallersPool(options.pool, self._job)
+            return pool, self._chunks(pool.count)
         count = options.num_workers or _processors()
         chunks = self._chunks(count)
         # What is written into a chunk is to be seen here, as it is when torch sends a tensor to a process. But files
@@ -120,8 +120,8 @@ class Mapped:
         Args:
             bounded: stop when there are two chunks for every worker whose results the caller has not asked for yet.
         """
-        crew, chunks = self._crew()
-        ahead = 2 * crew.count if bounded else len(chunks)
+        pool, chunks = self._started()
+        ahead = 2 * pool.count if bounded else len(chunks)
         waiting: dict[int, Any] = {}
         given = taken = 0
 
@@ -132,8 +132,8 @@ class Mapped:
             given += 1
             return chunks[given - 1]
 
-        with _bar(self._options.pbar, len(chunks)) as bar, crew:
-            for chunk, done, value in crew.outcomes(take):
+        with _bar(self._options.pbar, len(chunks)) as bar, pool:
+            for chunk, done, value in pool.outcomes(take):
                 if not done:
                     raise_failure(value, told(chunk))
                 if bar is not None:

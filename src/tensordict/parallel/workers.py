@@ -34,7 +34,7 @@ from tensordict.core.errors import WorkerError
 from tensordict.parallel.jobs import (
     Chunk,
     Job,
-    Kept,
+    LocalValue,
     Pickled,
     Sent,
     attempt,
@@ -43,8 +43,7 @@ from tensordict.parallel.jobs import (
     seed_all,
     written,
 )
-from tensordict.parallel.parcels import Parcel
-from tensordict.parallel.references import Common, Handle
+from tensordict.parallel.messages import CommonMemory, Handle, Message
 
 # How often those who wait look whether a process is gone without a word, in seconds.
 _PATROL = 0.5
@@ -83,7 +82,7 @@ class _Worker:
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(pickle.dumps(tuple(chunk)))
 
-    def outcome(self) -> tuple[Chunk, bool, Parcel]:
+    def outcome(self) -> tuple[Chunk, bool, Message]:
         """The result of the chunk.
 
         Raises:
@@ -98,7 +97,7 @@ class _Worker:
         assert self.chunk is not None
         chunk, self.chunk = self.chunk, None
         self.done += 1
-        return chunk, done, Parcel(head, parts, nbytes, descriptor, handles)
+        return chunk, done, Message(head, parts, nbytes, descriptor, handles)
 
     def is_gone(self) -> bool:
         return self.process.exitcode is not None
@@ -135,7 +134,7 @@ class WorkerPool:
         self.count = count
         self._seed, self._threads, self._limit = seed, threads, limit
         self._left = chunks
-        self._common = Common(job.container)
+        self._common = CommonMemory(job.container)
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> WorkerPool:
@@ -164,12 +163,12 @@ class WorkerPool:
         while any(worker.chunk is not None for worker in self._workers):
             for worker in self._ready():
                 try:
-                    chunk, done, parcel = worker.outcome()
+                    chunk, done, message = worker.outcome()
                 except (EOFError, OSError):
                     raise self._loss(worker) from None
                 # Before the caller does something with the result, so that the worker is not idle during that.
                 self._supply(take)
-                yield chunk, done, _opened(chunk, parcel, self._common)
+                yield chunk, done, _opened(chunk, message, self._common)
             self._supply(take)
 
     def _supply(self, take: Take) -> None:
@@ -227,9 +226,9 @@ def _dismiss(workers: list[_Worker], owner: int) -> None:
         workers.pop().end()
 
 
-def _opened(chunk: Chunk, parcel: Parcel | Kept, common: Common) -> Any:
+def _opened(chunk: Chunk, message: Message | LocalValue, common: CommonMemory) -> Any:
     try:
-        return parcel.value(common)
+        return message.value(common)
     except Exception as error:
         name_chunk(error, told(chunk))
         raise
@@ -251,7 +250,7 @@ def told(chunk: Chunk) -> str:
 
 
 def _work(pipe: Any, others: Sequence[Any], job: Job, threads: int, seed: int) -> None:
-    """What a process of a crew does: chunks, until its pipe is closed."""
+    """What a process of a `WorkerPool` does: chunks, until its pipe is closed."""
     for other in others:
         other.close()
     torch.set_num_threads(threads)
@@ -259,17 +258,17 @@ def _work(pipe: Any, others: Sequence[Any], job: Job, threads: int, seed: int) -
     run: Callable[[Any], Any]
     try:
         run = job.received()
-        common = Common(run.container)
+        common = CommonMemory(run.container)
     except Exception as error:
-        run, common = _raising(error), Common()
+        run, common = _raising(error), CommonMemory()
     while True:
         try:
             chunk = Chunk(*pickle.loads(pipe.recv_bytes()))
         except (EOFError, OSError, KeyboardInterrupt):
             return
-        done, parcel = attempt(run, chunk, common)
+        done, message = attempt(run, chunk, common)
         try:
-            _send(pipe, done, parcel)
+            _send(pipe, done, message)
         except (BrokenPipeError, ConnectionResetError):
             # Nobody is left to take it.
             return
@@ -284,13 +283,13 @@ def _raising(error: Exception) -> Callable[[Any], Any]:
     return run
 
 
-def _send(pipe: Any, done: bool, parcel: Parcel) -> None:
-    handles = [(handle.nbytes, handle.is_block) for handle in parcel.handles]
-    message = (done, parcel.head, parcel.parts, parcel.nbytes, handles)
-    pipe.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-    if parcel.nbytes:
-        send_handle(pipe, parcel.fd, None)
-    for handle in parcel.handles:
+def _send(pipe: Any, done: bool, message: Message) -> None:
+    handles = [(handle.nbytes, handle.is_block) for handle in message.handles]
+    content = (done, message.head, message.parts, message.nbytes, handles)
+    pipe.send_bytes(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+    if message.nbytes:
+        send_handle(pipe, message.fd, None)
+    for handle in message.handles:
         send_handle(pipe, handle.descriptor, None)
 
 
@@ -337,10 +336,10 @@ class CallersPool:
             if isinstance(found, BaseException):
                 # What the pool itself has to say, such as that the function cannot be pickled.
                 raise found
-            number, done, parcel = found
+            number, done, message = found
             chunk, piece = given.pop(number)
             # By now, the pool has moved the tensors of the piece to shared memory.
-            yield chunk, done, _opened(chunk, parcel, Common(piece))
+            yield chunk, done, _opened(chunk, message, CommonMemory(piece))
 
     def _next(self, results: queue.SimpleQueue[Any], given: dict[int, tuple[Chunk, Any]]) -> Any:
         while True:
@@ -369,12 +368,12 @@ def _refused(results: queue.SimpleQueue[Any], chunk: Chunk, error: BaseException
     results.put(error)
 
 
-def _in_pool(fn: Pickled, piece: Any, out: Any, number: int, inline: bool) -> tuple[int, bool, Parcel]:
+def _in_pool(fn: Pickled, piece: Any, out: Any, number: int, inline: bool) -> tuple[int, bool, Message]:
     """What a process of a pool does with a chunk."""
-    return number, *attempt(lambda given: _called(fn.value(), given, out), piece, Common(piece), inline)
+    return number, *attempt(lambda given: _called(fn.value(), given, out), piece, CommonMemory(piece), inline)
 
 
-def _in_thread(fn: Any, piece: Any, out: Any, number: int) -> tuple[int, bool, Kept]:
+def _in_thread(fn: Any, piece: Any, out: Any, number: int) -> tuple[int, bool, LocalValue]:
     """What a thread of a pool does with a chunk."""
     return number, *attempt_here(lambda given: _called(fn, given, out), piece)
 
