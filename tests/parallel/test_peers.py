@@ -20,7 +20,7 @@ from ranks import Ranks, die
 
 from tensordict import TensorDict
 from tensordict.core.errors import TransferError
-from tensordict.parallel import links, transfers, wire
+from tensordict.parallel import channels, transfers, wire
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +187,7 @@ def _killed_on_the_way(rank: int, receives: bool) -> None:
             transfers.opened = lambda first: die()
             _td().recv(0)
         else:
-            links.Link.send = _dying(links.Link.send)
+            channels.Channel.send = _dying(channels.Channel.send)
             _td().send(0)
     with pytest.raises(TransferError, match="(to|from) rank 1"):
         _td().send(1) if receives else _td().recv(1)
@@ -196,8 +196,8 @@ def _killed_on_the_way(rank: int, receives: bool) -> None:
 def _dying(send: Callable[..., Any]) -> Callable[..., Any]:
     sent = []
 
-    def instead(link: Any, message: torch.Tensor) -> Any:
-        sent.append(send(link, message))
+    def instead(channel: Any, message: torch.Tensor) -> Any:
+        sent.append(send(channel, message))
         if len(sent) == 2:
             sent[0].wait()
             die()
@@ -385,7 +385,7 @@ def test_message_of_something_else(two: Ranks) -> None:
 
 def _hostile(rank: int, head: bytes) -> None:
     if rank == 0:
-        first, _ = wire.prologue(head)
+        first, *_ = wire.prologue(head)
         dist.send(first, 1)
         answer = torch.zeros(2048, dtype=torch.uint8)
         dist.recv(answer, 1, tag=1 << 30)
@@ -426,7 +426,7 @@ def test_broken_descriptions(two: Ranks, head: bytes) -> None:
 def _endless(rank: int, length: int) -> None:
     """A description longer than any memory."""
     if rank == 0:
-        first, _ = wire.prologue(b"{" * 5000)
+        first, *_ = wire.prologue(b"{" * 5000)
         wire._FIRST.pack_into(first.numpy(), 0, wire._MAGIC, length)
         dist.send(first, 1)
         answer = torch.zeros(2048, dtype=torch.uint8)

@@ -11,7 +11,7 @@ from torch.futures import Future
 from tensordict.core.devices import as_device
 from tensordict.ops.leaves import Leaves
 from tensordict.parallel import collectives, transfers
-from tensordict.parallel.links import Link, as_group, rank_in
+from tensordict.parallel.channels import Channel, as_group, rank_in
 from tensordict.parallel.transfers import Receiving, Sending
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Communicating(Leaves):
             ...     td.send(1) if rank == 0 else td.recv(0)
             ...     return td
         """
-        link = Link.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
-        Sending(link, self, consolidated, allow_pickle).wait()
+        channel = Channel.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
+        Sending(channel, self, consolidated, allow_pickle).wait()
 
     def recv(
         self,
@@ -104,10 +104,10 @@ class Communicating(Leaves):
                 the connection broke, or the timeout of the process group passed; the sender raises too. A
                 `RuntimeError`.
         """
-        link = Link.of(group, src, group_src, init_tag, pseudo_rand, "src")
-        receiving = Receiving(link, self, allow_pickle=allow_pickle)
+        channel = Channel.of(group, src, group_src, init_tag, pseudo_rand, "src")
+        receiving = Receiving(channel, self, allow_pickle=allow_pickle)
         receiving.run()
-        return link.last_tag(receiving.count)
+        return channel.last_tag(receiving.count)
 
     @overload
     def isend(
@@ -161,12 +161,12 @@ class Communicating(Leaves):
         Raises:
             TransferError: as :meth:`send`.
         """
-        link = Link.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
-        sending = Sending(link, self, allow_pickle=allow_pickle)
+        channel = Channel.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
+        sending = Sending(channel, self, allow_pickle=allow_pickle)
         if return_early:
             return [transfers.held(sending)]
         sending.wait()
-        return link.last_tag(sending.count)
+        return channel.last_tag(sending.count)
 
     @overload
     def irecv(
@@ -213,8 +213,8 @@ class Communicating(Leaves):
             with `return_premature`, a list of futures, whose `wait()` gives this container, or raises what :meth:`recv`
             does; otherwise `None`.
         """
-        link = Link.of(group, src, group_src, init_tag, pseudo_rand, "src")
-        receiving = Receiving(link, self, allow_pickle=allow_pickle)
+        channel = Channel.of(group, src, group_src, init_tag, pseudo_rand, "src")
+        receiving = Receiving(channel, self, allow_pickle=allow_pickle)
         if return_premature:
             return [transfers.received_apart(receiving)]
         receiving.run()
@@ -234,8 +234,8 @@ class Communicating(Leaves):
         Raises:
             TransferError: as :meth:`send`.
         """
-        link = Link.of(group, dst, None, init_tag, False, "dst")
-        await transfers.sent(Sending(link, self, allow_pickle=allow_pickle))
+        channel = Channel.of(group, dst, None, init_tag, False, "dst")
+        await transfers.sent(Sending(channel, self, allow_pickle=allow_pickle))
 
     async def arecv(
         self, src: int, *, device: Any = None, group: Any = None, init_tag: int = 0, allow_pickle: bool = False
@@ -258,10 +258,10 @@ class Communicating(Leaves):
         Raises:
             TransferError: as :meth:`recv`.
         """
-        link = Link.of(group, src, None, init_tag, False, "src")
+        channel = Channel.of(group, src, None, init_tag, False, "src")
         target = self if self._outline() else None
         place = None if device is None else as_device(device)
-        return await transfers.received(Receiving(link, target, place, allow_pickle))  # type: ignore[no-any-return]
+        return await transfers.received(Receiving(channel, target, place, allow_pickle))  # type: ignore[no-any-return]
 
     def init_remote(
         self,
@@ -290,7 +290,7 @@ class Communicating(Leaves):
         if use_broadcast:
             collectives.broadcast(container, dist.get_rank(), as_group(group), None, allow_pickle)
         else:
-            Sending(Link.of(group, dst, None, 0, False, "dst"), container, allow_pickle=allow_pickle).wait()
+            Sending(Channel.of(group, dst, None, 0, False, "dst"), container, allow_pickle=allow_pickle).wait()
 
     @classmethod
     def from_remote_init(
@@ -328,7 +328,7 @@ class Communicating(Leaves):
         place = None if device is None else as_device(device)
         if use_broadcast:
             return collectives.broadcast(None, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
-        return Receiving(Link.of(group, src, None, 0, False, "src"), None, place, allow_pickle).run()  # type: ignore[no-any-return]
+        return Receiving(Channel.of(group, src, None, 0, False, "src"), None, place, allow_pickle).run()  # type: ignore[no-any-return]
 
     # --- over all ranks ---------------------------------------------------------------------------------------------
 

@@ -17,9 +17,19 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import TransferError
 from tensordict.core.keys import Path, joined
 from tensordict.parallel import sharing
-from tensordict.parallel.links import Link, MessageDevices, as_group, rank_in
+from tensordict.parallel.channels import Channel, MessageDevices, as_group, rank_in
 from tensordict.parallel.transfers import Receiving, Sending, differences, received_apart
-from tensordict.parallel.wire import PROLOGUE, Header, NewBuffers, Package, opened, prologue, refusal
+from tensordict.parallel.wire import (
+    PROLOGUE,
+    Header,
+    NewBuffers,
+    Package,
+    opened,
+    prologue,
+    read_verdict,
+    refusal,
+    verdict,
+)
 
 # Tensors of up to this many bytes are reduced together with the others of their dtype.
 _SMALL = 256 << 10
@@ -48,35 +58,35 @@ _ROOM = 1 << 20
 def broadcast(container: Any, src: int, group: Any, device: torch.device | None, allow_pickle: bool) -> Any:
     """Bring the container of rank `src` to all ranks; see `TensorDict.broadcast`."""
     is_source = rank_in(group, src, "src") == group.rank()
-    carriers = MessageDevices(group)
+    devices = MessageDevices(group)
     anew: NewBuffers | None = None
     problem: Exception | None = None
     if is_source:
-        head, messages, error = _packed(container, carriers, allow_pickle)
-        _broadcast(_heads(head, carriers), src, group)
+        head, messages, error = _packed(container, devices, allow_pickle)
+        _broadcast(prologue(head, devices.main_device), src, group)
         if error is not None:
             raise error
         nbytes = sum(message.numel() for message in messages)
     else:
-        first = torch.empty(PROLOGUE, dtype=torch.uint8, device=carriers.place(carriers.main))
+        first = torch.empty(PROLOGUE, dtype=torch.uint8, device=devices.main_device)
         _broadcast([first], src, group)
         header = _header(_rest(first, src, group), src)
         nbytes = header.nbytes
-        anew, problem = _tried(lambda: NewBuffers(header, carriers.place), src)
+        anew, problem = _tried(lambda: NewBuffers(header, devices.place), src)
     if nbytes > _ROOM or problem is not None:
-        _settle(problem, carriers, group, "broadcast")
+        _settle(problem, devices, group, "broadcast")
     _broadcast(messages if anew is None else anew.buffers, src, group)
     if anew is not None:
         container, problem = _tried(lambda: _made(anew, device, allow_pickle), src)
-    _settle(problem, carriers, group, "broadcast")
+    _settle(problem, devices, group, "broadcast")
     return container
 
 
 def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
     """The containers of all ranks; see `TensorDict.all_gather`."""
-    carriers = MessageDevices(group)
-    head, messages, error = _packed(container, carriers, allow_pickle)
-    heads = _gathered(head, carriers, group)
+    devices = MessageDevices(group)
+    head, messages, error = _packed(container, devices, allow_pickle)
+    heads = _gathered(head, devices, group)
     if error is not None:
         raise error
     headers = [_header(content, rank) for rank, content in enumerate(heads)]
@@ -85,10 +95,10 @@ def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
     for rank, header in enumerate(headers):
         anew = None
         if rank != group.rank() and problem is None:
-            anew, problem = _tried(partial(NewBuffers, header, carriers.place), rank)
+            anew, problem = _tried(partial(NewBuffers, header, devices.place), rank)
         targets.append(anew)
     if problem is not None or sum(header.nbytes for header in headers) > _ROOM:
-        _settle(problem, carriers, group, "all_gather")
+        _settle(problem, devices, group, "all_gather")
     works = []
     for rank, target in enumerate(targets):
         src = dist.get_global_rank(group, rank)
@@ -102,29 +112,23 @@ def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
         elif problem is None:
             made, problem = _tried(partial(_made, target, None, allow_pickle), rank)
             found.append(made)
-    _settle(problem, carriers, group, "all_gather")
+    _settle(problem, devices, group, "all_gather")
     return found
 
 
-def _settle(problem: Exception | None, carriers: MessageDevices, group: Any, call: str) -> None:
+def _settle(problem: Exception | None, devices: MessageDevices, group: Any, call: str) -> None:
     """Raise on all ranks what went wrong on any of them.
 
     Raises:
         TransferError: what it was, and on which rank.
     """
-    message = bytearray(_VERDICT)
-    if problem is not None:
-        content = f"{problem}".encode(errors="replace")[: _VERDICT - 1]
-        message[: 1 + len(content)] = b"\1" + content
-    own = torch.frombuffer(message, dtype=torch.uint8).to(carriers.place(carriers.main))
+    own = verdict(problem is not None, f"{problem}", _VERDICT, devices.main_device)
     verdicts = [torch.empty_like(own) for _ in range(group.size())]
     _wait([dist.all_gather(verdicts, own, group=group, async_op=True)], call)
     if problem is not None:
         raise problem
-    for rank, verdict in enumerate(verdicts):
-        found = verdict.cpu().numpy().tobytes()
-        if found[0]:
-            why = found[1:].rstrip(b"\0").decode(errors="replace")
+    for rank, (failed, why) in enumerate(map(read_verdict, verdicts)):
+        if failed:
             raise TransferError(f"{call}: rank {rank} of the group did not take it: {why}")
 
 
@@ -139,19 +143,14 @@ def _tried(call: Callable[[], Any], rank: int) -> tuple[Any, TransferError | Non
 
 
 def _packed(
-    container: Any, carriers: MessageDevices, allow_pickle: bool
+    container: Any, devices: MessageDevices, allow_pickle: bool
 ) -> tuple[bytes, list[Tensor], Exception | None]:
     """The description and the messages of a container; why there are none, in a description, when it cannot be sent."""
     try:
-        package = Package(container, carriers.kind, allow_pickle=allow_pickle)
-        return package.head, package.messages(carriers.place), None
+        package = Package(container, devices.kind, allow_pickle=allow_pickle)
+        return package.head, package.messages(devices.place), None
     except Exception as error:  # Whatever it is, the other ranks wait for a description.
         return refusal(error), [], error
-
-
-def _heads(head: bytes, carriers: MessageDevices) -> list[Tensor]:
-    place = carriers.place(carriers.main)
-    return [part.to(place) for part in prologue(head) if part is not None]
 
 
 def _rest(first: Tensor, src: int, group: Any) -> bytes:
@@ -167,9 +166,9 @@ def _rest(first: Tensor, src: int, group: Any) -> bytes:
     return head
 
 
-def _gathered(head: bytes, carriers: MessageDevices, group: Any) -> list[bytes]:
+def _gathered(head: bytes, devices: MessageDevices, group: Any) -> list[bytes]:
     """The descriptions of all ranks."""
-    first, *rest = _heads(head, carriers)
+    first, *rest = prologue(head, devices.main_device)
     firsts = [torch.empty_like(first) for _ in range(dist.get_world_size(group))]
     _wait([dist.all_gather(firsts, first, group=group, async_op=True)], "all_gather")
     own = dist.get_rank(group)
@@ -270,7 +269,7 @@ def reduce(container: Any, dst: int | None, op: Any, group: Any) -> list[Reducti
     op = dist.ReduceOp.SUM if op is None else op
     tensors = _agreed(container, group, call, op, dst)
     writes = dst is None or dist.get_rank() == dst
-    carriers = MessageDevices(group)
+    devices = MessageDevices(group)
 
     def begun(tensor: Tensor) -> Any:
         try:
@@ -285,13 +284,13 @@ def reduce(container: Any, dst: int | None, op: Any, group: Any) -> list[Reducti
     with torch.no_grad():
         for tensor in tensors:
             nbytes = tensor.numel() * tensor.itemsize
-            if nbytes > _SMALL and tensor.is_contiguous() and carriers.kind(tensor.device.type) == tensor.device.type:
+            if nbytes > _SMALL and tensor.is_contiguous() and devices.kind(tensor.device.type) == tensor.device.type:
                 # A rank that gets no result may find something else in the memory it gave.
                 found.append(Reduction(begun(tensor if writes else tensor.clone()), call))
             elif nbytes:
                 packs.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         for (_, device), pack in packs.items():
-            flat = torch.cat([tensor.reshape(-1) for tensor in pack]).to(carriers.place(device.type))
+            flat = torch.cat([tensor.reshape(-1) for tensor in pack]).to(devices.place(device.type))
             found.append(Reduction(begun(flat), call, _unpacking(flat, pack) if writes else None))
     return found
 
@@ -310,21 +309,21 @@ def _agreed(container: Any, group: Any, call: str, op: Any, dst: int | None) -> 
     error: Exception | None = None
     tensors: list[Tensor] = []
     told: dict[str, Any] = {}
-    carriers = MessageDevices(group)
+    devices = MessageDevices(group)
     try:
         name = _name_of(op)
-        tensors, table = _reducible(container, call, name, carriers)
+        tensors, table = _reducible(container, call, name, devices)
         told = {"call": f"{call}(op={name}" + (")" if dst is None else f", dst={dst})"), "table": table}
     except Exception as problem:  # Whatever it is, the other ranks wait to hear of it.
         error = problem
         told = {"refusal": f"{error}"}
     content = json.dumps(told).encode()
-    own = torch.frombuffer(bytearray(_digest(content)), dtype=torch.uint8).to(carriers.place(carriers.main))
+    own = torch.frombuffer(bytearray(_digest(content)), dtype=torch.uint8).to(devices.main_device)
     digests = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     _wait([dist.all_gather(digests, own, group=group, async_op=True)], call)
     if error is None and all(torch.equal(digest, own) for digest in digests):
         return tensors
-    heads = _gathered(content, carriers, group)
+    heads = _gathered(content, devices, group)
     if error is not None:
         raise error
     # The first that differs from rank 0; on rank 0 and on those like it, the first that differs from them.
@@ -358,7 +357,7 @@ def _name_of(op: Any) -> str:
     return str(kind.name)
 
 
-def _reducible(container: Any, call: str, op: str, carriers: MessageDevices) -> tuple[list[Tensor], dict[str, str]]:
+def _reducible(container: Any, call: str, op: str, devices: MessageDevices) -> tuple[list[Tensor], dict[str, str]]:
     """The tensors of a container in the order of their keys, and what they are."""
     found: dict[str, Tensor] = {}
     table: dict[str, str] = {}
@@ -377,7 +376,7 @@ def _reducible(container: Any, call: str, op: str, carriers: MessageDevices) -> 
             raise TransferError(f"{call}: entry {joined(path)!r} ({type(leaf).__name__}, {told}) has no plain memory")
         takes = _TAKES.get(op, _INTS | _FLOATS)
         # Gloo divides in place, which ints cannot be.
-        if leaf.dtype not in (takes if carriers.place(leaf.device.type).type == "cpu" else takes | _INTS):
+        if leaf.dtype not in (takes if devices.place(leaf.device.type).type == "cpu" else takes | _INTS):
             raise TransferError(
                 f"{call}: entry {joined(path)!r} is {told}, of a dtype that torch.distributed does not reduce so "
                 f"({op}): cast it first, or leave it out"
@@ -414,7 +413,7 @@ def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -
     group = as_group(group)
     target = rank_in(group, dst, "dst")
     if group.rank() != target:
-        Sending(_link(group, target, _STACK), container, False, allow_pickle).wait()
+        Sending(_channel(group, target, _STACK), container, False, allow_pickle).wait()
         return None
     others = [rank for rank in range(group.size()) if rank != target]
     problem: Exception | None = None
@@ -427,7 +426,7 @@ def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -
     rows = []
     for row, rank in enumerate(others):
         part = container[row] if problem is None else None
-        receiving = Receiving(_link(group, rank, _STACK), part, allow_pickle=allow_pickle, problem=problem)
+        receiving = Receiving(_channel(group, rank, _STACK), part, allow_pickle=allow_pickle, problem=problem)
         # At the same time: a rank that does not come must not keep the others waiting until they give up.
         rows.append((row, part, received_apart(receiving)))
     problems = []
@@ -461,7 +460,7 @@ def scatter(
     """Hand one container to every rank; see `TensorDict.scatter`."""
     own, source = group.rank(), rank_in(group, src, "src")
     if own != source:
-        return Receiving(_link(group, source, _SCATTER), None, device, allow_pickle).run()
+        return Receiving(_channel(group, source, _SCATTER), None, device, allow_pickle).run()
     problem = _miscounted(containers, group.size())
     problems = [] if problem is None else [problem]
     given: Sequence[Any] = [None] * group.size() if containers is None or problem is not None else containers
@@ -469,7 +468,7 @@ def scatter(
     for rank, container in enumerate(given):
         if rank != own:
             try:
-                sendings.append(Sending(_link(group, rank, _SCATTER), container, False, allow_pickle, problem))
+                sendings.append(Sending(_channel(group, rank, _SCATTER), container, False, allow_pickle, problem))
             except Exception as error:  # The rank has been told, and the others get theirs.
                 problems.append(error)
     for sending in sendings:
@@ -493,5 +492,5 @@ def _miscounted(containers: Any, count: int) -> Exception | None:
     return None
 
 
-def _link(group: Any, rank: int, tag: int) -> Link:
-    return Link.of(group, None, rank, tag, False, "rank")
+def _channel(group: Any, rank: int, tag: int) -> Channel:
+    return Channel.of(group, None, rank, tag, False, "rank")

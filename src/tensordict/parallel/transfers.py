@@ -26,7 +26,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import StackError, TransferError
 from tensordict.core.keys import Path, joined
 from tensordict.io.forms import to_form
-from tensordict.parallel.links import Link
+from tensordict.parallel.channels import Channel
 from tensordict.parallel.wire import (
     PROLOGUE,
     Header,
@@ -36,7 +36,9 @@ from tensordict.parallel.wire import (
     TargetBuffers,
     opened,
     prologue,
+    read_verdict,
     refusal,
+    verdict,
 )
 
 # An answer: whether the container was taken, and if not, why.
@@ -55,7 +57,7 @@ class Sending:
     """A container that is being sent. :meth:`wait` ends it; if nobody calls it, a thread of its own does.
 
     Args:
-        link: where it goes.
+        channel: where it goes.
         container: what goes there.
         whole: send the storage of a consolidated container in one message.
         allow_pickle: pickle the values that JSON cannot hold.
@@ -70,24 +72,24 @@ class Sending:
 
     def __init__(
         self,
-        link: Link,
+        channel: Channel,
         container: Any,
         whole: bool = False,
         allow_pickle: bool = False,
         problem: Exception | None = None,
     ) -> None:
-        self._link = link
+        self._channel = channel
         self._lock = threading.Lock()
         # The text and not the exception, whose frames would keep the process group alive until the program ends.
         self._problem = ""
-        _raise_late(link)
+        _raise_late(channel)
         try:
             if problem is not None:
                 raise problem
             if whole:
                 container = container.consolidate()
-            package = Package(container, link.carriers.kind, whole, allow_pickle)
-            messages = package.messages(link.carriers.place)
+            package = Package(container, channel.devices.kind, whole, allow_pickle)
+            messages = package.messages(channel.devices.place)
         except Exception as error:  # Whatever it is, the other side must not wait for what never comes.
             self._post(refusal(error), [])
             _finish_apart(self, quiet=True)
@@ -96,13 +98,12 @@ class Sending:
         self._post(package.head, messages)
 
     def _post(self, head: bytes, messages: list[Tensor]) -> None:
-        link = self._link
-        first, rest = prologue(head)
-        messages = [link.outgoing(first), *([] if rest is None else [link.outgoing(rest)]), *messages]
-        self._answer = link.buffer(_ANSWER)
+        channel = self._channel
+        messages = [*prologue(head, channel.devices.main_device), *messages]
+        self._answer = channel.buffer(_ANSWER)
         with _posting:
-            self._works = [link.send(message) for message in messages]
-            self._works.append(link.recv_answer(self._answer))
+            self._works = [channel.send(message) for message in messages]
+            self._works.append(channel.recv_answer(self._answer))
         # A work of torch's knows its memory, and not always the tensor that owns it.
         self._messages = messages
         self._done = False
@@ -112,7 +113,7 @@ class Sending:
         if self._done:
             return
         if sys.is_finalizing():
-            _abandoned(self._link, "the program has ended")
+            _abandoned(self._channel, "the program has ended")
         else:
             _finish_apart(self)
 
@@ -145,14 +146,13 @@ class Sending:
     def _finish(self) -> None:
         *works, last = self._works
         # First: a receiver that has no memory for the messages says so, and never takes them.
-        self._link.wait(last, "sending to")
-        answer = self._answer.cpu().numpy().tobytes()
-        if answer[0] != _LEFT:
+        self._channel.wait(last, "sending to")
+        word, why = read_verdict(self._answer)
+        if word != _LEFT:
             for work in works:
-                self._link.wait(work, "sending to")
-        if answer[0] != _TAKEN:
-            why = answer[1:].rstrip(b"\0").decode(errors="replace")
-            raise TransferError(f"{self._link.name} did not take what was sent: {why}")
+                self._channel.wait(work, "sending to")
+        if word != _TAKEN:
+            raise TransferError(f"{self._channel.name} did not take what was sent: {why}")
 
 
 # For what follows, and for `_pending`: whichever thread they are written by.
@@ -163,7 +163,7 @@ _late: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionar
 
 def _finish_apart(sending: Sending, quiet: bool = False) -> None:
     """Wait in a thread of its own, for a caller who does not. The program goes on until it is done."""
-    link = sending._link
+    channel = sending._channel
 
     def run() -> None:
         try:
@@ -172,22 +172,22 @@ def _finish_apart(sending: Sending, quiet: bool = False) -> None:
             if quiet:
                 return
             if not threading.main_thread().is_alive():
-                _abandoned(link, f"{error}")
+                _abandoned(channel, f"{error}")
                 return
             with _registering:
-                _late.setdefault(link.group, {})[link.peer] = f"{error}"
+                _late.setdefault(channel.group, {})[channel.peer] = f"{error}"
 
     threading.Thread(target=run, name="tensordict-isend", daemon=False).start()
 
 
-def _abandoned(link: Link, why: str) -> None:
+def _abandoned(channel: Channel, why: str) -> None:
     """Say that nobody will know what became of a container."""
-    print(f"tensordict: what isend was to send to {link.name} was abandoned: {why}", file=sys.stderr, flush=True)
+    print(f"tensordict: what isend was to send to {channel.name} was abandoned: {why}", file=sys.stderr, flush=True)
 
 
-def _raise_late(link: Link) -> None:
+def _raise_late(channel: Channel) -> None:
     with _registering:
-        problem = _late.get(link.group, {}).pop(link.peer, None)
+        problem = _late.get(channel.group, {}).pop(channel.peer, None)
     if problem is not None:
         raise TransferError(f"an isend before this call failed: {problem}")
 
@@ -215,7 +215,7 @@ def _keep() -> None:
         try:
             sending.wait()
         except TransferError as error:
-            _abandoned(sending._link, f"{error}")
+            _abandoned(sending._channel, f"{error}")
 
 
 def _forked() -> None:
@@ -235,7 +235,7 @@ class Receiving:
     """A container that is to be received.
 
     Args:
-        link: where it comes from.
+        channel: where it comes from.
         container: what is written to; `None` for a new one.
         device: the device of a new one; by default that of the memory that messages are in.
         allow_pickle: load values that were sent pickled.
@@ -244,13 +244,13 @@ class Receiving:
 
     def __init__(
         self,
-        link: Link,
+        channel: Channel,
         container: Any = None,
         device: torch.device | None = None,
         allow_pickle: bool = False,
         problem: Exception | None = None,
     ) -> None:
-        self._link = link
+        self._channel = channel
         self._container = container
         self._device = device
         self._allow_pickle = allow_pickle
@@ -264,7 +264,7 @@ class Receiving:
 
     @property
     def _key(self) -> tuple[int, int, int]:
-        return id(self._link.group), self._link.peer, self._link.tag
+        return id(self._channel.group), self._channel.peer, self._channel.tag
 
     def run(self) -> Any:
         """Receive it.
@@ -275,20 +275,20 @@ class Receiving:
         Raises:
             TransferError: it does not fit, it cannot be loaded here, or the connection broke or timed out.
         """
-        with self._link.carriers.guard():
+        with self._channel.devices.guard():
             return self._run()
 
     def _run(self) -> Any:
-        link = self._link
+        channel = self._channel
         if self._before is not None:
             self._before._posted.wait()
             self._before = None
         try:
-            _raise_late(link)
+            _raise_late(channel)
             header, finish, works = self._posted_for(self._head())
             self._posted.set()
             for work in works:
-                link.wait(work, "receiving from")
+                channel.wait(work, "receiving from")
         finally:
             self.give_up()
         self.count = len(header.rows)
@@ -297,7 +297,7 @@ class Receiving:
                 made = finish()
         except Exception as error:  # Whatever was in it, the sender waits for an answer.
             self._answer(_REFUSED, f"{error}")
-            raise TransferError(f"receiving from {link.name}: {error}") from error
+            raise TransferError(f"receiving from {channel.name}: {error}") from error
         self._answer(_TAKEN, "")
         return made
 
@@ -309,34 +309,34 @@ class Receiving:
                 del _pending[self._key]
 
     def _head(self) -> bytes:
-        link = self._link
-        first = link.buffer(PROLOGUE)
-        link.wait(link.recv(first), "receiving from")
+        channel = self._channel
+        first = channel.buffer(PROLOGUE)
+        channel.wait(channel.recv(first), "receiving from")
         head, more = opened(first.cpu())
         if more:
             try:
-                rest = link.buffer(more)
+                rest = channel.buffer(more)
             except Exception as error:  # Torch has several for what no memory could hold.
                 self._answer(_LEFT, f"no memory for a description of {more} bytes")
                 raise TransferError(
-                    f"receiving from {link.name}: no memory for a description of {more} bytes: {error}"
+                    f"receiving from {channel.name}: no memory for a description of {more} bytes: {error}"
                 ) from error
-            link.wait(link.recv(rest), "receiving from")
+            channel.wait(channel.recv(rest), "receiving from")
             head += rest.cpu().numpy().tobytes()
         return head
 
     def _posted_for(self, head: bytes) -> tuple[Header, Callable[[], Any], list[Any]]:
         """Post the buffers for what a description announces; with what is to be done when they are full."""
-        link = self._link
+        channel = self._channel
         try:
             header = Header(head)
             own, actions = self._own_target(header)
-            target = own or NewBuffers(header, link.carriers.place)
+            target = own or NewBuffers(header, channel.devices.place)
         except Exception as error:  # Whatever was in it, the sender waits for an answer.
             # Nothing follows that could be received.
             self._answer(_LEFT, f"{error}")
-            raise TransferError(f"receiving from {link.name}: {error}") from error
-        works = [link.recv(buffer) for buffer in target.buffers]
+            raise TransferError(f"receiving from {channel.name}: {error}") from error
+        works = [channel.recv(buffer) for buffer in target.buffers]
         if isinstance(target, NewBuffers):
             return header, partial(self._anew, target), works
         return header, partial(self._within, target, actions), works
@@ -348,7 +348,7 @@ class Receiving:
                 sketch = Sketch(self._container, self._allow_pickle)
                 if TargetBuffers.fits(header, sketch):
                     actions = new_values(self._container, header, sketch, self._allow_pickle)
-                    return TargetBuffers(header, sketch, self._container, self._link.carriers.place), actions
+                    return TargetBuffers(header, sketch, self._container, self._channel.devices.place), actions
             except Exception as error:  # As above.
                 self._problem = error
         return None, []
@@ -371,13 +371,9 @@ class Receiving:
         return self._container
 
     def _answer(self, word: int, text: str) -> None:
-        message = bytearray(_ANSWER)
-        message[0] = word
-        content = text.encode(errors="replace")[: _ANSWER - 1]
-        message[1 : 1 + len(content)] = content
-        link = self._link
-        answer = link.outgoing(torch.frombuffer(message, dtype=torch.uint8))
-        link.wait(link.send_answer(answer), "answering")
+        channel = self._channel
+        answer = verdict(word, text, _ANSWER, channel.devices.main_device)
+        channel.wait(channel.send_answer(answer), "answering")
 
 
 # The last transfer that was begun for every group, rank and tag, until it has all that it waits for.

@@ -90,7 +90,7 @@ class Package:
 
     Args:
         container: what is sent.
-        carrier: gives the type of the device from which messages with tensors of a type of device are sent.
+        device_of: gives the type of the device from which messages with tensors of a type of device are sent.
         whole: send all tensors in one message, which is the storage of a consolidated container.
         allow_pickle: as for :class:`Sketch`.
 
@@ -99,7 +99,7 @@ class Package:
     """
 
     def __init__(
-        self, container: Any, carrier: Callable[[str], str], whole: bool = False, allow_pickle: bool = False
+        self, container: Any, device_of: Callable[[str], str], whole: bool = False, allow_pickle: bool = False
     ) -> None:
         sketch = Sketch(container, allow_pickle)
         tensors = {name: _sendable(tensor, sketch.keys[name]) for name, tensor in sketch.tensors.items()}
@@ -108,9 +108,9 @@ class Package:
         self._large: list[Tensor] = []
         self._storage: Tensor | None = None
         if whole and _lie_in(container._consolidated, tensors.values()):
-            places = self._whole(container._consolidated[0], tensors, carrier)
+            places = self._whole(container._consolidated[0], tensors, device_of)
         else:
-            places = self._divided(tensors, carrier)
+            places = self._divided(tensors, device_of)
         self.head = json.dumps(
             {
                 "node": sketch.spec,
@@ -123,23 +123,23 @@ class Package:
             separators=(",", ":"),
         ).encode()
 
-    def _whole(self, storage: Tensor, tensors: Mapping[str, Tensor], carrier: Callable[[str], str]) -> dict[str, Any]:
+    def _whole(self, storage: Tensor, tensors: Mapping[str, Tensor], device_of: Callable[[str], str]) -> dict[str, Any]:
         self._storage = storage
         starts = [tensor.storage_offset() * tensor.itemsize for tensor in tensors.values()]
-        device = carrier(storage.device.type)
+        device = device_of(storage.device.type)
         return {
             "starts": starts,
             "devices": [device] * len(starts),
             "storages": {device: [storage.numel(), storage.numel()]},
         }
 
-    def _divided(self, tensors: Mapping[str, Tensor], carrier: Callable[[str], str]) -> dict[str, Any]:
+    def _divided(self, tensors: Mapping[str, Tensor], device_of: Callable[[str], str]) -> dict[str, Any]:
         layouts = self._layouts
         starts: list[int] = []
         devices: list[str] = []
         large: list[int] = []
         for position, tensor in enumerate(tensors.values()):
-            device = carrier(tensor.device.type)
+            device = device_of(tensor.device.type)
             devices.append(device)
             layout = layouts.get(device)
             if layout is None:
@@ -158,34 +158,31 @@ class Package:
         storages = {kind: [layout.nbytes, ends[kind]] for kind, layout in layouts.items()}
         return {"starts": starts, "devices": devices, "storages": storages}
 
-    def messages(self, carrier: Callable[[str], torch.device]) -> list[Tensor]:
+    def messages(self, device_of: Callable[[str], torch.device]) -> list[Tensor]:
         """The messages in their order, as flat tensors of bytes; large tensors are not copied.
 
         Args:
-            carrier: gives the device that messages are sent from, for the type of one.
+            device_of: gives the device that messages are sent from, for the type of one.
         """
         if self._storage is not None:
-            return [self._storage.to(carrier(self._storage.device.type))] if self._storage.numel() else []
+            return [self._storage.to(device_of(self._storage.device.type))] if self._storage.numel() else []
         found: list[Tensor] = []
         for device, layout in self._layouts.items():
             if layout.nbytes:
-                block = _fresh(layout.nbytes, carrier(device))
+                block = _fresh(layout.nbytes, device_of(device))
                 layout.fill(Block(block))
                 found.append(block)
         for tensor in self._large:
-            found.append(_flat(tensor.to(carrier(tensor.device.type))))
+            found.append(_flat(tensor.to(device_of(tensor.device.type))))
         return found
 
 
-def prologue(head: bytes) -> tuple[Tensor, Tensor | None]:
-    """A description as the first message, and as the second if it is too long for the first."""
+def prologue(head: bytes, device: torch.device | str = "cpu") -> list[Tensor]:
+    """A description as the first message, and as a second one if it is too long for the first."""
     room = PROLOGUE - _FIRST.size
     first = _FIRST.pack(_MAGIC, len(head)) + head[:room]
-    rest = head[room:]
-    return (
-        torch.frombuffer(bytearray(first.ljust(PROLOGUE, b"\0")), dtype=torch.uint8),
-        torch.frombuffer(bytearray(rest), dtype=torch.uint8) if rest else None,
-    )
+    parts = [first.ljust(PROLOGUE, b"\0"), head[room:]]
+    return [torch.frombuffer(bytearray(part), dtype=torch.uint8).to(device) for part in parts if part]
 
 
 def opened(first: Tensor) -> tuple[bytes, int]:
@@ -203,6 +200,18 @@ def opened(first: Tensor) -> tuple[bytes, int]:
         )
     start = content[_FIRST.size : _FIRST.size + length]
     return start, length - len(start)
+
+
+def verdict(word: int, why: str, length: int, device: torch.device) -> Tensor:
+    """A message of a fixed length: whether something was done, and why not."""
+    content = (bytes([word]) + why.encode(errors="replace"))[:length]
+    return torch.frombuffer(bytearray(content.ljust(length, b"\0")), dtype=torch.uint8).to(device)
+
+
+def read_verdict(message: Tensor) -> tuple[int, str]:
+    """What `verdict` was called with."""
+    content = message.cpu().numpy().tobytes()
+    return content[0], content[1:].rstrip(b"\0").decode(errors="replace")
 
 
 def refusal(error: Exception) -> bytes:
@@ -283,12 +292,12 @@ class NewBuffers:
 
     Args:
         header: its description.
-        carrier: gives the device to receive on, for the type of one.
+        device_of: gives the device to receive on, for the type of one.
     """
 
-    def __init__(self, header: Header, carrier: Callable[[str], torch.device]) -> None:
+    def __init__(self, header: Header, device_of: Callable[[str], torch.device]) -> None:
         self.header = header
-        self.storages = {device: _fresh(end, carrier(device)) for device, (_, end) in header.storages.items()}
+        self.storages = {device: _fresh(end, device_of(device)) for device, (_, end) in header.storages.items()}
         self.buffers = [self.storages[device][:cut] for device, (cut, _) in header.storages.items() if cut]
         self.buffers += [self.storages[row.device][row.start : row.stop] for _, row in header.large()]
 
@@ -319,10 +328,12 @@ class TargetBuffers:
         header: the description.
         sketch: that of the container.
         container: what is received into.
-        carrier: gives the device to receive on, for the type of one.
+        device_of: gives the device to receive on, for the type of one.
     """
 
-    def __init__(self, header: Header, sketch: Sketch, container: Any, carrier: Callable[[str], torch.device]) -> None:
+    def __init__(
+        self, header: Header, sketch: Sketch, container: Any, device_of: Callable[[str], torch.device]
+    ) -> None:
         self.header = header
         self._targets = sketch.tensors
         self._blocks: dict[str, Tensor] = {}
@@ -334,14 +345,14 @@ class TargetBuffers:
             return
         for device, (cut, _) in header.storages.items():
             if cut:
-                self._blocks[device] = _fresh(cut, carrier(device))
+                self._blocks[device] = _fresh(cut, device_of(device))
                 self.buffers.append(self._blocks[device])
         for name, row in header.large():
             target = self._targets[name].detach()
-            if target.device == carrier(row.device) and target.is_contiguous() and not _is_changed(target):
+            if target.device == device_of(row.device) and target.is_contiguous() and not _is_changed(target):
                 self.buffers.append(_flat(target))
             else:
-                buffer = _fresh(row.stop - row.start, carrier(row.device))
+                buffer = _fresh(row.stop - row.start, device_of(row.device))
                 self.buffers.append(buffer)
                 self._staged.append((target, buffer, row))
 

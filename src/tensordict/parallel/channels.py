@@ -86,30 +86,35 @@ class MessageDevices:
         """The device that messages for this type of device are in."""
         return self._cuda if self._cuda is not None and self.kind(device) == "cuda" else torch.device("cpu")
 
+    @property
+    def main_device(self) -> torch.device:
+        """The device that messages without tensors are in."""
+        return self.place(self.main)
+
     def guard(self) -> AbstractContextManager[Any]:
         """In which messages are sent and received, by any thread."""
         return nullcontext() if self._cuda is None else torch.cuda.device(self._cuda)
 
 
-class Link(NamedTuple):
+class Channel(NamedTuple):
     """One direction between this rank and another one.
 
     group: the process group.
     peer: the rank of the other one in the group.
     name: what errors call it.
     tag: the tag of all messages in this direction.
-    carriers: the devices that messages are in.
+    devices: the devices that messages are in.
     """
 
     group: Any
     peer: int
     name: str
     tag: int
-    carriers: MessageDevices
+    devices: MessageDevices
 
     @staticmethod
-    def of(group: Any, rank: int | None, group_rank: int | None, tag: int, pseudo_rand: bool, word: str) -> Link:
-        """The link that the arguments of a public method ask for.
+    def of(group: Any, rank: int | None, group_rank: int | None, tag: int, pseudo_rand: bool, word: str) -> Channel:
+        """The channel that the arguments of a public method ask for.
 
         Args:
             group: a process group, a device mesh of one dim, or `None`.
@@ -145,7 +150,7 @@ class Link(NamedTuple):
         if pseudo_rand:
             digest = hashlib.blake2b(str(tag).encode(), digest_size=4).digest()
             tag = _RANDOM | (int.from_bytes(digest, "little") % _RANDOM)
-        return Link(
+        return Channel(
             group, peer, f"rank {given}" + (" of the group" if rank is None else ""), tag, MessageDevices(group)
         )
 
@@ -173,11 +178,7 @@ class Link(NamedTuple):
 
     def buffer(self, nbytes: int) -> Tensor:
         """Memory for a message without tensors."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.carriers.place(self.carriers.main))
-
-    def outgoing(self, message: Tensor) -> Tensor:
-        """A message of the CPU where it can be sent from."""
-        return message.to(self.carriers.place(self.carriers.main))
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.devices.main_device)
 
     def last_tag(self, tensors: int) -> int:
         """What the calls return: the tag that the last tensor would have if each had one."""
