@@ -15,6 +15,7 @@ from tensordict.convert.mappings import refuse_exclusive
 from tensordict.core import registry
 from tensordict.core.contract import Contract, named_error
 from tensordict.core.keys import path_of
+from tensordict.core.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -216,8 +217,7 @@ class Converting(Contract):
                 value = registry.lookup("NonTensorData")(value)
             entries[key] = value
         # What is made lies in memory, whatever this container is over.
-        stored = isinstance(self, registry.lookup("PersistentTensorDict"))
-        kind: Any = registry.lookup("TensorDict") if stored else type(self)
+        kind: Any = type(self._build({}, as_size(()), None, None))
         return kind.from_dict(  # type: ignore[no-any-return]
             entries,
             auto_batch_size=auto_batch_size,

@@ -1,0 +1,275 @@
+"""Public methods that no other file of this suite calls, and a check that the suite names every one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from contract.kinds import Kind
+from contract.model import Plain, assert_leaf, assert_matches, changed, index_map, leaves, mapped, replaced
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict, TensorDictParams
+
+# Methods of one operand and the values that they are tried on; each exists with `_` behind its name, too.
+OF_ONE = [
+    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
+    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan",
+    "tanh", "trunc",
+]  # fmt: skip
+OF_TWO = ["add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min", "maximum", "minimum"]
+OF_THREE = ["addcdiv", "addcmul"]
+VALUE = 0.37
+
+# What talks to other processes; tests/parallel has them, for every kind.
+BETWEEN_PROCESSES = {
+    "all_gather", "all_reduce", "arecv", "asend", "broadcast", "from_remote_init", "gather_and_stack", "init_remote",
+    "irecv", "isend", "recv", "reduce", "scatter", "send",
+}  # fmt: skip
+
+
+@pytest.fixture
+def part(td: Any, plain: Plain, kind: Kind) -> Any:
+    """The floating point entries of a container of the kind, all of one value; `plain` is made the same."""
+    keys = [path for path, leaf in leaves(plain).items() if leaf.is_floating_point()]
+    found = td.select(*keys)
+    found.zero_().add_(VALUE)
+    return found
+
+
+def floats(plain: Plain, value: float = VALUE) -> Plain:
+    """The floating point entries, filled with one value."""
+    found: Plain = {}
+    for name, leaf in plain.items():
+        if isinstance(leaf, dict):
+            found[name] = floats(leaf, value)
+        elif leaf.is_floating_point():
+            found[name] = torch.full_like(leaf, value)
+    return found
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_functions_of_one_operand(part: Any, plain: Plain, kind: Kind, name: str) -> None:
+    expected = mapped(getattr(torch, name), floats(plain))
+    assert_matches(getattr(part, name)(), expected, kind.batch_size)
+    assert_matches(part, floats(plain), kind.batch_size)
+    assert getattr(part, f"{name}_")() is part
+    assert_matches(part, expected, kind.batch_size)
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_functions_of_two_operands(part: Any, plain: Plain, kind: Kind, name: str) -> None:
+    other = part.mul(0).add(2.5)
+    expected = mapped(lambda leaf: getattr(torch, name)(leaf, torch.full_like(leaf, 2.5)), floats(plain))
+    assert_matches(getattr(part, name)(other), expected, kind.batch_size)
+    assert getattr(part, f"{name}_")(other) is part
+    assert_matches(part, expected, kind.batch_size)
+
+
+@pytest.mark.parametrize("name", OF_THREE)
+def test_functions_of_three_operands(part: Any, plain: Plain, kind: Kind, name: str) -> None:
+    other = part.mul(0).add(2.5)
+    expected = mapped(lambda leaf: getattr(torch, name)(leaf, leaf * 0 + 2.5, leaf * 0 + 2.5, value=2), floats(plain))
+    assert_matches(getattr(part, name)(other, other, value=2), expected, kind.batch_size)
+    assert getattr(part, f"{name}_")(other, other, value=2) is part
+    assert_matches(part, expected, kind.batch_size)
+
+
+def test_more_operands(part: Any, td: Any, plain: Plain, kind: Kind) -> None:
+    ahead = part + 1
+    difference = mapped(lambda leaf: (leaf + 1) - leaf, floats(plain))
+    assert_matches(part.rsub(ahead), difference, kind.batch_size)
+    for name in ("isneginf", "isposinf"):
+        assert_matches(getattr(part, name)(), mapped(getattr(torch, name), floats(plain)), kind.batch_size)
+    assert part.lerp_(ahead, 0.5) is part
+    assert_matches(part, mapped(lambda leaf: leaf.lerp(leaf + 1, 0.5), floats(plain)), kind.batch_size)
+    if "mask" in td.keys():
+        masks = td.select("mask")
+        assert_leaf(masks.bitwise_and(~masks)["mask"], torch.zeros_like(plain["mask"]), "mask")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_casts(td: Any, plain: Plain, kind: Kind) -> None:
+    part = td.select("z")
+    assert part.complex32()["z"].dtype is torch.complex32
+    for name in ("qint8", "quint8", "qint32", "quint4x2"):
+        # Torch makes no quantized tensor by a cast alone.
+        with pytest.raises(RuntimeError, match="entry 'z'"):
+            getattr(part, name)()
+    assert_matches(part, {"z": plain["z"]}, kind.batch_size)
+
+
+def test_sizes(td: Any, plain: Plain, kind: Kind) -> None:
+    elements = leaves(plain).values()
+    assert td.bytes() == sum(leaf.numel() * leaf.element_size() for leaf in elements)
+    assert td.param_count() == sum(leaf.numel() for leaf in elements)
+    attributes = td.select("z").attrs()
+    assert not isinstance(attributes["z"], torch.Tensor)
+
+
+def test_forms_of_the_same_content(td: Any, plain: Plain, kind: Kind) -> None:
+    for result in (td.as_tensor(), td.densify(), td.full_tensor(), td.clear_refs_for_compile_()):
+        assert_matches(result, plain, kind.batch_size, kind.extra)
+    assert td.densify().consolidate().is_consolidated()
+    if kind.batch_size:
+        lazily = td.to_lazystack(len(kind.batch_size) - 1)
+        assert_matches(lazily, plain, kind.batch_size, kind.extra)
+        assert td.maybe_dense_stack([td, td]).batch_size == (2, *kind.batch_size)
+    deep = td.atleast_3d()
+    assert deep.batch_dims == max(3, len(kind.batch_size)) and deep.numel() == td.numel()
+    if not any(leaf.is_nested for leaf in leaves(plain).values()):
+        assert_matches(td.to_padded_tensor(), plain, kind.batch_size, kind.extra)
+
+
+def test_entries_as_one_tensor(td: Any, plain: Plain, kind: Kind) -> None:
+    same = td.apply(lambda leaf: leaf.double().flatten(max(len(kind.batch_size) - 1, 0))[..., :1], batch_size=[])
+    rows = [leaf.double().flatten(max(len(kind.batch_size) - 1, 0))[..., :1] for leaf in leaves(plain).values()]
+    if not kind.stack_dims:
+        assert torch.equal(same.stack_from_tensordict(0), torch.stack(rows))
+        assert torch.equal(same.cat_from_tensordict(-1), torch.cat(rows, -1))
+    plane = TensorDict({"a": torch.ones(2, 3), "c": torch.zeros(2, 3)}, [2])
+    assert torch.equal(
+        plane.clone().stack_tensors("a", "c", out_key="b", dim=1)["b"], torch.stack([*plane.values()], 1)
+    )
+    assert torch.equal(plane.clone().cat_tensors("a", "c", out_key="b", dim=1)["b"], torch.cat([*plane.values()], 1))
+
+
+def test_keys_that_move(writable: Any, plain: Plain, kind: Kind) -> None:
+    moved = writable.rename_keys({"a": "renamed"})
+    assert "a" in writable.keys() and "a" not in moved.keys()
+    assert_leaf(moved["renamed"], plain["a"], "renamed")
+    taken = writable.separates("z")
+    assert "z" not in writable.keys()
+    assert_leaf(taken["z"], plain.pop("z"), "z")
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
+def test_values(writable: Any, plain: Plain, kind: Kind) -> None:
+    if kind.is_module:
+        pytest.skip("the entries of a module are tensors")
+    writable.set_non_tensor("new", "text")
+    # A lazy stack has one for every member.
+    assert np.unique(np.array(writable.get_non_tensor("new"))).tolist() == ["text"]
+    assert_leaf(writable.get_non_tensor("a"), plain["a"], "a")
+    assert writable.get_non_tensor("none", 3) == 3
+
+
+def test_copying_to_a_part(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("there is no part of a batch without dims")
+    values = mapped(changed, mapped(lambda leaf: leaf[:1], plain))
+    td.copy_at_(TensorDict(values, (1, *kind.batch_size[1:])), slice(0, 1))
+    expected = replaced(plain, kind.batch_size, index_map(kind.batch_size)[:1], values)
+    assert_matches(td, expected, kind.batch_size, kind.extra)
+
+
+def test_new_tensors(td: Any, plain: Plain, kind: Kind) -> None:
+    made = td.new_tensor(TensorDict(mapped(torch.zeros_like, plain), kind.batch_size))
+    assert_matches(made, mapped(torch.zeros_like, plain), kind.batch_size)
+
+
+def test_gradients_are_dropped(td: Any, plain: Plain, kind: Kind) -> None:
+    part = td.select("z").apply(lambda leaf: leaf.detach().clone().requires_grad_())
+    part.sum(reduce=True).backward()
+    assert part.grad is not None
+    assert part.zero_grad() is part
+    assert part.grad is None
+
+
+def test_memory_for_other_devices(writable: Any) -> None:
+    """Without an accelerator torch has neither pinned memory nor streams (`record_stream`): nothing may change."""
+    if torch.cuda.is_available():
+        pytest.skip("what they do is tested with a GPU")
+    before = [leaf.clone() for leaf in writable.values(True, True)]
+    with pytest.raises(RuntimeError):
+        writable.pin_memory_()
+    after = list(writable.values(True, True))
+    assert all(map(torch.equal, before, after))
+
+
+def test_from_other_structures(td: Any, plain: Plain, kind: Kind) -> None:
+    dense = td.densify()
+    assert_matches(TensorDict.from_any(plain), plain)
+    entries = TensorDict(mapped(torch.clone, plain), kind.batch_size)
+    assert_matches(TensorDict.from_namedtuple(entries.to_namedtuple(), batch_size=kind.batch_size), plain)
+    again = TensorDict.from_pytree(plain).to_pytree()
+    assert again.keys() == plain.keys() and torch.equal(again["a"], plain["a"])
+    rows = TensorDict.from_struct_array(td.select("a", "z").to_struct_array())
+    assert_matches(rows, {"a": plain["a"], "z": plain["z"]}, kind.batch_size)
+    again = td.from_dict_instance(mapped(torch.clone, plain), batch_size=kind.batch_size)
+    assert_matches(again, plain, kind.batch_size)
+    schema = {name: (leaf.shape[len(kind.batch_size) :], leaf.dtype) for name, leaf in flat(plain)}
+    zeros = TensorDict.from_schema(schema, batch_size=kind.batch_size)
+    assert_matches(zeros, {name: torch.zeros_like(leaf) for name, leaf in flat(plain)}, kind.batch_size)
+    if kind.batch_size:
+        listed = TensorDict.from_list(dense.unbind(0))
+        assert_matches(listed, plain, kind.batch_size)
+    fields = [(name, torch.Tensor) for name, _ in flat(plain)]
+    record = dataclasses.make_dataclass("Record", fields)(**dict(flat(plain)))
+    assert_matches(TensorDict.from_dataclass(record, batch_size=kind.batch_size), dict(flat(plain)), kind.batch_size)
+    assert_matches(TensorDict.from_tuple((plain["a"], plain["z"])), {"0": plain["a"], "1": plain["z"]})
+    struct = np.zeros((), dtype=[("a", np.int64)])
+    assert TensorDict.from_struct_array(struct)["a"].shape == ()
+
+
+def flat(plain: Plain) -> Iterator[tuple[str, torch.Tensor]]:
+    """The entries of the first level that are tensors."""
+    return ((name, leaf) for name, leaf in plain.items() if isinstance(leaf, torch.Tensor))
+
+
+def test_saves_that_are_read_into_a_container(td: Any, plain: Plain, kind: Kind, tmp_path: pathlib.Path) -> None:
+    td.densify().to_tensordict().memmap(tmp_path / "folder")
+    for name in ("load_memmap_", "load_"):
+        target = TensorDict({"other": torch.zeros(kind.batch_size)}, kind.batch_size, device=td.device, names=td.names)
+        assert getattr(target, name)(tmp_path / "folder") is target
+        assert_matches(target, plain, kind.batch_size, kind.extra)
+    td.densify().consolidate(tmp_path / "file")
+    assert_matches(TensorDict.from_consolidated(tmp_path / "file"), plain, kind.batch_size, kind.extra)
+
+
+def test_entries_of_a_folder(td: Any, plain: Plain, kind: Kind, tmp_path: pathlib.Path) -> None:
+    saved = td.densify().memmap(tmp_path / "folder", copy_existing=True)
+    saved.make_memmap("new", kind.batch_size, dtype=torch.float32)
+    saved.make_memmap_from_tensor("newer", torch.ones(kind.batch_size))
+    file = pathlib.Path(saved["newer"].filename).with_name("top.memmap")
+    storage = MemoryMappedTensor.from_tensor(torch.full(kind.batch_size, 2.0), filename=file).untyped_storage()
+    saved.make_memmap_from_storage("top", storage, kind.batch_size, dtype=torch.float32)
+    added = {"new": 0.0, "newer": 1.0, "top": 2.0}
+    expected = {**plain, **{name: torch.full(kind.batch_size, value) for name, value in added.items()}}
+    assert_matches(saved, expected, kind.batch_size, kind.extra)
+
+
+def test_modules(td: Any) -> None:
+    layer = nn.Linear(2, 3)
+    held = TensorDict.from_module(layer)
+    assert set(held.keys()) == {"weight", "bias"}
+    with held.data.mul(0).to_module(layer):
+        assert not layer(torch.ones(2)).any()
+    assert layer(torch.ones(2)).any()
+    several = TensorDict.from_modules(layer, nn.Linear(2, 3))
+    assert several.batch_size == (2,) and isinstance(TensorDict.from_modules(layer, as_module=True), TensorDictParams)
+    assert isinstance(TensorDict.from_modules(layer, nn.Linear(2, 3), lazy_stack=True), LazyStackedTensorDict)
+
+
+def test_map_iter(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        with pytest.raises(IndexError):
+            next(td.map_iter(torch.clone, num_workers=1))
+        return
+    pieces = list(td.map_iter(torch.clone, num_workers=1, chunksize=1))
+    assert len(pieces) == kind.batch_size[0]
+    assert_matches(torch.cat([piece.densify() for piece in pieces]), plain, kind.batch_size, kind.extra)
+
+
+def test_the_suite_names_every_public_method() -> None:
+    text = "\n".join(path.read_text() for path in pathlib.Path(__file__).parent.glob("*.py"))
+    words = set(re.findall(r"\w+", text))
+    words |= {f"{name}_" for name in (*OF_ONE, *OF_TWO, *OF_THREE)}
+    public = {name for name in dir(TensorDict) if not name.startswith("_")}
+    assert sorted(public - words) == []
