@@ -13,7 +13,7 @@ from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
 from tensordict.core import pytree, registry
 from tensordict.core.context import remember_state
-from tensordict.core.contract import Contract, Names, is_flat, named_error
+from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names, is_flat, named_error
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path
 from tensordict.core.settings import set_lazy_legacy
@@ -269,12 +269,13 @@ class LazyView(TensorDictBase):
         self._source._unlock_tree()
 
     @property
-    def _is_shared(self) -> bool:
-        return self._source._is_shared  # type: ignore[no-any-return]
+    def _backing(self) -> Backing:
+        # Not the files: what is added to the view has none.
+        return NOT_BACKED._replace(is_shared=self._source._is_shared)
 
-    @_is_shared.setter
-    def _is_shared(self, shared: bool) -> None:
-        self._source._is_shared = shared
+    @_backing.setter
+    def _backing(self, backing: Backing) -> None:
+        self._source._is_shared = backing.is_shared
 
 
 def _on_leaf(operation: Operation, leaf: Tensor, lead: int, name: str) -> Tensor:

@@ -68,10 +68,7 @@ class Face(TensorCollection):
         _names = _state("_names", lambda self: self._tensordict._names)
         _locked = _state("_locked", lambda self: self._tensordict._locked)
         _lock_owners = _state("_lock_owners", lambda self: self._tensordict._lock_owners)
-        _is_memmap = _state("_is_memmap", lambda self: self._tensordict._is_memmap)
-        _is_shared = _state("_is_shared", lambda self: self._tensordict._is_shared)
-        _consolidated = _state("_consolidated", lambda self: self._tensordict._consolidated)
-        _memmap_prefix = _state("_memmap_prefix", lambda self: self._tensordict._memmap_prefix)
+        _backing = _state("_backing", lambda self: self._tensordict._backing)
         _undo = _state("_undo", lambda self: self._tensordict._undo)
         _blocks = _state("_blocks", lambda self: self._tensordict._blocks)
 
@@ -202,14 +199,6 @@ class Face(TensorCollection):
 
     def _index(self, index: Any) -> Any:
         return self._rewrap(self._tensordict._index(index))
-
-    # --- the lock is that of the wrapped container, which outlives its faces ------------------------------------------
-
-    def _lock_tree(self) -> None:
-        self._tensordict._lock_tree()
-
-    def _unlock_tree(self) -> None:
-        self._tensordict._unlock_tree()
 
     # --- copies -----------------------------------------------------------------------------------------------------
 

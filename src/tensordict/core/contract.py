@@ -10,7 +10,7 @@ import itertools
 import pathlib  # these two so that `typing.get_type_hints` can read the annotations of subclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,36 @@ Size = torch.Size
 ContainerT = TypeVar("ContainerT", bound="Contract")
 
 
+class Backing(NamedTuple):
+    """What the leaves of a container were put in, all of them, since it was last unlocked.
+
+    is_memmap: files, or memory that is mapped as they are.
+    is_shared: memory that other processes see.
+    memmap_prefix: the folder that the container was saved to or loaded from.
+    consolidated: the one storage that all leaves lie in, and how many there were then.
+    """
+
+    is_memmap: bool = False
+    is_shared: bool = False
+    memmap_prefix: pathlib.Path | None = None
+    consolidated: tuple[Tensor, int] | None = None
+
+
+NOT_BACKED = Backing()
+
+
+def _backing_field(name: str) -> Any:
+    """One of the fields of `_backing`, as an attribute of the container."""
+
+    def read(container: Any) -> Any:
+        return getattr(container._backing, name)
+
+    def write(container: Any, value: Any) -> None:
+        container._backing = container._backing._replace(**{name: value})
+
+    return property(read, write)
+
+
 class Contract:
     """What a container of tensors supplies; `isinstance(value, Contract)` tells a node from a leaf.
 
@@ -41,14 +71,14 @@ class Contract:
     _names: Names | None = None
     _locked: bool = False
     _lock_owners: list[weakref.ref[Any]] | None = None
-    _is_memmap: bool = False
-    _is_shared: bool = False
-    # The storage that all leaves were put in, and how many there were then; see `blocks`.
-    _consolidated: tuple[Tensor, int] | None = None
+    _backing: Backing = NOT_BACKED
     # Whether the class stands for a value that is no tensor.
     _is_non_tensor: bool = False
-    _memmap_prefix: pathlib.Path | None = None
     _undo: tuple[Any, ...] | None = None
+    _is_memmap: bool = _backing_field("is_memmap")
+    _is_shared: bool = _backing_field("is_shared")
+    _memmap_prefix: pathlib.Path | None = _backing_field("memmap_prefix")
+    _consolidated: tuple[Tensor, int] | None = _backing_field("consolidated")
 
     # --- primitives ---------------------------------------------------------------------------------------------
     # The entries of this level, name -> leaf or node. Reading gives what is stored (or made on reading), writing takes
@@ -148,26 +178,26 @@ class Contract:
         value._gather(found)
         return found
 
-    def _mark_memmap(self) -> None:
-        """Say that the tree is memory-mapped."""
-        self._is_memmap = True
-        for value in self._entries.values():
-            if type(value) is not Tensor and isinstance(value, Contract):
-                value._mark_memmap()
+    def _children(self) -> Iterable[Any]:
+        """The entries of this level, tensors too; the members of a container that consists of such."""
+        entries = self._entries
+        if type(entries) is dict:
+            return entries.values()
+        members = self._members(or_template=True)
+        return self._outline().values() if members is None else members
 
-    def _mark_shared(self) -> None:
-        """Say that the tree is in shared memory."""
-        self._is_shared = True
-        for value in self._entries.values():
-            if type(value) is not Tensor and isinstance(value, Contract):
-                value._mark_shared()
+    def _mark(self, memmap: bool = False, shared: bool = False) -> None:
+        """Say of the whole tree that it is memory-mapped, or in shared memory."""
+        old = self._backing
+        self._backing = old._replace(is_memmap=memmap or old.is_memmap, is_shared=shared or old.is_shared)
+        for child in self._children():
+            if type(child) is not Tensor and isinstance(child, Contract):
+                child._mark(memmap, shared)
 
     def _mark_as(self, source: Contract) -> None:
         """Say of a view, which is locked, what `source` says of itself: that it is memory-mapped, or shared."""
-        if source._is_memmap:
-            self._mark_memmap()
-        if source._is_shared:
-            self._mark_shared()
+        if source._is_memmap or source._is_shared:
+            self._mark(source._is_memmap, source._is_shared)
 
     # --- structural walks -----------------------------------------------------------------------------------------
     # All take the new batch size of the root and `lead`, the number of batch dims of the root that it replaces: a

@@ -567,7 +567,7 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> 
         device = form.device if form.is_value else _CPU
         container = from_form(replace(form, device=device), entries, node.key)
     if form.columns:
-        container._mark_memmap()
+        container._mark(memmap=True)
     container = _memmapped(container, node, prefix, options)
     viewed = form.kind == LAZY and isinstance(old, Contract) and old._wrapped_container() is not old
     return old._rewrap(container) if viewed else container  # a typed view of a stack, stored as the stack
@@ -581,7 +581,7 @@ def _in_place(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) ->
     if node.form.columns:
         for member, saved in zip(container._members(), _rebuilt(node, prefix, options)._members(), strict=True):
             _adopt(member._wrapped_container(), saved._wrapped_container())
-        container._mark_memmap()
+        container._mark(memmap=True)
         return _memmapped(container, node, prefix, options)
     for name, entry in node.entries.items():
         if isinstance(entry, _Leaf):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import registry
-from tensordict.core.contract import Contract
+from tensordict.core.contract import Backing, Contract
 from tensordict.core.errors import SaveError
 from tensordict.io import consolidated, hdf5
 from tensordict.io.forms import DICT, LAZY, VALUE_STACK, VALUES, Form, face_problem, from_form
@@ -23,10 +23,12 @@ from tensordict.io.translated import OWN_NAMES
 # An attribute of the reference's containers of one kind, which no state of ours has; in the order of precedence.
 _DICT, _STACK, _VALUES, _TYPED = "_td_dim_names", "tensordicts", "non_tensordict", "_source"
 PARAMS = "_param_td"
+# The attributes of what a container is backed by, as they are pickled.
+_BACKING = {f"_{name}" for name in Backing._fields}
 
 
 def as_ours(cls: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of an instance of `cls`, which the reference may have written; ours is given back.
+    """The state of an instance of `cls` for its attributes, of what was pickled; the reference may have done it.
 
     Raises:
         SaveError: it does not add up.
@@ -38,8 +40,12 @@ def as_ours(cls: Any, state: dict[str, Any]) -> dict[str, Any]:
             made = read(cls, state)
             if state.get("_is_locked") is True:
                 made._lock_tree()
-            return made.__getstate__()  # type: ignore[no-any-return]
-    return state
+            state = made.__getstate__()
+            break
+    if not _BACKING & state.keys():
+        return state
+    backing = Backing(**{name[1:]: value for name, value in state.items() if name in _BACKING})
+    return {**{name: value for name, value in state.items() if name not in _BACKING}, "_backing": backing}
 
 
 def make(cls: Any, state: Any) -> Any:

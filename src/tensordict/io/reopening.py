@@ -64,7 +64,7 @@ def as_mapped(wanted: Any, saved: Any) -> Any:
         PermissionError: a file may not be written to.
     """
     result = _of_classes(wanted, saved)
-    result._mark_memmap()
+    result._mark(memmap=True)
     result._lock_tree()
     return result
 

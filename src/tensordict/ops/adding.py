@@ -132,7 +132,7 @@ def adopt(parent: Any, name: str, child: Any) -> None:
     """Put a new nested container in a parent that may be locked and memory-mapped, which it then is too."""
     parent._entries[name] = child
     if parent._is_memmap:
-        child._mark_memmap()
+        child._mark(memmap=True)
     if parent._locked and is_node(child):
         child._lock_owners = [weakref.ref(parent)]
         child._lock_tree()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import Clones, Contract
+from tensordict.core.contract import NOT_BACKED, Clones, Contract
 from tensordict.io import pickled, torch_files
 from tensordict.io.forms import is_typed
 from tensordict.memory import pickling
@@ -99,7 +99,10 @@ class Copying(Leaves):
         state = self.__dict__.copy()
         for name in _TRANSIENT:
             state.pop(name, None)
-        if state.get("_consolidated") is not None and not is_whole(self._leaves(), self._consolidated):
+        # Under the names that earlier versions have for them.
+        backing = state.pop("_backing", NOT_BACKED)
+        state.update({f"_{name}": value for name, value in zip(backing._fields, backing, strict=True) if value})
+        if "_consolidated" in state and not is_whole(self._leaves(), self._consolidated):
             del state["_consolidated"]
         return state
 
@@ -110,7 +113,7 @@ class Copying(Leaves):
         self.__dict__.update(state)
         if locked:
             self._lock_tree()
-        if state.get("_is_shared"):
+        if self._is_shared:
             # Plain pickling copies; only multiprocessing's own pickler hands over the shared memory itself.
             self._is_shared = sharing.is_seen(self)
 

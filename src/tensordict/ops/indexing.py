@@ -129,7 +129,10 @@ class Indexing(Writing):
 
     def _index(self, index: Any) -> Any:
         size = self._batch_size
-        if type(index) is int and len(size) and not (self._is_memmap or self._is_shared):
+        # Views of what is memory-mapped or shared are that too, and locked.
+        backing = self._backing
+        keeps = backing.is_memmap or backing.is_shared
+        if type(index) is int and len(size) and not keeps:
             # The same in fewer steps: an integer is what most containers are indexed with.
             item = itemgetter(index)
             return self._map(item, result_size(index, size), len(size), _all_but_first, item)
@@ -148,7 +151,7 @@ class Indexing(Writing):
             if not has_ragged(self):
                 raise
             out = retried(self, self._map, ragged.Index(at), new_size, len(size), rename)
-        if (self._is_memmap or self._is_shared) and is_basic(at):
+        if keeps and is_basic(at):
             out._mark_as(self)
             out.lock_()
             out._undo = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tensordict.core.context import remember_state
-from tensordict.core.contract import Contract
+from tensordict.core.contract import NOT_BACKED, Contract
 from tensordict.core.errors import LockedError
 
 if TYPE_CHECKING:
@@ -80,10 +80,11 @@ class Locking(Contract):
     def _lock_tree(self) -> None:
         self._locked = True
         own = None
-        for value in self._outline().values():
+        for value in self._children():
             if type(value) is not Tensor and isinstance(value, Locking):
                 if own is None:
-                    own = weakref.ref(self)
+                    # A wrapper may be gone before the container that it wraps.
+                    own = weakref.ref(self._wrapped_container())
                 # The dead are left out, or a child that outlives many parents would remember them all.
                 value._lock_owners = [*_locked_owners(value), own] if value._lock_owners else [own]
                 if not value._locked:
@@ -91,12 +92,12 @@ class Locking(Contract):
 
     def _unlock_tree(self) -> None:
         self._locked = False
-        if self._is_memmap or self._is_shared or self._memmap_prefix is not None:
-            self._is_memmap = self._is_shared = False
-            self._memmap_prefix = None
-        for value in self._outline().values():
+        if self._backing is not NOT_BACKED:
+            # Its entries may be replaced from now on.
+            self._backing = NOT_BACKED
+        for value in self._children():
             if type(value) is not Tensor and isinstance(value, Locking):
-                owners = _locked_owners(value, self)
+                owners = _locked_owners(value, self._wrapped_container())
                 value._lock_owners = owners or None
                 if not owners and value._locked:
                     value._unlock_tree()

@@ -39,5 +39,5 @@ class Sharing(Leaves):
         sharing.share(self)
         if not self._locked:
             self._lock_tree()
-        self._mark_shared()
+        self._mark(shared=True)
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from tensordict.containers.base import TensorDictBase
 from tensordict.containers.lazy.members import Members, common_size
 from tensordict.core import registry
-from tensordict.core.contract import Contract, LeafFn, Names, Rename
+from tensordict.core.contract import NOT_BACKED, Backing, Contract, LeafFn, Names, Rename
 from tensordict.core.errors import LockedError, ShapeError
 from tensordict.core.keys import Path
 from tensordict.io import pickled
@@ -148,61 +147,31 @@ class LazyCore(TensorDictBase):
     # locked, whoever locked them: `td["nested"]` of a locked stack is such a stack, made when it is read.
 
     @property
-    def _locked(self) -> bool:  # type: ignore[override]
+    def _locked(self) -> bool:
         members = self._entries.containers
         for member in members:
             if not member._locked:
                 return False
         return self._sealed or bool(members)
 
-    def _lock_tree(self) -> None:
-        self._sealed = True
-        own = weakref.ref(self)
-        for member in self._entries.sample:
-            member._lock_owners = [*_locked_owners(member), own]
-            if not member._locked:
-                member._lock_tree()
-
-    def _unlock_tree(self) -> None:
-        self._sealed = False
-        if self._is_memmap or self._is_shared or self._memmap_prefix is not None:
-            self._is_memmap = self._is_shared = False
-            self._memmap_prefix = None
-        for member in self._entries.sample:
-            owners = [owner for owner in _locked_owners(member) if owner() is not self]
-            member._lock_owners = owners or None
-            if not owners and member._locked:
-                member._unlock_tree()
+    @_locked.setter
+    def _locked(self, locked: bool) -> None:
+        self._sealed = locked
 
     # The same of memory-mapped and shared ones; a stack without members keeps what was said of it.
 
     @property
-    def _is_memmap(self) -> bool:
+    def _backing(self) -> Backing:
+        own: Backing = self.__dict__.get("_backing", NOT_BACKED)
         members = self._entries.containers
-        return all(member._is_memmap for member in members) if members else self.__dict__.get("_is_memmap", False)
+        if not members or (own is NOT_BACKED and members[0]._backing is NOT_BACKED):
+            return own
+        memmap, shared = (all(member._backing[at] for member in members) for at in range(2))
+        return own._replace(is_memmap=memmap, is_shared=shared)
 
-    @_is_memmap.setter
-    def _is_memmap(self, memmap: bool) -> None:
-        self.__dict__["_is_memmap"] = memmap
-
-    @property
-    def _is_shared(self) -> bool:
-        members = self._entries.containers
-        return all(member._is_shared for member in members) if members else self.__dict__.get("_is_shared", False)
-
-    @_is_shared.setter
-    def _is_shared(self, shared: bool) -> None:
-        self.__dict__["_is_shared"] = shared
-
-    def _mark_memmap(self) -> None:
-        self._is_memmap = True
-        for member in self._entries.sample:
-            member._mark_memmap()
-
-    def _mark_shared(self) -> None:
-        self._is_shared = True
-        for member in self._entries.sample:
-            member._mark_shared()
+    @_backing.setter
+    def _backing(self, backing: Backing) -> None:
+        self.__dict__["_backing"] = backing
 
     def unlock_(self) -> Self:
         """Unlock the stack and its members; arguments, result and errors as for any container.
