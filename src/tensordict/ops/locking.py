@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tensordict.core.context import remember_state
-from tensordict.core.contract import NOT_BACKED, Contract
+from tensordict.core.contract import Backing, Contract
 from tensordict.core.errors import LockedError
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ class Locking(Contract):
 
     def _unlock_tree(self) -> None:
         self._locked = False
-        if self._backing is not NOT_BACKED:
-            # Its entries may be replaced from now on.
-            self._backing = NOT_BACKED
+        backing = self._backing
+        if backing.is_memmap or backing.is_shared or backing.memmap_prefix is not None:
+            self._backing = Backing(consolidated=backing.consolidated)
         for value in self._children():
             if type(value) is not Tensor and isinstance(value, Locking):
                 owners = _locked_owners(value, self._wrapped_container())
