@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tensordict.ops.collection import TensorCollection
 
 
-def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: Any = None) -> TensorCollection:
+def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object = None) -> TensorCollection:
     """A container of the structure that a `repr` shows: made to take up a printed container in a debugger.
 
     Args:
@@ -380,7 +380,7 @@ class _Maker:
         size = torch.Size(self.fact(value, "batch_size"))
         return self.filled(value, entries, size, value.facts.get("names"))
 
-    def filled(self, value: _Value, entries: dict[str, tuple[_Value, Any]], size: torch.Size, names: Any) -> Any:
+    def filled(self, value: _Value, entries: dict[str, tuple[_Value, Any]], size: torch.Size, names: object) -> Any:
         """A `TensorDict` of the entries, each with what it was made from."""
         made = TensorDict(batch_size=size, device=self.device(value), names=names)
         for key, (read, entry) in entries.items():

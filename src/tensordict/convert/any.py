@@ -64,7 +64,7 @@ def opened(obj: Any, path: Path = ()) -> Any:
     return values_of(obj) if path else obj
 
 
-def is_h5(obj: Any) -> bool:
+def is_h5(obj: object) -> bool:
     """Whether this is an open HDF5 file or a group of one, told without h5py, which need not be installed."""
     return type(obj).__module__.partition(".")[0] == "h5py" and isinstance(obj, Mapping)
 
@@ -87,7 +87,7 @@ def _of_rows(rows: list[Any]) -> Any:
     return rows
 
 
-def _names(key: Any, path: Path) -> Path:
+def _names(key: object, path: Path) -> Path:
     try:
         return path_of(key)
     except TypeError as error:
@@ -95,7 +95,7 @@ def _names(key: Any, path: Path) -> Path:
         raise TypeError(f"{error}{where}; from_pytree takes a dict with any keys") from None
 
 
-def _place(tree: dict[str, Any], path: Path, value: Any, prefix: Path) -> None:
+def _place(tree: dict[str, Any], path: Path, value: object, prefix: Path) -> None:
     """Put a value at a nested key of dicts that this module made."""
     for depth, name in enumerate(path):
         here = (*prefix, *path[: depth + 1])
@@ -129,7 +129,7 @@ def _twice(path: Path) -> DuplicateKeyError:
     )
 
 
-def _tensor_over(buffer: Any) -> Any:
+def _tensor_over(buffer: object) -> Any:
     """The memory of a buffer as a tensor; memory that may not be written, which torch cannot have, is copied."""
     values = np.asarray(buffer)
     if values.dtype.kind not in "biufc":
@@ -156,12 +156,12 @@ def from_any(
     batch_size: Any = ...,
 ) -> Any: ...
 def from_any(
-    obj: Any,
+    obj: object,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: object = None,
+    batch_size: object = None,
 ) -> Any:
     """A `TensorDict` made from any structure; see :meth:`TensorDict.from_any`.
 
@@ -177,12 +177,12 @@ def from_any(
 
 
 def from_tuple(
-    obj: Any,
+    obj: object,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: object = None,
+    batch_size: object = None,
 ) -> TensorDict:
     """A `TensorDict` of the elements of a tuple; see :meth:`TensorDict.from_tuple`.
 
@@ -197,12 +197,12 @@ def from_tuple(
 
 
 def from_namedtuple(
-    named_tuple: Any,
+    named_tuple: object,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: object = None,
+    batch_size: object = None,
 ) -> TensorDict:
     """A `TensorDict` of the fields of a named tuple; see :meth:`TensorDict.from_namedtuple`.
 

@@ -35,7 +35,7 @@ def from_dataclass(obj: Any, *, dest_cls: type[C], **options: Unpack[_Options]) 
 @overload
 def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_Options]) -> TensorClass: ...
 def from_dataclass(
-    obj: Any,
+    obj: object,
     *,
     dest_cls: Any = None,
     auto_batch_size: bool = False,

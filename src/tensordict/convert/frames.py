@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 
-def columns_of(obj: Any) -> dict[str, Any] | None:
+def columns_of(obj: object) -> dict[str, Any] | None:
     """The columns of a data frame by their names, as :func:`values_of` gives each; `None` for anything else.
 
     Raises:
@@ -31,7 +31,7 @@ def columns_of(obj: Any) -> dict[str, Any] | None:
     return columns
 
 
-def values_of(obj: Any) -> Any:
+def values_of(obj: object) -> Any:
     """The values of a series: an array of numbers, over its memory where that may be written, or a list of anything
     else; any other object as it is."""
     pandas = sys.modules.get("pandas")

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def from_dict(
-    d: Any,
+    d: object,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: object = None,
+    batch_size: object = None,
 ) -> TensorDict:
     """A `TensorDict` made from a (nested) dict; see :meth:`TensorDict.from_dict`.
 
@@ -35,8 +35,8 @@ def from_dict(
 
 def make_tensordict(
     input_dict: Any = None,
-    batch_size: Any = None,
-    device: Any = None,
+    batch_size: object = None,
+    device: object = None,
     auto_batch_size: bool | None = None,
     **kwargs: Any,
 ) -> TensorDict:
@@ -61,7 +61,7 @@ def make_tensordict(
     )
 
 
-def fromkeys(keys: Iterable[Any], value: Any = 0) -> TensorDict:
+def fromkeys(keys: Iterable[Any], value: object = 0) -> TensorDict:
     """A `TensorDict` without batch dims that has the same value under every (nested) key.
 
     Example:

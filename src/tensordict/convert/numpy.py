@@ -21,12 +21,12 @@ _TEXT = 10
 
 
 def from_struct_array(
-    struct_array: Any,
+    struct_array: object,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: object = None,
+    batch_size: object = None,
 ) -> TensorDict:
     """A `TensorDict` over the memory of a structured array; see :meth:`TensorDict.from_struct_array`.
 
@@ -42,7 +42,7 @@ def from_struct_array(
     )
 
 
-def entries_of(struct_array: Any, path: Path = ()) -> tuple[dict[str, Any], torch.Size]:
+def entries_of(struct_array: object, path: Path = ()) -> tuple[dict[str, Any], torch.Size]:
     """The fields of a structured array as what a container stores, and the shape of the array.
 
     Numbers become tensors over the same memory, nested structures containers, text, bytes and times stacks of values.
@@ -59,7 +59,7 @@ def entries_of(struct_array: Any, path: Path = ()) -> tuple[dict[str, Any], torc
     return entries, torch.Size(values.shape)
 
 
-def container_of(struct_array: Any, path: Path = ()) -> Any:
+def container_of(struct_array: object, path: Path = ()) -> Any:
     """A `TensorDict` over the memory of a structured array, which has the array's shape for batch size."""
     entries, size = entries_of(struct_array, path)
     return registry.lookup("TensorDict")._make(entries, size, None, None)
@@ -173,7 +173,7 @@ def _values(holder: Any, path: Path) -> Any:
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
-def is_numeric(item: Any) -> bool:
+def is_numeric(item: object) -> bool:
     """Whether there is nothing but numbers, tensors and arrays of them in nested lists."""
     if isinstance(item, (list, tuple)):
         return all(map(is_numeric, item))
@@ -182,7 +182,7 @@ def is_numeric(item: Any) -> bool:
     return isinstance(item, (bool, int, float, complex, np.number, np.bool_, torch.Tensor, range))
 
 
-def shape_of_rows(value: Any) -> tuple[int, ...] | None:
+def shape_of_rows(value: object) -> tuple[int, ...] | None:
     """The shape of nested lists, or of a tensor or array; `None` when they are not regular."""
     if not isinstance(value, (list, tuple)):
         return tuple(value.shape) if isinstance(value, (torch.Tensor, np.ndarray)) else ()

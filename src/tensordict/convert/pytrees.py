@@ -50,7 +50,7 @@ def from_pytree(
     pytree: Any, *, batch_size: Any = ..., auto_batch_size: bool = ..., batch_dims: int | None = ...
 ) -> Any: ...
 def from_pytree(
-    pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
+    pytree: object, *, batch_size: object = None, auto_batch_size: bool = False, batch_dims: int | None = None
 ) -> Any:
     """A `TensorDict` that stands for a pytree; see :meth:`TensorDict.from_pytree`.
 
@@ -84,7 +84,7 @@ def tree_of(pytree: Any) -> Any:
     return registry.lookup("NonTensorData")(pytree)
 
 
-def _marked(items: Any, what: Any) -> dict[str, Any]:
+def _marked(items: Any, what: object) -> dict[str, Any]:
     tree = {name: tree_of(value) for name, value in items}
     # As `MetaData`, so that the stack of two pytrees of the same form is one too.
     tree[MARK] = registry.lookup("MetaData")(what)

@@ -18,7 +18,7 @@ from tensordict.core.contract import Contract, is_node
 UNION = (typing.Union, types.UnionType)
 
 
-def resolve(hint: Any, scope: Mapping[str, Any], where: str) -> Any:
+def resolve(hint: object, scope: Mapping[str, Any], where: str) -> Any:
     """The type that an annotation names, written as a string or not.
 
     Raises:
@@ -39,7 +39,7 @@ def resolve(hint: Any, scope: Mapping[str, Any], where: str) -> Any:
     return resolve(found, scope, where) if _written(found) else found
 
 
-def _written(hint: Any) -> list[str]:
+def _written(hint: object) -> list[str]:
     """The parts of an annotation that are strings, which are to be resolved."""
     if isinstance(hint, typing.ForwardRef):
         return [hint.__forward_arg__]
@@ -70,7 +70,7 @@ def scope_of(cls: type[Any], hints: Iterable[Any]) -> Mapping[str, Any]:
     return ChainMap(local, *[vars(sys.modules[name]) for name in modules if name in sys.modules])
 
 
-def kinds_of(hint: Any) -> list[Any]:
+def kinds_of(hint: object) -> list[Any]:
     """The classes that an annotation allows, without their arguments; what is no class as it is."""
     origin = typing.get_origin(hint)
     if origin in UNION:
@@ -78,12 +78,12 @@ def kinds_of(hint: Any) -> list[Any]:
     return [type(None) if hint is None else origin or hint]
 
 
-def is_any_of(kind: Any, classes: tuple[type, ...]) -> bool:
+def is_any_of(kind: object, classes: tuple[type, ...]) -> bool:
     """Whether one of `kinds_of` is a class below one of these."""
     return isinstance(kind, type) and issubclass(kind, classes)
 
 
-def is_a(value: Any, hint: Any) -> bool:
+def is_a(value: object, hint: object) -> bool:
     """Whether a value is of the type that an annotation names; arguments, as of `list[int]`, are not looked at."""
     for kind in kinds_of(hint):
         if kind is typing.Literal:
@@ -93,14 +93,14 @@ def is_a(value: Any, hint: Any) -> bool:
     return False
 
 
-def _says_what(kind: Any) -> bool:
+def _says_what(kind: object) -> bool:
     """Whether this is a class of its own, which values can be instances of."""
     if not isinstance(kind, type) or kind is object or kind is Any:  # `Any` is a class from Python 3.11 on
         return False
     return not is_typeddict(kind) and not getattr(kind, "_is_protocol", False)
 
 
-def cast(value: Any, hint: Any, where: str) -> Any:
+def cast(value: object, hint: object, where: str) -> Any:
     """`value` as its annotation has it; a value that the annotation says nothing about is given back.
 
     Args:

@@ -10,7 +10,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from tensordict.core.contract import Contract
 
 
-def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
+def collate(batch: Any, *, collate_fn_map: object = None) -> Any:
     """A batch of containers: a container that was cut out of a data set as a whole, or samples, which are stacked.
 
     Args:

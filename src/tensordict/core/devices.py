@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 _CPU = torch.device("cpu")
 
 
-def as_device(device: Any) -> torch.device:
+def as_device(device: object) -> torch.device:
     """A device as tensors report it: a bare `cuda` gets the index it stands for, the CPU has none.
 
     Raises:

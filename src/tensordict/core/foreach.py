@@ -49,7 +49,7 @@ def usable(leaves: Sequence[Any]) -> bool:
     return _all_usable(leaves, ())
 
 
-def results(container: Contract, one: One, many: Many, leaves: list[Any], *others: Any) -> Sequence[Any]:
+def results(container: Contract, one: One, many: Many, leaves: list[Any], *others: object) -> Sequence[Any]:
     """`one(leaf, *what stands beside it)` for each leaf of a container, by one call of `many` where that is possible.
 
     Args:
@@ -79,7 +79,7 @@ def results(container: Contract, one: One, many: Many, leaves: list[Any], *other
     return _one_by_one(container, partial(ragged.elementwise, one), _rows(leaves, others))
 
 
-def write(container: Contract, one: One, many: Many, leaves: list[Any], *others: Any) -> None:
+def write(container: Contract, one: One, many: Many, leaves: list[Any], *others: object) -> None:
     """As :func:`results`, for functions that write into the leaves; the shapes have been checked.
 
     Raises:
@@ -234,7 +234,7 @@ def as_recorded(made: Sequence[Any], leaves: list[Any], others: tuple[Any, ...] 
     return [result if any(map(_is_recorded, row)) else result.detach() for result, row in zip(made, rows, strict=True)]
 
 
-def _is_recorded(operand: Any) -> bool:
+def _is_recorded(operand: object) -> bool:
     return isinstance(operand, Tensor) and operand.requires_grad
 
 

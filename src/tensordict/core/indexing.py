@@ -47,7 +47,7 @@ def leaf_index(index: Any, batch_size: torch.Size) -> Any:
     return index
 
 
-def is_beyond(index: Any, batch_size: torch.Size) -> bool:
+def is_beyond(index: object, batch_size: torch.Size) -> bool:
     """Whether `index` does something else to a leaf, with feature dims behind its batch dims, than to the batch."""
     if type(index) is int or type(index) is slice:
         return not batch_size
@@ -78,7 +78,7 @@ def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
     return _asked_size(index, batch_size)
 
 
-def checked_size(index: Any, batch_size: torch.Size) -> torch.Size:
+def checked_size(index: object, batch_size: torch.Size) -> torch.Size:
     """As `result_size`, and every element of an index tensor is known to be in bounds."""
     if type(index) is Tensor:
         if index.ndim != 1 or index.numel() > 64 or not index.is_cpu or index.dtype in _MASKS:
@@ -91,7 +91,7 @@ def checked_size(index: Any, batch_size: torch.Size) -> torch.Size:
     return result_size(index, batch_size)
 
 
-def is_basic(index: Any) -> bool:
+def is_basic(index: object) -> bool:
     """Whether an output of `leaf_index` gives views: it holds integers, slices and None only."""
     return type(index) in _BASIC or (type(index) is tuple and all(type(item) in _BASIC for item in index))
 
@@ -145,7 +145,7 @@ def _bounded(bound: int, size: int) -> int:
     return max(0, bound + size) if bound < 0 else min(bound, size)
 
 
-def renamed(names: list[str | None], index: Any, count: int) -> list[str | None]:
+def renamed(names: list[str | None], index: object, count: int) -> list[str | None]:
     """The dim names after indexing dims called `names`, giving `count` dims.
 
     A dim that is kept keeps its name; dims made by tensors have that of the first dim that these index; dims made by
@@ -210,7 +210,7 @@ def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, .
     return tuple(items)
 
 
-def _consumed(item: Any) -> int:
+def _consumed(item: object) -> int:
     """How many dims one component of an index addresses."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
@@ -219,7 +219,7 @@ def _consumed(item: Any) -> int:
     return 1
 
 
-def _component(item: Any) -> Any:
+def _component(item: object) -> Any:
     """A list, range, array or numpy scalar as torch's indexing takes it fastest."""
     if isinstance(item, (Tensor, bool, int, slice)):
         return item

@@ -14,7 +14,7 @@ from tensordict.core.keys import Key, is_nested_key, path_of
 IsLeaf = Callable[[type], bool]
 
 
-def is_tensor_collection(datatype: Any) -> bool:
+def is_tensor_collection(datatype: object) -> bool:
     """Whether an object, or a class, is a container of this package.
 
     Example:
@@ -50,7 +50,7 @@ def is_leaf_nontensor(cls: type) -> bool:
     return not issubclass(cls, Contract) or cls._is_non_tensor or issubclass(cls, Tensor)
 
 
-def is_non_tensor(data: Any) -> bool:
+def is_non_tensor(data: object) -> bool:
     """Whether an object holds a value that is no tensor: a `NonTensorData`, a `NonTensorStack` or a `MetaData`.
 
     Example:
@@ -118,7 +118,7 @@ class _View:
     def _count_until(self) -> int:
         return len(self._pairs() if type(self._is_leaf) is MembersApart else self._keys_until())
 
-    def _counts_as_leaf(self, value: Any) -> bool:
+    def _counts_as_leaf(self, value: object) -> bool:
         return not is_node(value) if self._is_leaf is None else self._is_leaf(type(value))
 
     def __len__(self) -> int:

@@ -40,7 +40,7 @@ def is_nested_key(key: object) -> TypeGuard[Key]:
     return True
 
 
-def path_of(key: Any) -> Path:
+def path_of(key: object) -> Path:
     """The flat tuple of names behind a nested key.
 
     Raises:
@@ -73,12 +73,12 @@ def joined(path: Path) -> Key:
     return path[0] if len(path) == 1 else path
 
 
-def canonical(key: Any) -> Key:
+def canonical(key: object) -> Key:
     """As :func:`unravel_key`, for a key that has to be one: anything else is a `TypeError`."""
     return joined(path_of(key))
 
 
-def unravel_key(key: Any) -> Key:
+def unravel_key(key: object) -> Key:
     """Flatten a nested key to its canonical form: a string, or a flat tuple of none, two or more strings.
 
     Args:

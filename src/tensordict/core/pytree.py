@@ -123,7 +123,7 @@ def is_nothing(values: list[Any]) -> bool:
     return bool(values) and values[0] is None and values.count(None) == len(values)
 
 
-def _has_no_batch(value: Any) -> bool:
+def _has_no_batch(value: object) -> bool:
     """Whether an entry says nothing of the batch: a value that is no tensor, or a tensor of its own shape."""
     return isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor))
 

@@ -32,7 +32,7 @@ _ALL = slice(None)
 # --- what they are made of --------------------------------------------------------------------------------------------
 
 
-def is_ragged(value: Any) -> bool:
+def is_ragged(value: object) -> bool:
     """Whether a value is a nested tensor, of either layout."""
     return isinstance(value, Tensor) and value.is_nested
 
@@ -297,7 +297,7 @@ class Index:
         NotImplementedError: torch has no nested tensor of the form of the result.
     """
 
-    def __init__(self, at: Any) -> None:
+    def __init__(self, at: object) -> None:
         self.at = at
         items = _without_masks(at if isinstance(at, tuple) else (at,))
         self.head: Any = items[0] if items else _ALL
@@ -325,7 +325,7 @@ class Index:
         part = values[self.rest]
         return from_jagged(part, leaf.offsets(), leaf._ragged_idx + part.ndim - values.ndim, leaf.lengths())
 
-    def check(self, leaf: Any) -> None:
+    def check(self, leaf: object) -> None:
         """Refuse an index whose result has no form for this ragged leaf."""
         shape = list(shape_of(leaf))
         if not isinstance(self.head, (int, slice, Tensor)) or isinstance(self.head, bool):
@@ -501,11 +501,11 @@ class Cat:
         return offsets
 
 
-def _is(a: Any, b: Any) -> bool:
+def _is(a: object, b: object) -> bool:
     return a is b
 
 
-def _check_regular(leaf: Any, dim: int) -> None:
+def _check_regular(leaf: object, dim: int) -> None:
     """Refuse to cut or join along the ragged dim, or behind it."""
     ragged = ragged_dim(leaf)
     if dim >= ragged:
@@ -549,7 +549,7 @@ def _shown(lengths: Tensor) -> str:
 # --- elements ---------------------------------------------------------------------------------------------------------
 
 
-def elementwise(op: Callable[..., Tensor], *operands: Any) -> Tensor:
+def elementwise(op: Callable[..., Tensor], *operands: object) -> Tensor:
     """`op(*operands)`, where any may be a leaf and the others leaves, numbers or tensors that broadcast to it.
 
     Raises:
@@ -679,7 +679,7 @@ def in_row_order(leaf: Any) -> Tensor:
     return elements(leaf).reshape(-1)
 
 
-def _shape_text(value: Any) -> str:
+def _shape_text(value: object) -> str:
     return str(list(shape_of(value))) if isinstance(value, Tensor) else repr(value)
 
 

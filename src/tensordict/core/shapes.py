@@ -79,7 +79,7 @@ def as_dim(dim: Any, ndim: int) -> int:
     )
 
 
-def as_new_dim(dim: Any, ndim: int) -> int:
+def as_new_dim(dim: object, ndim: int) -> int:
     """The position of a dim that is to be added to `ndim` batch dims, counted from the front; raises as `as_dim`."""
     return dim if type(dim) is int and 0 <= dim <= ndim else as_dim(dim, ndim + 1)
 
@@ -93,7 +93,7 @@ def as_dims(dims: Any, ndim: int) -> tuple[int, ...]:
     return out
 
 
-def as_ints(args: tuple[Any, ...], keyword: Any = None, what: str = "size") -> tuple[int, ...]:
+def as_ints(args: tuple[Any, ...], keyword: object = None, what: str = "size") -> tuple[int, ...]:
     """The ints of `f(1, 2)`, `f((1, 2))` or `f(size=(1, 2))`.
 
     Raises:
@@ -170,7 +170,7 @@ def permutation(dims: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return order
 
 
-def moved(source: Any, destination: Any, ndim: int) -> tuple[int, ...]:
+def moved(source: object, destination: object, ndim: int) -> tuple[int, ...]:
     """The permutation that `movedim(source, destination)` stands for."""
     origins = as_dims(source, ndim)
     targets = as_dims(destination, ndim)
@@ -192,7 +192,7 @@ def with_dim(size: torch.Size, dim: int, length: int) -> torch.Size:
     return torch.Size((*size[:dim], length, *size[dim + 1 :]))
 
 
-def split_lengths(length: int, split_size: Any) -> list[int]:
+def split_lengths(length: int, split_size: object) -> list[int]:
     """The lengths of the pieces that `split(split_size)` cuts a dim of `length` into.
 
     Raises:

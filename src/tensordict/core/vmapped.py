@@ -18,7 +18,7 @@ from tensordict.core.keys import joined
 from tensordict.core.ragged import is_row_of_many
 
 
-def from_the_front(value: Any, dim: Any, new: int = 0) -> Any:
+def from_the_front(value: Any, dim: object, new: int = 0) -> Any:
     """A negative dim of a container, counted from its first batch dim; with `new` dims that are to come."""
     if isinstance(dim, int) and dim < 0 and is_node(value):
         lead = len(value._batch_size) + new
@@ -89,6 +89,6 @@ def _mapped(value: Any, dim: int, fn: LeafFn, size: torch.Size, lead: int, renam
         raise
 
 
-def _together(holder: Any) -> Any:
+def _together(holder: object) -> Any:
     """The values along a mapped dim, which are no tensors, stay together."""
     return holder

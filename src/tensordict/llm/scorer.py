@@ -155,7 +155,7 @@ class IFEvalScorer:
                 raise InstructionError(place + verdict.problems[0])
             yield verdict
 
-    def _verdicts(self, data: Any) -> Iterable[_Verdict]:
+    def _verdicts(self, data: object) -> Iterable[_Verdict]:
         elements = rows(data)
         if not self.num_workers or len(elements) < 2:
             return map(self._verdict, elements)
@@ -171,7 +171,7 @@ class IFEvalScorer:
 
     # --- one row ------------------------------------------------------------------------------------------------------
 
-    def _verdict(self, row: Any) -> _Verdict:
+    def _verdict(self, row: object) -> _Verdict:
         verdict = _Verdict([], [], [])
         ids: Any = None
         try:
@@ -188,13 +188,13 @@ class IFEvalScorer:
                 verdict.fail(f"{self.instruction_ids_key!r}[{position}], {instruction_id!r}: {error}", 1)
         return verdict
 
-    def _text(self, row: Any, key: Any) -> str:
+    def _text(self, row: object, key: object) -> str:
         value = self._value(row, key)
         if not isinstance(value, str):
             raise InstructionError(f"{key!r} is not text, but a {type(value).__name__}")
         return value
 
-    def _ids(self, row: Any) -> list[str]:
+    def _ids(self, row: object) -> list[str]:
         key = self.instruction_ids_key
         ids = _listed(self._value(row, key), key, "of ids")
         if not ids:
@@ -204,7 +204,7 @@ class IFEvalScorer:
                 raise InstructionError(f"{key!r}[{position}] is no id, but a {type(instruction_id).__name__}")
         return ids
 
-    def _arguments(self, row: Any, count: int) -> list[dict[str, Any]]:
+    def _arguments(self, row: object, count: int) -> list[dict[str, Any]]:
         """What the checkers are told, without what stands for nothing."""
         key = self.keyword_args_key
         given = _listed(self._value(row, key), key, "of dicts")
@@ -264,12 +264,12 @@ def _all(scores: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, scores)) else min(scores)
 
 
-def _says_something(value: Any) -> bool:
+def _says_something(value: object) -> bool:
     # Tables fill what is not given with None, or NaN where the column holds numbers.
     return not (value is None or (isinstance(value, float) and math.isnan(value)))
 
 
-def _listed(value: Any, key: Any, what: str) -> list[Any]:
+def _listed(value: object, key: object, what: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise InstructionError(f"{key!r} is no list {what}, but a {type(value).__name__}")
     return list(value)

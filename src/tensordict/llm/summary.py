@@ -64,7 +64,7 @@ def percent(fraction: Any) -> str:
 
 
 def ifeval_summary(
-    data: Any, *, score_key: Key = "ifeval_score", instruction_ids_key: Key = "instruction_id_list"
+    data: object, *, score_key: Key = "ifeval_score", instruction_ids_key: Key = "instruction_id_list"
 ) -> IFEvalSummary:
     """Summarize what :class:`IFEvalScorer` wrote.
 

@@ -13,7 +13,7 @@ import numpy as np
 from tensordict.core import extras
 
 
-def text(holder: Any, name: str) -> str | None:
+def text(holder: object, name: str) -> str | None:
     """The text in an attribute of a group or a dataset; `None` when there is no such attribute.
 
     Raises:
@@ -27,7 +27,7 @@ def text(holder: Any, name: str) -> str | None:
     return found.decode()
 
 
-def numbers(holder: Any, name: str) -> list[int] | None:
+def numbers(holder: object, name: str) -> list[int] | None:
     """The integers in an attribute, one or more; `None` when there is no such attribute.
 
     Raises:

@@ -110,14 +110,16 @@ class Stored(Tensor):
             return func(*args, **kwargs)
 
     @classmethod
-    def of(cls, source: Any, dtype: torch.dtype, shape: Sequence[int], device: torch.device | None, key: Path) -> Any:
+    def of(
+        cls, source: object, dtype: torch.dtype, shape: Sequence[int], device: torch.device | None, key: Path
+    ) -> Any:
         """All of a dataset."""
         return cls._part(source, dtype, [range(n) for n in shape], list(range(len(shape))), device, key)
 
     @classmethod
     def _part(
         cls,
-        source: Any,
+        source: object,
         dtype: torch.dtype,
         picks: list[int | range],
         dims: list[int | None],
@@ -132,7 +134,7 @@ class Stored(Tensor):
     def _cut(self, picks: list[int | range], dims: list[int | None]) -> Any:
         return self._part(self.source, self.dtype, picks, dims, self.device, self.key)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"Stored({joined(self.key)!r}, shape={list(self.shape)}, dtype={self.dtype})"
 
     __reduce_ex__ = None  # type: ignore[assignment]
@@ -182,13 +184,13 @@ class Stored(Tensor):
         with torch.inference_mode(False):
             return self._tensor(self._array(selection), shape)
 
-    def _array(self, selection: Any) -> Any:
+    def _array(self, selection: object) -> Any:
         dataset = self.source.dataset()
         wanted = _NUMPY.get(self.dtype) or _BITS[self.dtype.itemsize]
         with self.source.named(self.key):
             return (dataset if dataset.dtype == wanted else dataset.astype(wanted))[selection]
 
-    def _tensor(self, array: Any, shape: Sequence[int]) -> Tensor:
+    def _tensor(self, array: object, shape: Sequence[int]) -> Tensor:
         tensor = torch.from_numpy(np.asarray(array)).reshape(tuple(shape))
         if self.dtype not in _NUMPY:
             tensor = tensor.view(self.dtype)
@@ -276,13 +278,13 @@ class Rows:
 
     __slots__ = ("at", "order", "shape")
 
-    def __init__(self, at: Any, shape: tuple[int, ...], order: Any = None) -> None:
+    def __init__(self, at: object, shape: tuple[int, ...], order: object = None) -> None:
         self.at = at
         self.shape = shape
         self.order = order
 
     @classmethod
-    def of(cls, index: Any, length: int) -> Rows | None:
+    def of(cls, index: object, length: int) -> Rows | None:
         """The rows of an integer, a slice or a tensor of integers; `None` for what is left to torch, errors too."""
         if type(index) is int:
             return cls(index, ()) if -length <= index < length else None
@@ -321,7 +323,7 @@ _MEMORY = (Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.numpy
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def in_memory(value: Any) -> Any:
+def in_memory(value: object) -> Any:
     """What is read of a `Stored`; anything else itself."""
     return value.read() if isinstance(value, Stored) else value
 
@@ -394,7 +396,7 @@ def _clone(self: Stored, memory_format: Any = None) -> Any:
     return loaded if memory_format in (None, torch.preserve_format) else loaded.contiguous(memory_format=memory_format)
 
 
-def _to_copy(self: Stored, *, device: Any = None, non_blocking: bool = False, **others: Any) -> Any:
+def _to_copy(self: Stored, *, device: Any = None, non_blocking: bool = False, **others: object) -> Any:
     if device is None or others.pop("memory_format", None) not in (None, torch.preserve_format) or any(others.values()):
         return NotImplemented
     return self._part(self.source, self.dtype, list(self.picks), list(self.dims), torch.device(device), self.key)
@@ -476,7 +478,7 @@ def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function on what is read, and write back what it has written into."""
     read: dict[int, tuple[Stored, Tensor]] = {}
 
-    def load(value: Any) -> Any:
+    def load(value: object) -> Any:
         if not isinstance(value, Stored):
             return value
         if id(value) not in read:
@@ -497,12 +499,12 @@ def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda value: targets.get(id(value), value) if isinstance(value, Tensor) else value, result)
 
 
-def _writes(func: Any) -> bool:
+def _writes(func: object) -> bool:
     name = getattr(func, "__name__", "")
     return name in ("__setitem__", "__set__", "__get__") or (name.endswith("_") and not name.endswith("__"))
 
 
-def _any_requires_grad(value: Any) -> bool:
+def _any_requires_grad(value: object) -> bool:
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return value.requires_grad

@@ -234,7 +234,7 @@ def _received(descriptor: Any, nbytes: int, path: str, pieces: list[Piece]) -> T
     return storage
 
 
-def _received_shared(descriptor: Any, nbytes: int, path: str) -> Tensor:
+def _received_shared(descriptor: object, nbytes: int, path: str) -> Tensor:
     storage = reductions.rebuild_storage_fd(torch.UntypedStorage, descriptor, nbytes)  # type: ignore[no-untyped-call]
     return _over(storage, path, os.fstat(storage._share_fd_cpu_()[0]))
 

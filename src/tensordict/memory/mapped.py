@@ -163,7 +163,7 @@ class MemoryMappedTensor(Tensor):
 
     # --- copying and pickling -------------------------------------------------------------------------------------
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
         source = self._source
         if protocol == 2:
             # `torch.save`, which by itself would write all of the file that a part of it is a view of.
@@ -244,7 +244,7 @@ class MemoryMappedTensor(Tensor):
         return _make(input.shape, input.dtype, filename, existsok, input if copy_data else None)
 
     @classmethod
-    def empty(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+    def empty(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
         """A tensor of zeros whose space is reserved on disk but not written, or the one that is in a file already.
 
         Args:
@@ -273,12 +273,12 @@ class MemoryMappedTensor(Tensor):
         return _make(size, dtype or torch.get_default_dtype(), filename, existsok, None, overwrite)
 
     @classmethod
-    def zeros(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+    def zeros(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
         """The same as :meth:`empty`: a file that is there is opened, and zero with `overwrite=True` only."""
         return cls.empty(*args, **kwargs)
 
     @classmethod
-    def ones(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+    def ones(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
         """A tensor of ones; arguments as in :meth:`empty`, but a file that is there is replaced."""
         size, dtype, filename, existsok, _ = _creation(args, kwargs)
         return _filled(size, torch.ones((), dtype=dtype, device="cpu"), filename, existsok)
@@ -326,7 +326,7 @@ class MemoryMappedTensor(Tensor):
         return cls.full(input.shape, fill_value=fill_value, dtype=input.dtype, filename=filename)
 
     @classmethod
-    def empty_nested(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+    def empty_nested(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
         """A nested (ragged) tensor of zeros.
 
         Args:
@@ -347,7 +347,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def from_filename(
-        cls, filename: PathLike, dtype: torch.dtype, shape: Shape, index: Any = None
+        cls, filename: PathLike, dtype: torch.dtype, shape: Shape, index: object = None
     ) -> MemoryMappedTensor:
         """Map an existing file.
 
@@ -371,7 +371,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def from_handler(
-        cls, handler: SharedBlock | int, dtype: torch.dtype, shape: Shape, index: Any = None
+        cls, handler: SharedBlock | int, dtype: torch.dtype, shape: Shape, index: object = None
     ) -> MemoryMappedTensor:
         """A tensor over shared anonymous memory.
 
@@ -767,7 +767,7 @@ ForkingPickler.register(SharedBlock, _reduce_block)
 MemmapTensor = MemoryMappedTensor
 
 
-def set_transfer_ownership(memmap: Any, value: bool = True) -> None:
+def set_transfer_ownership(memmap: object, value: bool = True) -> None:
     """Leave a tensor as it is: its file outlives it, so that there is no owner who would delete it.
 
     TorchRL's tests import it, from older releases, in which a pickled tensor could take its temporary file along.

@@ -67,7 +67,7 @@ def reduced(
     return unpacked, (packed.nodes, packed.layouts, packed.columns, *packed.memory(protocol))
 
 
-def for_process(container: Any) -> Any:
+def for_process(container: Contract) -> Any:
     """What `multiprocessing` sends: tensors in its own way, those of a consolidated container as one, and of those that
     lie in mapped files the descriptors of these."""
     protocol = _FIRST_PROTOCOL - 1
@@ -75,7 +75,7 @@ def for_process(container: Any) -> Any:
     return object.__reduce_ex__(container, protocol) if packed is None else packed
 
 
-def by_itself(container: Any, protocol: int, apart: Callable[[Tensor], bool] | None = None) -> Any:
+def by_itself(container: Contract, protocol: int, apart: Callable[[Tensor], bool] | None = None) -> Any:
     """What `__reduce_ex__` gives where nothing but pickle's own ways are asked for; `apart` as for `reduced`."""
     packed = reduced(container, protocol, apart)
     return object.__reduce_ex__(container, protocol) if packed is None else packed
@@ -99,7 +99,7 @@ def for_torch(container: Any) -> Reduced | None:
     return over_storage, (outline, container._consolidated[0], starts, bool(container._locked))
 
 
-def over_storage(outline: Any, storage: Any, starts: Any, locked: Any) -> Any:
+def over_storage(outline: Any, storage: object, starts: object, locked: object) -> Any:
     """The container of the arguments that `for_torch` gave; they may be anything.
 
     Raises:
@@ -129,7 +129,7 @@ def over_storage(outline: Any, storage: Any, starts: Any, locked: Any) -> Any:
     return container
 
 
-def _as(leaf: Any, content: Tensor) -> Tensor:
+def _as(leaf: object, content: Tensor) -> Tensor:
     """A tensor that is a parameter if the leaf is."""
     return torch.nn.Parameter(content, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else content
 
@@ -263,7 +263,7 @@ class _Packed:
             return self._made_of(value, _JAGGED, [value.values(), value.offsets(), value.lengths()], value._ragged_idx)
         return self._made_of(value, _STRIDED, [ragged.in_row_order(value), ragged.row_sizes(value)], None)
 
-    def _made_of(self, value: Any, kind: str, parts: list[Any], rest: Any) -> Any:
+    def _made_of(self, value: object, kind: str, parts: list[Any], rest: object) -> Any:
         """The slot of a leaf that is made of other tensors."""
         slot = self._known.get(id(value))
         if slot is None:
@@ -376,7 +376,7 @@ def unpacked(
     nodes: Sequence[tuple[Any, ...]],
     layouts: Sequence[tuple[Any, ...]],
     columns: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    small: Any,
+    small: object,
     kept: Sequence[Any],
 ) -> Any:
     """The container that `reduced` took apart; see `_Packed` for the arguments."""
@@ -388,7 +388,7 @@ def unpacked(
     made: list[Any] = []
     composed: dict[int, Any] = {}
 
-    def value(slot: Any) -> Any:
+    def value(slot: object) -> Any:
         if type(slot) is int:
             return leaves[slot] if slot >= 0 else made[-1 - slot]
         if type(slot) is not tuple:
@@ -449,5 +449,5 @@ def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:
     return found
 
 
-def _is_buffer(content: Any) -> bool:
+def _is_buffer(content: object) -> bool:
     return type(content) is not int and not isinstance(content, Tensor)

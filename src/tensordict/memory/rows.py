@@ -39,7 +39,7 @@ _SHORTEST = 512
 maps: dict[int, int] = {}
 
 
-def remember(owner: Any, start: int, nbytes: int) -> None:
+def remember(owner: object, start: int, nbytes: int) -> None:
     """Have rows of tensors over a map, which lives as long as its owner, be read as those of a `MemoryMappedTensor`."""
     if nbytes >= _LARGE:
         maps[start] = start + nbytes

@@ -48,7 +48,7 @@ class Arithmetic(Leaves):
 
     # --- sums and products ------------------------------------------------------------------------------------------
 
-    def add(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
+    def add(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """`self + alpha * other`.
 
         Args:
@@ -74,7 +74,7 @@ class Arithmetic(Leaves):
         one, many = partial(torch.add, alpha=alpha), partial(torch._foreach_add, alpha=alpha)
         return self._with(one, many, "add", other, default)
 
-    def add_(self, other: Any, *, alpha: float | None = None) -> Self:
+    def add_(self, other: object, *, alpha: float | None = None) -> Self:
         """As :meth:`add`, in place.
 
         Example:
@@ -88,20 +88,20 @@ class Arithmetic(Leaves):
             return self._with_(Tensor.add_, torch._foreach_add_, "add_", other)
         return self._with_(partial(Tensor.add_, alpha=alpha), partial(torch._foreach_add_, alpha=alpha), "add_", other)
 
-    def sub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
+    def sub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """`self - alpha * other`; the arguments as for :meth:`add`."""
         if alpha is None:
             return self._with(torch.sub, torch._foreach_sub, "sub", other, default)
         one, many = partial(torch.sub, alpha=alpha), partial(torch._foreach_sub, alpha=alpha)
         return self._with(one, many, "sub", other, default)
 
-    def sub_(self, other: Any, alpha: float | None = None) -> Self:
+    def sub_(self, other: object, alpha: float | None = None) -> Self:
         """As :meth:`sub`, in place."""
         if alpha is None:
             return self._with_(Tensor.sub_, torch._foreach_sub_, "sub_", other)
         return self._with_(partial(Tensor.sub_, alpha=alpha), partial(torch._foreach_sub_, alpha=alpha), "sub_", other)
 
-    def rsub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
+    def rsub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """`other - alpha * self`; the arguments as for :meth:`add`.
 
         Example:
@@ -115,37 +115,37 @@ class Arithmetic(Leaves):
         one, many = partial(torch.rsub, alpha=alpha), partial(_foreach_rsub, alpha=alpha)
         return self._with(one, many, "rsub", other, default)
 
-    def mul(self, other: Any, *, default: Any = None) -> Self:
+    def mul(self, other: object, *, default: object = None) -> Self:
         """`self * other`; the arguments as for :meth:`add`."""
         return self._with(torch.mul, torch._foreach_mul, "mul", other, default)
 
-    def mul_(self, other: Any) -> Self:
+    def mul_(self, other: object) -> Self:
         """As :meth:`mul`, in place."""
         return self._with_(Tensor.mul_, torch._foreach_mul_, "mul_", other)
 
-    def div(self, other: Any, *, default: Any = None) -> Self:
+    def div(self, other: object, *, default: object = None) -> Self:
         """`self / other`, of floating point even for integers; the arguments as for :meth:`add`."""
         return self._with(torch.div, torch._foreach_div, "div", other, default)
 
-    def div_(self, other: Any) -> Self:
+    def div_(self, other: object) -> Self:
         """As :meth:`div`, in place; not for integers, which the result does not fit."""
         return self._with_(Tensor.div_, torch._foreach_div_, "div_", other)
 
-    def mod(self, other: Any) -> Self:
+    def mod(self, other: object) -> Self:
         """`self % other`, the remainder of the division rounded down (`torch.remainder`)."""
         return self._with(torch.remainder, None, "mod", other)
 
-    def pow(self, other: Any, *, default: Any = None) -> Self:
+    def pow(self, other: object, *, default: object = None) -> Self:
         """`self ** other`; the arguments as for :meth:`add`."""
         return self._with(torch.pow, torch._foreach_pow, "pow", other, default, plain_number=True)
 
-    def pow_(self, other: Any) -> Self:
+    def pow_(self, other: object) -> Self:
         """As :meth:`pow`, in place."""
         return self._with_(Tensor.pow_, torch._foreach_pow_, "pow_", other, plain_number=True)
 
     # --- three operands ---------------------------------------------------------------------------------------------
 
-    def lerp(self, end: Any, weight: Any) -> Self:
+    def lerp(self, end: object, weight: object) -> Self:
         """`self + weight * (end - self)`: linear interpolation.
 
         Args:
@@ -160,33 +160,33 @@ class Arithmetic(Leaves):
         """
         return self._with_two(torch.lerp, torch._foreach_lerp, "lerp", end, weight)
 
-    def lerp_(self, end: Any, weight: Any) -> Self:
+    def lerp_(self, end: object, weight: object) -> Self:
         """As :meth:`lerp`, in place."""
         return self._with_two_(Tensor.lerp_, torch._foreach_lerp_, "lerp_", end, weight)
 
-    def addcmul(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+    def addcmul(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """`self + value * other1 * other2`, the others being containers or tensors."""
         one, many = partial(torch.addcmul, value=value), partial(torch._foreach_addcmul, value=value)
         return self._with_two(one, many, "addcmul", other1, other2)
 
-    def addcmul_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+    def addcmul_(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """As :meth:`addcmul`, in place."""
         one, many = partial(Tensor.addcmul_, value=value), partial(torch._foreach_addcmul_, value=value)
         return self._with_two_(one, many, "addcmul_", other1, other2)
 
-    def addcdiv(self, other1: Any, other2: Any, value: float = 1) -> Self:
+    def addcdiv(self, other1: object, other2: object, value: float = 1) -> Self:
         """`self + value * other1 / other2`, the others being containers or tensors."""
         one, many = partial(torch.addcdiv, value=value), partial(torch._foreach_addcdiv, value=value)
         return self._with_two(one, many, "addcdiv", other1, other2)
 
-    def addcdiv_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+    def addcdiv_(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """As :meth:`addcdiv`, in place."""
         one, many = partial(Tensor.addcdiv_, value=value), partial(torch._foreach_addcdiv_, value=value)
         return self._with_two_(one, many, "addcdiv_", other1, other2)
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 
-    def clamp(self, min: Any = None, max: Any = None, *, out: Any = None) -> Self:
+    def clamp(self, min: object = None, max: object = None, *, out: object = None) -> Self:
         """Each element, or the bound that it exceeds; the upper bound where the two contradict each other.
 
         Args:
@@ -216,136 +216,136 @@ class Arithmetic(Leaves):
             result = self._with_two(_clamp, _foreach_clamp, "clamp", min, max)
         return result if out is None else _written(out, result)
 
-    def clamp_min(self, other: Any, default: Any = None) -> Self:
+    def clamp_min(self, other: object, default: object = None) -> Self:
         """Each element, or the lower bound that it is below; the arguments as for :meth:`add`."""
         return self._with(torch.clamp_min, torch._foreach_clamp_min, "clamp_min", other, default, plain_number=True)
 
-    def clamp_min_(self, other: Any) -> Self:
+    def clamp_min_(self, other: object) -> Self:
         """As :meth:`clamp_min`, in place."""
         return self._with_(Tensor.clamp_min_, torch._foreach_clamp_min_, "clamp_min_", other, plain_number=True)
 
-    def clamp_max(self, other: Any, *, default: Any = None) -> Self:
+    def clamp_max(self, other: object, *, default: object = None) -> Self:
         """Each element, or the upper bound that it is above; the arguments as for :meth:`add`."""
         return self._with(torch.clamp_max, torch._foreach_clamp_max, "clamp_max", other, default, plain_number=True)
 
-    def clamp_max_(self, other: Any) -> Self:
+    def clamp_max_(self, other: object) -> Self:
         """As :meth:`clamp_max`, in place."""
         return self._with_(Tensor.clamp_max_, torch._foreach_clamp_max_, "clamp_max_", other, plain_number=True)
 
-    def maximum(self, other: Any, *, default: Any = None) -> Self:
+    def maximum(self, other: object, *, default: object = None) -> Self:
         """The larger of two elements, NaN if either is; the arguments as for :meth:`add`."""
         return self._with(_maximum, torch._foreach_maximum, "maximum", other, default, plain_number=True)
 
-    def maximum_(self, other: Any) -> Self:
+    def maximum_(self, other: object) -> Self:
         """As :meth:`maximum`, in place."""
         return self._with_(Tensor.clamp_min_, torch._foreach_maximum_, "maximum_", other, plain_number=True)
 
-    def minimum(self, other: Any, *, default: Any = None) -> Self:
+    def minimum(self, other: object, *, default: object = None) -> Self:
         """The smaller of two elements, NaN if either is; the arguments as for :meth:`add`."""
         return self._with(_minimum, torch._foreach_minimum, "minimum", other, default, plain_number=True)
 
-    def minimum_(self, other: Any) -> Self:
+    def minimum_(self, other: object) -> Self:
         """As :meth:`minimum`, in place."""
         return self._with_(Tensor.clamp_max_, torch._foreach_minimum_, "minimum_", other, plain_number=True)
 
     # --- logic ------------------------------------------------------------------------------------------------------
 
-    def bitwise_and(self, other: Any, *, default: Any = None) -> Self:
+    def bitwise_and(self, other: object, *, default: object = None) -> Self:
         """The bitwise "and", which is the logical one of bools; the arguments as for :meth:`add`."""
         return self._with(torch.bitwise_and, None, "bitwise_and", other, default, plain_number=True)
 
-    def logical_and(self, other: Any, *, default: Any = None) -> Self:
+    def logical_and(self, other: object, *, default: object = None) -> Self:
         """Whether both elements are true (non-zero), as a container of bools; the arguments as for :meth:`add`."""
         return self._with(_logical_and, None, "logical_and", other, default, plain_number=True)
 
     # --- operators --------------------------------------------------------------------------------------------------
     # A right side that is no operand is for that object to handle, and then for Python to refuse.
 
-    def __add__(self, other: Any) -> Self:
+    def __add__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.add(other)
 
     __radd__ = __add__
 
-    def __iadd__(self, other: Any) -> Self:
+    def __iadd__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.add_(other)
 
-    def __sub__(self, other: Any) -> Self:
+    def __sub__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.sub(other)
 
-    def __rsub__(self, other: Any) -> Self:
+    def __rsub__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.rsub(other)
 
-    def __isub__(self, other: Any) -> Self:
+    def __isub__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.sub_(other)
 
-    def __mul__(self, other: Any) -> Self:
+    def __mul__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.mul(other)
 
     __rmul__ = __mul__
 
-    def __imul__(self, other: Any) -> Self:
+    def __imul__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.mul_(other)
 
-    def __truediv__(self, other: Any) -> Self:
+    def __truediv__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.div(other)
 
-    def __rtruediv__(self, other: Any) -> Self:
+    def __rtruediv__(self, other: object) -> Self:
         if operand(other) is NotImplemented:
             return NotImplemented
         return self._with(_rdiv, _foreach_rdiv, "/", other, plain_number=True)
 
-    def __itruediv__(self, other: Any) -> Self:
+    def __itruediv__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.div_(other)
 
-    def __floordiv__(self, other: Any) -> Self:
+    def __floordiv__(self, other: object) -> Self:
         if operand(other) is NotImplemented:
             return NotImplemented
         return self._with(torch.floor_divide, None, "//", other)
 
-    def __rfloordiv__(self, other: Any) -> Self:
+    def __rfloordiv__(self, other: object) -> Self:
         if operand(other) is NotImplemented:
             return NotImplemented
         return self._with(_rfloordiv, None, "//", other)
 
-    def __ifloordiv__(self, other: Any) -> Self:
+    def __ifloordiv__(self, other: object) -> Self:
         if operand(other) is NotImplemented:
             return NotImplemented
         return self._with_(Tensor.floor_divide_, None, "//=", other)
 
-    def __mod__(self, other: Any) -> Self:
+    def __mod__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.mod(other)
 
-    def __rmod__(self, other: Any) -> Self:
+    def __rmod__(self, other: object) -> Self:
         if operand(other) is NotImplemented:
             return NotImplemented
         return self._with(_rmod, None, "%", other)
 
-    def __imod__(self, other: Any) -> Self:
+    def __imod__(self, other: object) -> Self:
         if operand(other) is NotImplemented:
             return NotImplemented
         return self._with_(Tensor.remainder_, None, "%=", other)
 
-    def __pow__(self, other: Any) -> Self:
+    def __pow__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.pow(other)
 
-    def __rpow__(self, other: Any) -> Self:
+    def __rpow__(self, other: object) -> Self:
         if operand(other) is NotImplemented:
             return NotImplemented
         return self._with(_rpow, _foreach_rpow, "**", other, plain_number=True)
 
-    def __ipow__(self, other: Any) -> Self:
+    def __ipow__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.pow_(other)
 
-    def __iand__(self, other: Any) -> Self:
+    def __iand__(self, other: object) -> Self:
         return self._logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)
 
-    def __ior__(self, other: Any) -> Self:
+    def __ior__(self, other: object) -> Self:
         return self._logic_(Tensor.bitwise_or_, torch.bitwise_or, "|=", other)
 
-    def __ixor__(self, other: Any) -> Self:
+    def __ixor__(self, other: object) -> Self:
         return self._logic_(Tensor.bitwise_xor_, torch.bitwise_xor, "^=", other)
 
-    def _logic_(self, one: One, op: Any, what: str, other: Any) -> Self:
+    def _logic_(self, one: One, op: object, what: str, other: object) -> Self:
         value = operand(other)
         if value is NotImplemented:
             return NotImplemented  # type: ignore[no-any-return]
@@ -358,7 +358,7 @@ class Arithmetic(Leaves):
     # --- the mechanism ----------------------------------------------------------------------------------------------
 
     def _with(
-        self, one: One, many: Many, what: str, other: Any, default: Any = None, plain_number: bool = False
+        self, one: One, many: Many, what: str, other: object, default: object = None, plain_number: bool = False
     ) -> Self:
         """A container over `one(leaf, what stands beside it)`, which `many` gives for lists in one call.
 
@@ -384,7 +384,7 @@ class Arithmetic(Leaves):
         results = foreach.results(structure, one, many, left, right)
         return self._same_lock(structure._rebuilt(iter(results)))  # type: ignore[no-any-return]
 
-    def _with_(self, one: One, many: Many, what: str, other: Any, plain_number: bool = False) -> Self:
+    def _with_(self, one: One, many: Many, what: str, other: object, plain_number: bool = False) -> Self:
         """As :meth:`_with`, for functions that write into the leaves."""
         left, right = self._fitting(other, what)
         if not plain_number:
@@ -392,7 +392,7 @@ class Arithmetic(Leaves):
         foreach.write(self, one, many, left, right)
         return self
 
-    def _with_two(self, one: One, many: Many, what: str, first: Any, second: Any) -> Self:
+    def _with_two(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
         """As :meth:`_with`, for functions of three operands."""
         values = operand(first), operand(second)
         structure: Any = self
@@ -405,13 +405,13 @@ class Arithmetic(Leaves):
         results = foreach.results(structure, one, many, structure._leaves(), *sides)
         return self._same_lock(structure._rebuilt(iter(results)))  # type: ignore[no-any-return]
 
-    def _with_two_(self, one: One, many: Many, what: str, first: Any, second: Any) -> Self:
+    def _with_two_(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
         """As :meth:`_with_two`, for functions that write into the leaves."""
         left, one_side = self._fitting(first, what)
         foreach.write(self, one, many, left, one_side, self._fitting(second, what)[1])
         return self
 
-    def _fitting(self, other: Any, what: str) -> tuple[list[Any], Any]:
+    def _fitting(self, other: object, what: str) -> tuple[list[Any], Any]:
         """The leaves and what stands beside them, checked to leave the shape of each leaf as it is."""
         value = operand(other)
         if isinstance(value, Contract):
@@ -465,7 +465,7 @@ def _rdiv(leaf: Tensor, other: Any) -> Tensor:
     return other / leaf  # type: ignore[no-any-return]
 
 
-def _foreach_rdiv(left: list[Tensor], right: Any) -> Any:
+def _foreach_rdiv(left: list[Tensor], right: object) -> Any:
     if type(right) is list:
         return torch._foreach_div(right, left)
     # As torch divides a number by a tensor: the results are the same to the last bit.
@@ -509,5 +509,5 @@ def _minimum(leaf: Tensor, other: Any) -> Tensor:
     return torch.minimum(leaf, other) if isinstance(other, Tensor) else torch.clamp_max(leaf, other)
 
 
-def _logical_and(leaf: Tensor, other: Any) -> Tensor:
+def _logical_and(leaf: Tensor, other: object) -> Tensor:
     return torch.logical_and(leaf, other if isinstance(other, Tensor) else torch.tensor(other))

@@ -378,7 +378,7 @@ def _apply_to_features(how: Reduction, leaves: list[Any], lead: int) -> Iterable
     return map(_over_features(how.op, lead), leaves)
 
 
-def _row_by_row(how: Reduction, leaf: Any, lead: int) -> Any:
+def _row_by_row(how: Reduction, leaf: object, lead: int) -> Any:
     """The reduction of the feature dims of a ragged leaf, of which torch has few: row by row."""
     fn = _over_features(how.op, lead - 1)
     return restacked([fn(row) for row in rows_of(leaf, lead)], leaf, 0 if how.added is None else 1)

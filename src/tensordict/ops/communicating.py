@@ -32,7 +32,7 @@ class Communicating(Leaves):
         self,
         dst: int | None = None,
         *,
-        group: Any = None,
+        group: object = None,
         group_dst: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -72,7 +72,7 @@ class Communicating(Leaves):
         self,
         src: int | None = None,
         *,
-        group: Any = None,
+        group: object = None,
         group_src: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -137,7 +137,7 @@ class Communicating(Leaves):
         self,
         dst: int | None = None,
         *,
-        group: Any = None,
+        group: object = None,
         group_dst: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -196,7 +196,7 @@ class Communicating(Leaves):
         self,
         src: int | None = None,
         *,
-        group: Any = None,
+        group: object = None,
         group_src: int | None = None,
         return_premature: bool = False,
         init_tag: int = 0,
@@ -220,7 +220,7 @@ class Communicating(Leaves):
         receiving.run()
         return None
 
-    async def asend(self, dst: int, *, group: Any = None, init_tag: int = 0, allow_pickle: bool = False) -> None:
+    async def asend(self, dst: int, *, group: object = None, init_tag: int = 0, allow_pickle: bool = False) -> None:
         """As :meth:`send`, for programs with an event loop, which goes on meanwhile.
 
         After a cancelled call the container still arrives.
@@ -266,8 +266,8 @@ class Communicating(Leaves):
     def init_remote(
         self,
         dst: int | None = None,
-        group: Any = None,
-        device: Any = None,
+        group: object = None,
+        device: object = None,
         use_broadcast: bool = False,
         _tensorclass_type: str | None = None,
         *,
@@ -336,8 +336,8 @@ class Communicating(Leaves):
         self,
         src: int,
         *,
-        group: Any = None,
-        device: Any = None,
+        group: object = None,
+        device: object = None,
         _tensorclass_type: str | None = None,
         allow_pickle: bool = False,
     ) -> Self:
@@ -363,7 +363,7 @@ class Communicating(Leaves):
         place = None if device is None else as_device(device)
         return collectives.broadcast(self, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
 
-    def all_gather(self, *, group: Any = None, allow_pickle: bool = False) -> list[Self]:
+    def all_gather(self, *, group: object = None, allow_pickle: bool = False) -> list[Self]:
         """The containers of all ranks of a group; they may differ in keys, shapes and kinds.
 
         Args:
@@ -384,8 +384,8 @@ class Communicating(Leaves):
         src: int,
         tensordicts: Sequence[Any] | None = None,
         *,
-        group: Any = None,
-        device: Any = None,
+        group: object = None,
+        device: object = None,
         allow_pickle: bool = False,
     ) -> Self:
         """Hand one container to every rank of a process group, from the list that rank `src` has.
@@ -418,7 +418,7 @@ class Communicating(Leaves):
         place = None if device is None else as_device(device)
         return collectives.scatter(tensordicts, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
 
-    def gather_and_stack(self, dst: int, group: Any = None, *, allow_pickle: bool = False) -> Self | None:
+    def gather_and_stack(self, dst: int, group: object = None, *, allow_pickle: bool = False) -> Self | None:
         """Write the containers of all other ranks into the rows of that of rank `dst`, in the order of their ranks.
 
         Args:
@@ -436,7 +436,7 @@ class Communicating(Leaves):
         return collectives.gather_and_stack(self, dst, group, allow_pickle)  # type: ignore[no-any-return]
 
     def reduce(
-        self, dst: int, op: Any = None, async_op: bool = False, return_premature: bool = False, group: Any = None
+        self, dst: int, op: object = None, async_op: bool = False, return_premature: bool = False, group: object = None
     ) -> list[collectives.Reduction] | None:
         """Combine the tensors of all ranks of a group, in place on rank `dst`.
 
@@ -465,7 +465,7 @@ class Communicating(Leaves):
         return None
 
     def all_reduce(
-        self, op: Any = None, *, group: Any = None, async_op: bool = False
+        self, op: object = None, *, group: object = None, async_op: bool = False
     ) -> list[collectives.Reduction] | None:
         """Combine the tensors of all ranks of a group, in place on all of them.
 
@@ -514,5 +514,5 @@ class Communicating(Leaves):
         return self._map(_whole)
 
 
-def _whole(leaf: Any) -> Any:
+def _whole(leaf: object) -> Any:
     return leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf

@@ -52,34 +52,34 @@ class Comparison(Leaves):
         """Where the entries differ; as `==`."""
         return self._compared(other, torch.ne)  # type: ignore[no-any-return]
 
-    def __lt__(self, other: Any) -> Self:
+    def __lt__(self, other: object) -> Self:
         """Where the entries are less than those of `other`; as `==`."""
         return self._compared(other, torch.lt)  # type: ignore[no-any-return]
 
-    def __le__(self, other: Any) -> Self:
+    def __le__(self, other: object) -> Self:
         """Where the entries are at most those of `other`; as `==`."""
         return self._compared(other, torch.le)  # type: ignore[no-any-return]
 
-    def __gt__(self, other: Any) -> Self:
+    def __gt__(self, other: object) -> Self:
         """Where the entries are greater than those of `other`; as `==`."""
         return self._compared(other, torch.gt)  # type: ignore[no-any-return]
 
-    def __ge__(self, other: Any) -> Self:
+    def __ge__(self, other: object) -> Self:
         """Where the entries are at least those of `other`; as `==`."""
         return self._compared(other, torch.ge)  # type: ignore[no-any-return]
 
     # Equality is element by element, so it cannot back a hash.
     __hash__ = None  # type: ignore[assignment]
 
-    def __and__(self, other: Any) -> Self:
+    def __and__(self, other: object) -> Self:
         """The bitwise "and" of the entries, which is the logical one of bools; the right side as for `==`."""
         return self._compared(other, torch.bitwise_and)  # type: ignore[no-any-return]
 
-    def __or__(self, other: Any) -> Self:
+    def __or__(self, other: object) -> Self:
         """The bitwise "or" of the entries, which is the logical one of bools; the right side as for `==`."""
         return self._compared(other, torch.bitwise_or)  # type: ignore[no-any-return]
 
-    def __xor__(self, other: Any) -> Self:
+    def __xor__(self, other: object) -> Self:
         """The bitwise "exclusive or" of the entries; the right side as for `==`."""
         return self._compared(other, torch.bitwise_xor)  # type: ignore[no-any-return]
 
@@ -105,7 +105,7 @@ class Comparison(Leaves):
             "td.any(), td.is_empty() or `td is None`"
         )
 
-    def _compared(self, other: Any, op: BinaryOp) -> Any:
+    def _compared(self, other: object, op: BinaryOp) -> Any:
         """`op` on every leaf and its counterpart in `other`; `NotImplemented` when `other` cannot have one."""
         try:
             return self._compared_as(other, op)
@@ -114,7 +114,7 @@ class Comparison(Leaves):
                 raise
         return self._compared_as(other, partial(ragged.elementwise, op))
 
-    def _compared_as(self, other: Any, op: BinaryOp) -> Any:
+    def _compared_as(self, other: object, op: BinaryOp) -> Any:
         if isinstance(other, Tensor):
             pass
         elif isinstance(other, Contract):

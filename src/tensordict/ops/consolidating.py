@@ -71,7 +71,7 @@ class Consolidating(Leaves):
         filename: PathLike | None = None,
         *,
         num_threads: int = 0,
-        device: Any = None,
+        device: object = None,
         non_blocking: bool = False,
         inplace: bool = False,
         return_early: bool = False,

@@ -58,7 +58,7 @@ class Foreign(Converting):
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: Any = None,
-        batch_size: Any = None,
+        batch_size: object = None,
     ) -> Any:
         """A container made from any structure, at every level of it.
 
@@ -116,12 +116,12 @@ class Foreign(Converting):
     @classmethod
     def from_tuple(
         cls,
-        obj: Any,
+        obj: object,
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
+        device: object = None,
+        batch_size: object = None,
     ) -> Self:
         """A container of the elements of a tuple, or of a list, under the keys `"0"`, `"1"`, ...
 
@@ -149,12 +149,12 @@ class Foreign(Converting):
     @classmethod
     def from_namedtuple(
         cls,
-        named_tuple: Any,
+        named_tuple: object,
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
+        device: object = None,
+        batch_size: object = None,
     ) -> Self:
         """A container of the fields of a named tuple, nested ones included.
 
@@ -189,10 +189,10 @@ class Foreign(Converting):
         input: Any,
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
+        batch_size: object = None,
         device: Any = None,
         batch_dims: int | None = None,
-        names: Any = None,
+        names: object = None,
         lazy: bool | None = None,
     ) -> Self:
         """The stack of the containers that are made of the items of a list, as :meth:`tolist` gives it.
@@ -251,7 +251,7 @@ class Foreign(Converting):
     ) -> Any: ...
     @classmethod
     def from_pytree(
-        cls, pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
+        cls, pytree: object, *, batch_size: object = None, auto_batch_size: bool = False, batch_dims: int | None = None
     ) -> Any:
         """A container that stands for a pytree, and remembers what each of its levels was.
 
@@ -290,12 +290,12 @@ class Foreign(Converting):
     @classmethod
     def from_struct_array(
         cls,
-        struct_array: Any,
+        struct_array: object,
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
+        device: object = None,
+        batch_size: object = None,
     ) -> Self:
         """A container over the memory of a structured array: what is written into one shows in the other.
 
@@ -338,7 +338,7 @@ class Foreign(Converting):
     def to_namedtuple(self, dest_cls: type[_Tuple]) -> _Tuple: ...
     @overload
     def to_namedtuple(self, dest_cls: None = ...) -> Any: ...
-    def to_namedtuple(self, dest_cls: Any = None) -> Any:
+    def to_namedtuple(self, dest_cls: object = None) -> Any:
         """The entries as a named tuple, nested containers as nested ones.
 
         Args:
@@ -476,7 +476,7 @@ def _adjusted(container: Any, auto_batch_size: bool, batch_dims: int | None, dev
     return container
 
 
-def _lengths(items: Any, position: tuple[int, ...]) -> torch.Size:
+def _lengths(items: object, position: tuple[int, ...]) -> torch.Size:
     """The lengths of lists within lists, which are the batch dims of their stack.
 
     Raises:
@@ -513,7 +513,7 @@ def _lengths(items: Any, position: tuple[int, ...]) -> torch.Size:
     return torch.Size((len(items), *inner[0]))
 
 
-def _has_fields(item: Any) -> bool:
+def _has_fields(item: object) -> bool:
     """Whether this is an instance of a dataclass or a named tuple."""
     return not isinstance(item, type) and (
         hasattr(type(item), "__dataclass_fields__") or (isinstance(item, tuple) and hasattr(item, "_fields"))

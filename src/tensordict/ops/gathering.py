@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Gathering(Contract):
     """`gather`, `where` and the masked operations."""
 
-    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
+    def gather(self, dim: int, index: Tensor, out: object = None, *, inplace: bool = False) -> Self:
         """Gather elements along a batch dim (as :func:`torch.gather`), feature dims going along.
 
         Args:
@@ -195,7 +195,7 @@ class Gathering(Contract):
         same = out._batch_size == result._batch_size
         return out.update(result) if same else out._update_with_batch_size(result, False)  # type: ignore[no-any-return]
 
-    def _chosen(self, masks: ByNdim, other: Any, pad: Any, path: Path) -> Self:
+    def _chosen(self, masks: ByNdim, other: object, pad: object, path: Path) -> Self:
         """`where`, once the arguments have been checked."""
         if isinstance(other, Contract):
             return _chosen(self, other, masks, pad, path)  # type: ignore[no-any-return]
@@ -238,7 +238,7 @@ def _written(out: Any, result: Any) -> Any:
     return out.update(result, inplace=True)
 
 
-def check_out(out: Any, size: torch.Size | None) -> None:
+def check_out(out: object, size: torch.Size | None) -> None:
     """Refuse an `out` that is no container, or that has another batch size than `size`."""
     if not isinstance(out, Contract):
         raise TypeError(f"out must be a container, got {type(out).__name__}")

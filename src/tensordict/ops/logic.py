@@ -36,7 +36,7 @@ _ON_VALUES: dict[Any, Callable[[Any, Any], Any]] = {
 }
 
 
-def combining(container: Any, other: Contract, op: Any) -> list[Callable[[], None]]:
+def combining(container: Any, other: Contract, op: object) -> list[Callable[[], None]]:
     """What writes the results of an operator over the values of a container, which some in `other` stand beside.
 
     Values that `other` has no counterpart of stay as they are.
@@ -86,10 +86,10 @@ class Operators(Comparison):
             return NotImplemented  # A container equals no such thing.
         return self._compared_with_value(other, op)
 
-    def _compared_with_value(self, other: Any, op: Any) -> Any:
+    def _compared_with_value(self, other: object, op: object) -> Any:
         return self._compared_with_container(registry.lookup("NonTensorData")._of(other, self._batch_size), op)
 
-    def _compared_with_container(self, other: Any, op: Any) -> Any:
+    def _compared_with_container(self, other: Any, op: object) -> Any:
         """A tensor of bools when all results are bools, a holder of the results otherwise.
 
         Raises:
@@ -116,7 +116,7 @@ class Operators(Comparison):
         results = [fn(*pair) for pair in zip(self._flat_values(), other._flat_values(), strict=True)]
         return registry.lookup("NonTensorStack")._of_lists(nested_lists(results, size), size, 0, device)
 
-    def __ror__(self, other: Any) -> Any:
+    def __ror__(self, other: object) -> Any:
         return self._compared_with_value(other, or_with_right)
 
     # A value has no memory to write into: the name is bound to the result.

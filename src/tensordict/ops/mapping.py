@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -25,10 +25,10 @@ class Mapping(Leaves):
         dim: int = 0,
         num_workers: int | None = None,
         *,
-        out: Any = None,
+        out: object = None,
         chunksize: int | None = None,
         num_chunks: int | None = None,
-        pool: Any = None,
+        pool: object = None,
         generator: torch.Generator | None = None,
         max_tasks_per_child: int | None = None,
         worker_threads: int = 1,
@@ -107,7 +107,7 @@ class Mapping(Leaves):
         shuffle: bool = False,
         chunksize: int | None = None,
         num_chunks: int | None = None,
-        pool: Any = None,
+        pool: object = None,
         generator: torch.Generator | None = None,
         max_tasks_per_child: int | None = None,
         worker_threads: int = 1,

@@ -18,7 +18,7 @@ from tensordict.core.keys import Path, joined
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
-def to_tensor(item: Any, path: Path, device: torch.device | None) -> Tensor:
+def to_tensor(item: object, path: Path, device: torch.device | None) -> Tensor:
     """A number, list or numpy array as a tensor; numpy memory is shared where torch can.
 
     Raises:
@@ -33,7 +33,7 @@ def to_tensor(item: Any, path: Path, device: torch.device | None) -> Tensor:
     return tensor
 
 
-def _as_numbers(item: Any, path: Path, device: torch.device | None) -> Tensor | None:
+def _as_numbers(item: object, path: Path, device: torch.device | None) -> Tensor | None:
     """What consists of numbers as a tensor, `None` for any other value; raises naming `path` for ragged lists."""
     if isinstance(item, _NUMBERS):
         return torch.as_tensor(item, device=device)
@@ -81,7 +81,7 @@ def _stacked(item: Any, device: torch.device | None) -> Tensor:
     )
 
 
-def _containers_stacked(item: Any) -> Any:
+def _containers_stacked(item: object) -> Any:
     """A container, or the stack of those in nested lists; `None` for anything else."""
     if isinstance(item, Contract):
         return None if item._is_non_tensor else item
@@ -91,7 +91,7 @@ def _containers_stacked(item: Any) -> Any:
     return None if any(part is None for part in parts) else type(parts[0]).maybe_dense_stack(parts)
 
 
-def stored(item: Any, path: Path, size: torch.Size, device: torch.device | None) -> Any:
+def stored(item: object, path: Path, size: torch.Size, device: torch.device | None) -> Any:
     """What is stored for a value that is no tensor, container or mapping, in a container of this batch size.
 
     Numbers become a tensor, a list of containers their stack, a structured array a container over its memory, anything
@@ -120,7 +120,7 @@ def overwriting(holder: Any, parent: Any, name: str, item: Any, path: Path) -> C
     return write
 
 
-def _check_kind(holder: Any, item: Any, path: Path) -> None:
+def _check_kind(holder: Any, item: object, path: Path) -> None:
     """Raise for a value that would make another kind of entry of a holder."""
     made = item if isinstance(item, (Tensor, Contract)) else stored(item, path, holder._batch_size, None)
     single = hasattr(holder, "_value")

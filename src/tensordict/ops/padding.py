@@ -66,7 +66,7 @@ class Padding(Sizing):
                 raise named_error(_only_rows(leaf, pads), path)
         return replace_leaves(self, fn, torch.Size(new), len(size), _same_names)
 
-    def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Self:
+    def to_padded_tensor(self, padding: float = 0.0, mask_key: object = None) -> Self:
         """Make ragged entries dense: their rows become as long as the longest, with `padding` behind the shorter ones.
 
         Args:
@@ -113,7 +113,7 @@ class Padding(Sizing):
         return sizes
 
 
-def _checked_pads(pad_size: Any, size: torch.Size) -> list[int]:
+def _checked_pads(pad_size: object, size: torch.Size) -> list[int]:
     """`pad_size` as ints, known to fit the batch size."""
     pads = pad_size.tolist() if isinstance(pad_size, Tensor) else pad_size
     if isinstance(pads, str) or not isinstance(pads, Iterable):
@@ -151,7 +151,7 @@ def _padder(pads: list[int], value: float) -> LeafFn:
     return fn
 
 
-def _only_rows(leaf: Any, pads: list[int]) -> Exception:
+def _only_rows(leaf: object, pads: list[int]) -> Exception:
     return NotImplementedError(
         f"a ragged entry of shape {list(ragged.shape_of(leaf))} can be padded along its first dim only, by rows "
         f"without elements, and not by {pads}; see to_padded_tensor"
@@ -314,7 +314,7 @@ class _Sequences:
         )
 
 
-def _longer(node: Any, size: list[int]) -> Any:
+def _longer(node: Contract, size: list[int]) -> Any:
     """A container that holds a value, padded behind its elements to a batch size that begins with `size`."""
     own = node._batch_size
     pads = [n for length, longest in zip(own, size, strict=False) for n in (0, longest - length)]

@@ -21,13 +21,13 @@ class Persisting(Contract):
     @classmethod
     def from_h5(
         cls,
-        filename: Any,
+        filename: object,
         *,
         mode: str = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: object = None,
+        device: object = None,
     ) -> Self:
         """Open an HDF5 file as a container; its tensors are read when they are used.
 
@@ -69,7 +69,7 @@ class Persisting(Contract):
         )
 
     def to_h5(
-        self, filename: Any, *, durable: bool = False, progress: bool = False, overwrite: bool = False, **kwargs: Any
+        self, filename: Any, *, durable: bool = False, progress: bool = False, overwrite: bool = False, **kwargs: object
     ) -> Self:
         """Write this container as an HDF5 file.
 

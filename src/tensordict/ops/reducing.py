@@ -274,7 +274,7 @@ class Reducing(Collapsing):
         op = _prod if dtype is None else partial(_prod, dtype=dtype)
         return self._reduced(Reduction(op, combine=Tensor.prod), dim, keepdim, reduce)
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
+    def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: object = None) -> Self:
         """The logarithm of the sum of the exponentials along batch dims, computed without overflow.
 
         Args:
@@ -298,7 +298,7 @@ class Reducing(Collapsing):
         return result if out is None else _into(out, result)
 
     def norm(
-        self, *, out: Any = None, dtype: torch.dtype | None = None, key_transform: KeyTransform | None = None
+        self, *, out: object = None, dtype: torch.dtype | None = None, key_transform: KeyTransform | None = None
     ) -> Self:
         """The Euclidean norm of each leaf.
 
@@ -442,7 +442,7 @@ class Reducing(Collapsing):
     def cummin(self, dim: Any, *, reduce: Literal[False] | None = ..., return_indices: Literal[False]) -> Self: ...
     @overload
     def cummin(self, dim: Any, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
-    def cummin(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def cummin(self, dim: object, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """The smallest of the elements so far, along a batch dim, and where it is.
 
         Args:
@@ -469,7 +469,7 @@ class Reducing(Collapsing):
     def cummax(self, dim: Any, *, reduce: Literal[False] | None = ..., return_indices: Literal[False]) -> Self: ...
     @overload
     def cummax(self, dim: Any, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
-    def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def cummax(self, dim: object, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """The largest of the elements so far, along a batch dim, and where it is; arguments as :meth:`cummin`."""
         return self._cumulated(Tensor.cummax, torch.return_types.cummax, dim, reduce, return_indices)
 
@@ -533,7 +533,7 @@ class Reducing(Collapsing):
 
     # --- all dims stay ----------------------------------------------------------------------------------------------
 
-    def softmax(self, dim: Any, dtype: torch.dtype | None = None) -> Self:
+    def softmax(self, dim: object, dtype: torch.dtype | None = None) -> Self:
         """Exponentials scaled so that they sum to 1 along a batch dim.
 
         Args:
@@ -606,7 +606,7 @@ class Reducing(Collapsing):
             return self._over_all(op, self._end_to_end(at), at, keepdim)
         return returned(self._split_by_level(along(Reduction(op), keepdim, (at,))))
 
-    def _cumulated(self, op: Op, returned: Any, dim: Any, reduce: bool | None, return_indices: bool) -> Any:
+    def _cumulated(self, op: Op, returned: Any, dim: object, reduce: bool | None, return_indices: bool) -> Any:
         at = self._one_dim(dim)
         if reduce:
             pair = self._over_all(op, self._end_to_end(at), at)
@@ -616,19 +616,19 @@ class Reducing(Collapsing):
             pair = returned(self._split_by_level(way))
         return pair if return_indices else pair.values
 
-    def _one_dim(self, dim: Any) -> int:
+    def _one_dim(self, dim: object) -> int:
         dims = self._dims(dim)
         if len(dims) != 1:
             raise TypeError(f"indices are positions along one dim, got dim={dim}; amin and amax take several dims")
         return dims[0]
 
 
-def _spread(fn: Op, correction: int, leaf: Tensor, dims: Any = None, keepdim: bool = False) -> Any:
+def _spread(fn: Op, correction: int, leaf: Tensor, dims: object = None, keepdim: bool = False) -> Any:
     """`torch.std` or `torch.var`."""
     return fn(leaf, dims, correction=correction, keepdim=keepdim)
 
 
-def _unbiased(method: Op, leaf: Tensor, dims: Any = None, keepdim: bool = False) -> Any:
+def _unbiased(method: Op, leaf: Tensor, dims: object = None, keepdim: bool = False) -> Any:
     """`_spread` with a correction of 1, as torch parses it 0.6 us faster."""
     return method(leaf) if dims is None else method(leaf, dims, True, keepdim)
 
@@ -649,7 +649,7 @@ def _of_features(op: Op, leaves: list[Any], lead: int) -> list[Any]:
     return [_of_rows(op, leaf, lead) if leaf.is_nested else op(one_feature_dim(leaf, lead), -1) for leaf in leaves]
 
 
-def _of_rows(op: Op, leaf: Any, lead: int) -> tuple[Tensor, Tensor]:
+def _of_rows(op: Op, leaf: object, lead: int) -> tuple[Tensor, Tensor]:
     """`op` along the feature dims of each row of a ragged leaf: torch counts padding in."""
     pairs = [op(one_feature_dim(row, lead - 1), -1) for row in rows_of(leaf, lead)]
     return restacked([pair[0] for pair in pairs], leaf), restacked([pair[1] for pair in pairs], leaf)

@@ -43,7 +43,7 @@ def as_group(group: Any) -> Any:
     return group
 
 
-def rank_in(group: Any, rank: Any, word: str) -> int:
+def rank_in(group: Any, rank: object, word: str) -> int:
     """The rank in a group of a global rank, which a caller calls `word`.
 
     Raises:

@@ -55,7 +55,7 @@ _ROOM = 1 << 20
 # --- broadcasting and gathering ---------------------------------------------------------------------------------------
 
 
-def broadcast(container: Any, src: int, group: Any, device: torch.device | None, allow_pickle: bool) -> Any:
+def broadcast(container: object, src: int, group: Any, device: torch.device | None, allow_pickle: bool) -> Any:
     """Bring the container of rank `src` to all ranks; see `TensorDict.broadcast`."""
     is_source = rank_in(group, src, "src") == group.rank()
     devices = MessageDevices(group)
@@ -143,7 +143,7 @@ def _tried(call: Callable[[], Any], rank: int) -> tuple[Any, TransferError | Non
 
 
 def _packed(
-    container: Any, devices: MessageDevices, allow_pickle: bool
+    container: object, devices: MessageDevices, allow_pickle: bool
 ) -> tuple[bytes, list[Tensor], Exception | None]:
     """The description and the messages of a container; why there are none, in a description, when it cannot be sent."""
     try:
@@ -153,7 +153,7 @@ def _packed(
         return refusal(error), [], error
 
 
-def _rest(first: Tensor, src: int, group: Any) -> bytes:
+def _rest(first: Tensor, src: int, group: object) -> bytes:
     """The whole description, of which the first message is there."""
     head, more = opened(first.cpu())
     if more:
@@ -218,13 +218,13 @@ class Reduction:
         after: what is to be done with the result.
     """
 
-    def __init__(self, work: Any, call: str, after: Callable[[], None] | None = None) -> None:
-        self._work = work
+    def __init__(self, work: dist.Work, call: str, after: Callable[[], None] | None = None) -> None:
+        self._work: dist.Work | None = work
         self._call = call
         self._after = after
         self._problem = ""
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: object = None) -> bool:
         """Wait until the tensors of the container have been reduced.
 
         Args:
@@ -256,7 +256,7 @@ class Reduction:
         return self._work is None or (self._work.is_completed() and self.wait())
 
 
-def reduce(container: Any, dst: int | None, op: Any, group: Any) -> list[Reduction]:
+def reduce(container: object, dst: int | None, op: Any, group: Any) -> list[Reduction]:
     """Begin to reduce a container over the ranks of a group, in place; see `TensorDict.all_reduce`.
 
     Args:
@@ -304,7 +304,7 @@ def _unpacking(flat: Tensor, pack: list[Tensor]) -> Callable[[], None]:
     return unpack
 
 
-def _agreed(container: Any, group: Any, call: str, op: Any, dst: int | None) -> list[Tensor]:
+def _agreed(container: object, group: Any, call: str, op: Any, dst: int | None) -> list[Tensor]:
     """The tensors of a container to be reduced, once all ranks have the same ones and mean the same call."""
     error: Exception | None = None
     tensors: list[Tensor] = []
@@ -344,7 +344,7 @@ def _quarrel(told: dict[str, Any], content: bytes, own: int, rank: int) -> str:
         return f"what rank {rank} of the group sent is broken: {error!r:.200}"
 
 
-def _name_of(op: Any) -> str:
+def _name_of(op: object) -> str:
     """The name of a reduction.
 
     Raises:
@@ -492,5 +492,5 @@ def _miscounted(containers: Any, count: int) -> Exception | None:
     return None
 
 
-def _channel(group: Any, rank: int, tag: int) -> Channel:
+def _channel(group: object, rank: int, tag: int) -> Channel:
     return Channel.of(group, None, rank, tag, False, "rank")

@@ -95,7 +95,7 @@ class Sent:
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self._fn = fn
 
-    def __call__(self, argument: Any) -> Any:
+    def __call__(self, argument: object) -> Any:
         """Call the function, in the process that it comes from."""
         return self._fn(argument)
 
@@ -110,7 +110,7 @@ class Sent:
         return Pickled, (content,)
 
 
-def written(result: Any, piece: Any) -> None:
+def written(result: object, piece: Any) -> None:
     """Write the result of a chunk into the part of `out` that is for it; `None` writes nothing.
 
     Raises:
@@ -179,7 +179,7 @@ def _stand_in(error: Exception) -> Exception:
 
 
 def attempt(
-    job: Callable[[Any], Any], argument: Any, common: CommonMemory, inline: bool = False
+    job: Callable[[Any], Any], argument: object, common: CommonMemory, inline: bool = False
 ) -> tuple[bool, Message]:
     """Whether a job was done, and its result; otherwise the `Failure`."""
     nothing = CommonMemory()
@@ -196,7 +196,7 @@ def attempt(
         return False, message
 
 
-def attempt_here(job: Callable[[Any], Any], argument: Any) -> tuple[bool, LocalValue]:
+def attempt_here(job: Callable[[Any], Any], argument: object) -> tuple[bool, LocalValue]:
     """As `attempt`, for a thread of the process that takes the result."""
     try:
         return True, LocalValue(job(argument))

@@ -164,7 +164,7 @@ class Mapped:
             return None
         return torch.stack(found, self.dim) if self.takes_out else torch.cat(found, self.dim)
 
-    def _write(self, chunk: Chunk, value: Any) -> None:
+    def _write(self, chunk: Chunk, value: object) -> None:
         """Write a result into an `out` that the worker could not write into."""
         if not self._writes_here:
             return
@@ -176,7 +176,7 @@ class Mapped:
             name_chunk(error, told(chunk))
             raise
 
-    def _check_joinable(self, value: Any, chunk: Chunk) -> None:
+    def _check_joinable(self, value: object, chunk: Chunk) -> None:
         if not isinstance(value, (Tensor, Contract)):
             raise TypeError(
                 f"{told(chunk)}: the function gave a {type(value).__name__}; map joins containers or tensors, and "
@@ -196,7 +196,7 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
+def _check_count(name: str, value: object, least: int) -> None:
     if value is None:
         return
     if type(value) is not int:

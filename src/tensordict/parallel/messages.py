@@ -113,7 +113,7 @@ class Message:
     """
 
     def __init__(
-        self, head: bytes, parts: list[Any], nbytes: int, descriptor: Any = None, handles: Sequence[Handle] = ()
+        self, head: bytes, parts: list[Any], nbytes: int, descriptor: object = None, handles: Sequence[Handle] = ()
     ) -> None:
         self.head = head
         self.parts = parts

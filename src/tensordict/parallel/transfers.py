@@ -117,7 +117,7 @@ class Sending:
         else:
             _finish_apart(self)
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: object = None) -> bool:
         """Wait until the other side has the container.
 
         Args:
@@ -387,7 +387,7 @@ def received_apart(receiving: Receiving) -> Future[Any]:
     return future
 
 
-def _receive_apart(receiving: Receiving, future: Any) -> None:
+def _receive_apart(receiving: Receiving, future: object) -> None:
     try:
         _run_apart(receiving.run, future)
     except RuntimeError:
@@ -439,7 +439,7 @@ def _uncancelled() -> concurrent.futures.Future[Any]:
 # --- what fits what ---------------------------------------------------------------------------------------------------
 
 
-def new_values(container: Any, header: Header, sketch: Sketch, allow_pickle: bool) -> list[Callable[[], None]]:
+def new_values(container: Contract, header: Header, sketch: Sketch, allow_pickle: bool) -> list[Callable[[], None]]:
     """What writes the values that are other ones in what was sent, each once it is called; the checks come before.
 
     Raises:
@@ -460,7 +460,7 @@ def new_values(container: Any, header: Header, sketch: Sketch, allow_pickle: boo
     return actions
 
 
-def _entry_at(container: Any, key: Path) -> Any:
+def _entry_at(container: Contract, key: Path) -> Any:
     """The nested container of a key in which the members of lazy stacks have names."""
     node = container._wrapped_container()
     for name in key:
@@ -468,7 +468,7 @@ def _entry_at(container: Any, key: Path) -> Any:
     return node
 
 
-def check_alike(first: Any, second: Any, here: str, there: str) -> None:
+def check_alike(first: object, second: object, here: str, there: str) -> None:
     """Refuse containers that do not have the same entries, of the same shapes and dtypes.
 
     Raises:
@@ -479,7 +479,7 @@ def check_alike(first: Any, second: Any, here: str, there: str) -> None:
         raise TransferError(differences(left, right, here, there, lambda key: key))
 
 
-def _check_writable(container: Any) -> None:
+def _check_writable(container: Contract) -> None:
     """Refuse a container with tensors whose elements share memory, before any is written to."""
     for path, leaf in container._walk():
         if leaf.is_nested or leaf.layout is not torch.strided:

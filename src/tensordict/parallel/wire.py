@@ -269,7 +269,7 @@ class Header:
             SaveError: the description is broken, of a tensorclass that is not known here, or has a pickled value.
         """
 
-        def value(index: Any, key: Path) -> Any:
+        def value(index: object, key: Path) -> Any:
             return unpacked(self.values[index], key, allow_pickle)
 
         return restore(self.node, _Given(tensors), _SEPARATOR, value=value)
@@ -332,7 +332,7 @@ class TargetBuffers:
     """
 
     def __init__(
-        self, header: Header, sketch: Sketch, container: Any, device_of: Callable[[str], torch.device]
+        self, header: Header, sketch: Sketch, container: object, device_of: Callable[[str], torch.device]
     ) -> None:
         self.header = header
         self._targets = sketch.tensors
@@ -436,7 +436,7 @@ def unpacked(value: Any, key: Path, allow_pickle: bool) -> Any:
         raise SaveError(f"{_entry(key)}the value cannot be unpickled: {error}") from error
 
 
-def _pickled(value: Any, key: Path) -> bytes:
+def _pickled(value: object, key: Path) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:  # As for unpickling.

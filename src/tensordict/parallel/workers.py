@@ -128,7 +128,7 @@ class WorkerPool:
     """
 
     def __init__(
-        self, context: Any, job: Job, count: int, seed: int, threads: int, limit: int | None, chunks: int
+        self, context: object, job: Job, count: int, seed: int, threads: int, limit: int | None, chunks: int
     ) -> None:
         self._context, self._job = context, job
         self.count = count
@@ -144,7 +144,7 @@ class WorkerPool:
         importlib.import_module("numpy.random")
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._dismiss()
 
     def _hire(self) -> _Worker:
@@ -277,7 +277,7 @@ def _work(pipe: Any, others: Sequence[Any], job: Job, threads: int, seed: int) -
 def _raising(error: Exception) -> Callable[[Any], Any]:
     """A job that cannot be done."""
 
-    def run(chunk: Any) -> Any:
+    def run(chunk: object) -> Any:
         raise error
 
     return run
@@ -301,7 +301,7 @@ class CallersPool:
         job: what it does.
     """
 
-    def __init__(self, pool: Any, job: Job) -> None:
+    def __init__(self, pool: object, job: Job) -> None:
         if not hasattr(pool, "apply_async"):
             raise TypeError(f"pool is a multiprocessing.Pool, got {type(pool).__name__}")
         self._pool, self._job = pool, job
@@ -314,7 +314,7 @@ class CallersPool:
     def __enter__(self) -> CallersPool:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave the pool to its owner."""
 
     def outcomes(self, take: Take) -> Iterator[Outcome]:
@@ -368,16 +368,16 @@ def _refused(results: queue.SimpleQueue[Any], chunk: Chunk, error: BaseException
     results.put(error)
 
 
-def _in_pool(fn: Pickled, piece: Any, out: Any, number: int, inline: bool) -> tuple[int, bool, Message]:
+def _in_pool(fn: Pickled, piece: object, out: object, number: int, inline: bool) -> tuple[int, bool, Message]:
     """What a process of a pool does with a chunk."""
     return number, *attempt(lambda given: _called(fn.value(), given, out), piece, CommonMemory(piece), inline)
 
 
-def _in_thread(fn: Any, piece: Any, out: Any, number: int) -> tuple[int, bool, LocalValue]:
+def _in_thread(fn: object, piece: object, out: object, number: int) -> tuple[int, bool, LocalValue]:
     """What a thread of a pool does with a chunk."""
     return number, *attempt_here(lambda given: _called(fn, given, out), piece)
 
 
-def _called(fn: Any, piece: Any, out: Any) -> Any:
+def _called(fn: Any, piece: Any, out: object) -> Any:
     result = fn(piece)
     return result if out is None else written(result, out)
