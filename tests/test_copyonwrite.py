@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, lazy_stack
-from tensordict.memory import files, kernel
+from tensordict.memory import kernel, system
 from tensordict.memory.copy_on_write import writable
 
 LARGE = 4 << 20
@@ -186,10 +186,10 @@ def test_what_is_small_is_copied(path: pathlib.Path) -> None:
 def test_what_the_system_does_not_map_again_is_copied(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with the large pages of hugetlbfs, or too many maps."""
 
-    def refuse(*arguments: Any) -> None:
+    def refuse(*arguments: Any, kind: Any) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(files, "map_privately", refuse)
+    monkeypatch.setattr(system, "map_privately", refuse)
     original, _ = read_only(path)
     before = len(os.listdir("/proc/self/fd"))
     (tensor,) = writable([original])

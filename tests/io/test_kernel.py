@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import mmap
 import os
 import pathlib
@@ -85,6 +86,23 @@ def test_turned_off_it_is_not_asked_and_results_are_the_same(path: pathlib.Path,
     ((first, content),) = without[1]
     assert first == 0 and len(content) == LARGE and content[5000] == 9
     assert path.read_bytes()[:2] == b"\0\1"
+
+
+def test_turned_off_no_file_behind_memory_is_opened(path: pathlib.Path, asked: list[str]) -> None:
+    source = read_only(path)
+    start = ctypes.addressof(ctypes.c_char.from_buffer_copy(source))
+    region = next(one for one in kernel.shared_regions() if one.path == str(path))
+    asked.clear()
+    with set_kernel_memory_info(False):
+        assert kernel.shared_regions() == [] and kernel.opened(region) is None
+        assert kernel.written_pages(start - start % mmap.PAGESIZE, mmap.PAGESIZE) is None
+        assert kernel.are_in_memory([start])
+        kernel.will_need(torch.tensor([start]), 1)
+        kernel.prefer_large_pages(start, LARGE)
+    assert asked == []
+    fd = kernel.opened(region)
+    assert fd is not None
+    os.close(fd)
 
 
 def test_what_is_not_allowed_is_done_without(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

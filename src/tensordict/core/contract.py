@@ -153,6 +153,12 @@ class Contract:
     # The tensors that hold the memory: what is written into them is written into the container. A container that makes
     # its entries on reading gives those that they are made of, in the order in which `_map` goes.
 
+    def _leaves(self) -> list[Any]:
+        """All leaves of the tree, in the order of `keys(True, True)`."""
+        found: list[Any] = []
+        self._gather(found)
+        return found
+
     def _gather(self, found: list[Any]) -> None:
         """Append all leaves of the tree."""
         for value in self._entries.values():

@@ -172,8 +172,7 @@ def _depth(values: list[Any]) -> int:
     for value in values:
         if is_node(value):
             # The leaves as they are: a lazy stack would stack its own to give its entries.
-            leaves: list[Any] = []
-            value._gather(leaves)
+            leaves = value._leaves()
             deepest = max(deepest, _depth(leaves))
         elif isinstance(value, Tensor):
             depth = 0

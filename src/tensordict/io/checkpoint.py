@@ -268,7 +268,7 @@ class _Plan:
         if isinstance(current, Contract) and not isinstance(current, Tensor):
             in_fields = key[-1] in (level.meta.get(VALUES) or ())
             # Values and empty containers are in the metadata only, which some ways of saving do not keep.
-            if in_fields or (SIZE not in level.meta and not current._leaves()):  # type: ignore[attr-defined]
+            if in_fields or (SIZE not in level.meta and not current._leaves()):
                 return
         self.missing[key] = None
 

@@ -317,8 +317,7 @@ def load(filename: PathLike, build: Build = from_form, complain: Complain | None
 def _settled(container: Any, content: _Content, storage: Tensor) -> Any:
     """What was put together, knowing of its storage and locked where it was."""
     if isinstance(container, Contract):
-        leaves: list[Any] = []
-        container._gather(leaves)
+        leaves = container._leaves()
         container._consolidated = (storage, len(leaves))
         if content.locked:
             container.lock_()  # type: ignore[attr-defined]

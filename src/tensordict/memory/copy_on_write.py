@@ -22,7 +22,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from tensordict.memory import files, kernel
+from tensordict.memory import kernel, system
 from tensordict.memory.flat_buffers import fresh
 from tensordict.memory.kernel import Region
 
@@ -74,7 +74,7 @@ def _copied(array: _Bytes) -> Tensor:
 # --- mapping again ----------------------------------------------------------------------------------------------------
 
 
-class _Again(mmap.mmap):
+class _PrivateMap(mmap.mmap):
     """A private map, which keeps alive what is mapped: a store may use the memory for something else afterwards."""
 
     __slots__ = ("origin",)
@@ -93,7 +93,7 @@ def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
         start = run[0][0] - run[0][0] % mmap.PAGESIZE
         try:
             nbytes = run[-1][1] - start
-            again: Any = files.map_privately(fd, nbytes, region.offset + start - region.start, _Again)
+            again = system.map_privately(fd, nbytes, region.offset + start - region.start, kind=_PrivateMap)
         except OSError:
             # A file system with larger pages, or more maps than a process may have: there is the copy.
             continue

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from tensordict.core.errors import SaveError
-from tensordict.memory import files, kernel, rows, system
+from tensordict.memory import kernel, rows, system
 
 # Bytes of a map: the first one, and their content.
 Piece = tuple[int, bytes]
@@ -161,8 +161,7 @@ def mapped(fd: int, nbytes: int, path: str, writable: bool = False) -> Map:
         path: the absolute path of the file.
         writable: have what is written to the map be written to the file; otherwise it stays in this process.
     """
-    content = Map(fd, nbytes) if writable else files.map_privately(fd, nbytes, kind=Map)
-    assert isinstance(content, Map)
+    content = Map(fd, nbytes) if writable else system.map_privately(fd, nbytes, kind=Map)
     start = ctypes.addressof(ctypes.c_char.from_buffer(content))
     content.file_map = FileMap(start, nbytes, path, os.fstat(fd), fd=os.dup(fd) if writable else None)
     rows.remember(content, start, nbytes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import mmap
 import os
 import secrets
 import threading
@@ -56,11 +55,6 @@ def open_file(path: str) -> int:
         return os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
     except OSError as error:
         raise named_os_error(error, "read the file", path) from error
-
-
-def map_privately(fd: int, nbytes: int, offset: int = 0, kind: type[mmap.mmap] = mmap.mmap) -> mmap.mmap:
-    """Map a part of a file, from a multiple of the page size on: what is written to it stays in this process."""
-    return system.map_privately(fd, nbytes, offset, kind)
 
 
 def temporary_name(folder: str) -> str:

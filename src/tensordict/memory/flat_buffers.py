@@ -162,8 +162,7 @@ class Copies:
 
     def __init__(self, container: Contract, content: bool = True) -> None:
         self.layout = Layout()
-        self.leaves: list[Any] = []
-        container._gather(self.leaves)
+        self.leaves = container._leaves()
         for position, leaf in enumerate(self.leaves):
             if type(leaf) is Tensor and leaf.layout is torch.strided and not (leaf.is_meta or leaf.is_quantized):
                 continue

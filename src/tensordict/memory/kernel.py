@@ -3,7 +3,7 @@
 Which file a part of the address space is, and a descriptor of that file; which pages of a private map were written to;
 which pages of a file are in memory, and that some will be needed. All of it saves time or memory and changes no result:
 whoever asks here has another way for the answer that nothing is known, which is also what a kernel without these calls,
-and one that does not allow them, leads to. README.md says what this means for security.
+and one that does not allow them, leads to. docs/security.md says what this means for security.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ def opened(region: Region) -> int | None:
     A file without a name is opened by way of a process of the same user that has it open. Device and inode are
     compared: it is the file that is mapped here already, and no other.
     """
+    if not kernel_memory_info():
+        return None
     key = region.device, region.inode
     known = _paths.get(key)
     if known == "":

@@ -11,6 +11,7 @@ import pickle
 import stat
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Union
 
@@ -35,16 +36,17 @@ _getitem = torch._C.TensorBase.__getitem__
 _as_subclass = torch._C.TensorBase.as_subclass
 
 
+@dataclass(eq=False, slots=True)
 class FileSource:
-    """The file that a tensor maps: its absolute path, and what tells whether that path still is the same file."""
+    """The file that a tensor maps: its absolute path, and what tells whether that path still is the same file.
 
-    __slots__ = ("device", "inode", "path", "shared")
+    `shared` says whether what is written to the tensor goes to the file.
+    """
 
-    def __init__(self, path: str, device: int, inode: int, shared: bool) -> None:
-        self.path = path
-        self.device = device
-        self.inode = inode
-        self.shared = shared
+    path: str
+    device: int
+    inode: int
+    shared: bool
 
     def is_file(self, status: os.stat_result) -> bool:
         """Whether `status` describes the mapped file."""
@@ -362,12 +364,7 @@ class MemoryMappedTensor(Tensor):
             FileNotFoundError: when there is no such file.
             SaveError: when the file is shorter than `dtype` and `shape` need.
         """
-        path = local_path(filename)
-        if isinstance(shape, Tensor):
-            result = nested(map_file(path, dtype, (_nested_numel(shape),)), shape)
-        else:
-            result = map_file(path, dtype, tuple(shape))
-        return result if index is None else result[index]  # type: ignore[return-value]
+        return _indexed(map_file(local_path(filename), dtype, _flat_size(shape)), shape, index)
 
     @classmethod
     def from_handler(
@@ -381,13 +378,10 @@ class MemoryMappedTensor(Tensor):
             shape: the shape, or the int64 tensor of the shapes of a nested tensor.
             index: index the result.
         """
-        size = (_nested_numel(shape),) if isinstance(shape, Tensor) else tuple(shape)
+        size = _flat_size(shape)
         if isinstance(handler, int):
             handler = SharedBlock(max(1, math.prod(size) * dtype.itemsize), handler)
-        result = handler.tensor(dtype, size)
-        if isinstance(shape, Tensor):
-            result = nested(result, shape)
-        return result if index is None else result[index]  # type: ignore[return-value]
+        return _indexed(handler.tensor(dtype, size), shape, index)
 
     @classmethod
     def from_storage(
@@ -418,10 +412,7 @@ class MemoryMappedTensor(Tensor):
         _check_device(device)
         untyped = storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
         dtype = dtype or torch.get_default_dtype()
-        if isinstance(shape, Tensor):
-            size: tuple[int, ...] = (_nested_numel(shape),)
-        else:
-            size = (untyped.nbytes() // dtype.itemsize,) if shape is None else tuple(shape)
+        size = _flat_size((untyped.nbytes() // dtype.itemsize,) if shape is None else shape)
         if math.prod(size) * dtype.itemsize > untyped.nbytes():
             raise SaveError(f"a storage of {untyped.nbytes()} bytes does not hold shape {size} of {dtype}")
         source: FileSource | SharedBlock | None = handler
@@ -433,10 +424,7 @@ class MemoryMappedTensor(Tensor):
             status = os.stat(path)
             source = FileSource(path, status.st_dev, status.st_ino, untyped.is_shared())
         tensor = torch.empty(0, dtype=dtype, device="cpu").set_(untyped, 0, size, _strides(size))
-        result = _wrap(tensor, source)
-        if isinstance(shape, Tensor):
-            result = nested(result, shape)
-        return result if index is None else result[index]  # type: ignore[return-value]
+        return _indexed(_wrap(tensor, source), shape, index)
 
 
 # --- used by the loaders and savers -----------------------------------------------------------------------------------
@@ -563,7 +551,7 @@ def _make(
     overwrite: bool = False,
 ) -> MemoryMappedTensor:
     """A new tensor over anonymous memory or a new file, zero or with `content`; without, a file there is opened."""
-    size = (_nested_numel(shape),) if isinstance(shape, Tensor) else tuple(shape)
+    size = _flat_size(shape)
     nbytes = math.prod(size) * dtype.itemsize
     if filename is not None:
         path = local_path(filename)
@@ -578,7 +566,7 @@ def _make(
         if content is not None:
             files.write_tensor(block.fd, content)
         result = block.tensor(dtype, size)
-    return nested(result, shape) if isinstance(shape, Tensor) else result
+    return _indexed(result, shape)
 
 
 def _open_file(path: str, size: tuple[int, ...], dtype: torch.dtype, nbytes: int) -> MemoryMappedTensor:
@@ -631,10 +619,7 @@ def _make_file(
 
 
 def _filled(size: Shape, value: Tensor, filename: PathLike | None, existsok: bool) -> MemoryMappedTensor:
-    if isinstance(size, Tensor):
-        flat = _make((_nested_numel(size),), value.dtype, filename, existsok, value.expand(_nested_numel(size)))
-        return nested(flat, size)
-    return _make(size, value.dtype, filename, existsok, value.expand(tuple(size)))
+    return _make(size, value.dtype, filename, existsok, value.expand(_flat_size(size)))
 
 
 def _creation(
@@ -670,6 +655,17 @@ def _nested_numel(shapes: Tensor) -> int:
     if shapes.dim() != 2 or shapes.dtype is not torch.int64:
         raise TypeError(f"nested shapes are an int64 tensor of shape (items, dims), got {shapes.dtype} {shapes.shape}")
     return int(shapes.prod(-1).sum())
+
+
+def _flat_size(shape: Shape) -> tuple[int, ...]:
+    """The shape of the plain tensor that holds the elements."""
+    return (_nested_numel(shape),) if isinstance(shape, Tensor) else tuple(shape)
+
+
+def _indexed(flat: MemoryMappedTensor, shape: Shape | None, index: Any = None) -> MemoryMappedTensor:
+    """The tensor of a shape whose elements are in a plain one, indexed."""
+    result = nested(flat, shape) if isinstance(shape, Tensor) else flat
+    return result if index is None else result[index]  # type: ignore[return-value]
 
 
 def nested(flat: MemoryMappedTensor, shapes: Tensor) -> MemoryMappedTensor:

@@ -89,8 +89,7 @@ def for_torch(container: Any) -> Reduced | None:
     """
     if not _is_consolidated(container):
         return None
-    leaves: list[Any] = []
-    container._gather(leaves)
+    leaves = container._leaves()
     if not all(leaf.is_contiguous() and not leaf.is_nested for leaf in leaves):
         # What has no such form is saved as the same container is that is not consolidated.
         return container.clone().__reduce_ex__(_FIRST_PROTOCOL - 1)  # type: ignore[no-any-return]
@@ -105,9 +104,7 @@ def over_storage(outline: Any, storage: object, starts: object, locked: object) 
     Raises:
         SaveError: they do not add up.
     """
-    leaves: list[Any] = []
-    if isinstance(outline, Contract):
-        outline._gather(leaves)
+    leaves = outline._leaves() if isinstance(outline, Contract) else []
     if (
         not leaves
         or not (type(storage) is Tensor and storage.dtype is torch.uint8 and storage.dim() == 1)
@@ -162,15 +159,13 @@ def _is_tree(value: Any) -> bool:
 def _is_consolidated(container: Contract) -> bool:
     if container._consolidated is None:
         return False
-    leaves: list[Any] = []
-    container._gather(leaves)
+    leaves = container._leaves()
     return is_whole(leaves, container._consolidated)
 
 
 def _lies_in(container: Contract, maps: Finder) -> bool:
     """Whether a leaf lies in one of the maps."""
-    leaves: list[Any] = []
-    container._gather(leaves)
+    leaves = container._leaves()
     unbatched = registry.lookup(_UNBATCHED)
     for leaf in leaves:
         if leaf.layout is torch.jagged:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     import fcntl
@@ -29,6 +29,8 @@ CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | get
 NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
+
+MapT = TypeVar("MapT", bound=mmap.mmap)
 
 HAS_LOCKS = fcntl is not None
 _position = threading.Lock()
@@ -102,8 +104,11 @@ def new_memory(nbytes: int) -> int:
     return fd
 
 
-def map_privately(fd: int, nbytes: int, offset: int, kind: type[mmap.mmap]) -> mmap.mmap:
-    """Map a part of a file so that what is written to it stays in this process."""
+def map_privately(fd: int, nbytes: int, offset: int = 0, *, kind: type[MapT]) -> MapT:
+    """Map a part of a file, from a multiple of the page size on, so that what is written to it stays in this process.
+
+    `kind` is the class of the map.
+    """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return kind(fd, nbytes, access=mmap.ACCESS_COPY, offset=offset)
     # Not counted as memory that may be needed: nobody writes to all of it.

@@ -233,8 +233,7 @@ class ClientMembers(Indexing, Applying, Naming):
 
     def _sync_all(self) -> None:
         """Wait for what was queued on the devices of the leaves. verl puts a function of its own in its place."""
-        leaves: list[Any] = []
-        self._gather(leaves)
+        leaves = self._leaves()
         wait_for({leaf.device for leaf in leaves})
 
     def clear_refs_for_compile_(self) -> Self:

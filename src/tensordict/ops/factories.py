@@ -184,8 +184,7 @@ class Factories(Reading):
             >>> TensorDict(a=torch.ones(2)).zero_()["a"]
             tensor([0., 0.])
         """
-        leaves: list[Any] = []
-        self._gather(leaves)
+        leaves = self._leaves()
         foreach.refuse_graph_leaves(leaves, self)
         for leaf in leaves:
             leaf.fill_(0)

@@ -117,8 +117,7 @@ class Gathering(Contract):
             tensor([1., 0., 1.])
         """
         checked = self._mask(mask)
-        leaves: list[Tensor] = []
-        self._gather(leaves)
+        leaves = self._leaves()
         foreach.refuse_graph_leaves(leaves, self)
         if any(leaf.is_nested or isinstance(leaf, Contract) for leaf in leaves):
             # A ragged leaf or an UnbatchedTensor may refuse the mask: before anything is written.

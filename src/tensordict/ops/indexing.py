@@ -209,8 +209,7 @@ class Indexing(Writing):
             if theirs != new_size and theirs[: len(new_size)] != new_size:
                 value = self._broadcast(value, index, new_size)
         elif not isinstance(value, Mapping):
-            leaves: list[Tensor] = []
-            self._gather(leaves)
+            leaves = self._leaves()
             if torch.is_grad_enabled():
                 foreach.refuse_graph_leaves(leaves, self)
             if any(leaf.is_nested for leaf in leaves):

@@ -24,12 +24,6 @@ LockingT = TypeVar("LockingT", bound=Locking)
 class Leaves(Locking):
     """The state of the leaves' memory."""
 
-    def _leaves(self) -> list[Any]:
-        """All leaves of the tree, in the order of `keys(True, True)`."""
-        found: list[Any] = []
-        self._gather(found)
-        return found
-
     def _same_lock(self, result: LockingT) -> LockingT:
         """`result`, locked if this container is."""
         if self._locked:

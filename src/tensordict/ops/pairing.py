@@ -228,7 +228,7 @@ def _parts(node: Any, other: Contract, path: Path) -> Any:
     lead = len(theirs)
     if lead == len(size) and grown(other, size)._batch_size == size:
         return node._paired(grown(other, size))
-    if all(leaf.shape[: len(size)] == size for leaf in other._leaves()):  # type: ignore[attr-defined]
+    if all(leaf.shape[: len(size)] == size for leaf in other._leaves()):
         return node._paired(other._map(lambda leaf: leaf, size, lead))
     where = f"entry {joined(path)!r}: " if path else ""
     raise RuntimeError(

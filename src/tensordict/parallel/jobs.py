@@ -65,8 +65,7 @@ class Job:
         """This job for a process that is forked, where a file that is open here must be opened anew, or for another."""
         if not forked:
             return replace(self, fn=Sent(self.fn))
-        leaves: list[Any] = []
-        self.container._gather(leaves)
+        leaves = self.container._leaves()
         if not any(type(leaf) is Stored for leaf in leaves):
             return self
         return replace(self, container=Pickled(bytes(ForkingPickler.dumps(self.container))))

@@ -57,9 +57,7 @@ class CommonMemory:
     """
 
     def __init__(self, container: object = None) -> None:
-        leaves: list[Any] = []
-        if isinstance(container, Contract):
-            container._gather(leaves)
+        leaves = container._leaves() if isinstance(container, Contract) else []
         parts = [part for leaf in leaves for part in sharing.parts(leaf)]
         self.tensors = [part for part in parts if type(part) in (Tensor, MemoryMappedTensor)]
         self._numbers = {_base(part): number for number, part in enumerate(self.tensors) if _is_common(part)}

@@ -47,8 +47,7 @@ def share(container: Contract, private_maps: bool = True) -> None:
 
 def is_seen(container: Contract) -> bool:
     """Whether other processes that have the container see all that is written into its tensors."""
-    leaves: list[Any] = []
-    container._gather(leaves)
+    leaves = container._leaves()
     maps = Finder()
     return all(is_seen_by_others(part) or _reaches_file(part, maps) for leaf in leaves for part in parts(leaf))
 
