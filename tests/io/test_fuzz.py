@@ -316,10 +316,11 @@ def test_damaged_saves_are_refused_or_load(name: str, data: st.DataObject) -> No
     try:
         write(folder, files)
         path = folder / "save"
+        container, refusal = None, ""
         try:
             container = FORMATS[name].load(path)
-        except OSError:
-            container = None
+        except OSError as error:
+            refusal = str(error)
         if container is not None:
             touch(container)
         try:
@@ -327,7 +328,9 @@ def test_damaged_saves_are_refused_or_load(name: str, data: st.DataObject) -> No
         except FileNotFoundError:
             report = None
         if report is not None and report.ok and not FORMATS[name].loads_a_part:
-            assert container is not None, "verify calls it sound, and it does not load"
+            # `verify` need not know the classes of programs.
+            unknown = "is not known to this program" in refusal
+            assert container is not None or unknown, "verify calls it sound, and it does not load"
     finally:
         shutil.rmtree(folder)
 
