@@ -166,48 +166,31 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
         convert: Any = ("buffer" if no_convert else "auto") if isinstance(no_convert, bool) else no_convert
         if convert not in _CHOICES:
             raise ValueError(f"no_convert must be True, False or one of {_CHOICES}, got {no_convert!r}")
-        self._wrap(parameters._wrapped_container(), convert, kind)
+        self._set_up(parameters._wrapped_container(), convert, kind)
         _convert_in_place(self._tensordict, convert)
         if lock:
             self._lock_tree()
 
-    def _wrap(self, container: Any, convert: Convert, kind: Any) -> None:
+    def _set_up(self, container: Any, convert: Convert, kind: Any) -> None:
         nn.Module.__init__(self)
+        self.__dict__.update(_convert=convert, _get_hooks=[], _kind=kind)
+        self._hold(container)
+
+    def _hold(self, container: Any) -> None:
+        """Have the leaves of a container registered, in the place of those that there were."""
         object.__setattr__(self, "_tensordict", container)
-        state = self.__dict__
-        state["_convert"] = convert
-        state["_get_hooks"] = []
-        self._look_at(container)
-        self._give_kind(kind)
-
-    def _give_kind(self, kind: Any) -> None:
-        """Have results be of this tensorclass; of none for `None`."""
-        state = self.__dict__
-        state["_kind"] = kind
-        if kind is not None:
-            # In the place of the method of the class.
-            state["_over"] = kind._over
-
-    def _look_at(self, container: Any) -> None:
-        """Have the leaves of a container registered."""
-        state = self.__dict__
-        state["_parameters"] = _Registered(container, True)
-        state["_buffers"] = _Registered(container, False)
+        self.__dict__.update(_parameters=_Registered(container, True), _buffers=_Registered(container, False))
 
     @classmethod
     def from_dict(cls, input_dict: Any, **kwargs: Any) -> Self:
         """Parameters and buffers of the tensors in a mapping; arguments as :meth:`TensorDict.from_dict`."""
         return cls(TensorDict.from_dict(input_dict, **kwargs))
 
-    @classmethod
-    def _over(cls, container: Any) -> Any:
-        # What is computed from parameters are no parameters.
-        return container
+    # What is computed from parameters are no parameters.
+    _make = TensorDict._make  # type: ignore[assignment]
 
-    def _rewrap(self, result: Any) -> Any:
-        if result is self._tensordict:
-            return self
-        return result if self._kind is None else super()._rewrap(result)
+    def _over(self, container: Any) -> Any:  # type: ignore[override]
+        return container if self._kind is None else self._kind._over(container)
 
     def _as_result(self, stack: Any) -> Any:
         # Its members stay what they are: what is written to them becomes a parameter.
@@ -216,7 +199,7 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
     def _again(self, container: Any) -> Self:
         """A `TensorDictParams` over a container with leaves of its own."""
         result = object.__new__(type(self))
-        result._wrap(container._wrapped_container(), self._convert, self._kind)
+        result._set_up(container._wrapped_container(), self._convert, self._kind)
         result.__dict__["_get_hooks"] = list(self._get_hooks)
         result.training = self.training
         return result
@@ -224,11 +207,8 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
     def _part(self, container: Any) -> Self:
         """A face over a nested container, with the settings and hooks of this one; no `__init__` at 30 us."""
         part = object.__new__(type(self))
-        object.__setattr__(part, "_tensordict", container)
-        part.__dict__.update(self.__dict__)
-        part.__dict__.pop("_over", None)
-        part._look_at(container)
-        part._give_kind(None)
+        part.__dict__.update(self.__dict__, _kind=None)
+        part._hold(container)
         return part
 
     @property
@@ -421,17 +401,8 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
         result = self._again(moved._map(matched))
         if not inplace:
             return result
-        object.__setattr__(self, "_tensordict", result._tensordict)
-        self._look_at(self._tensordict)
+        self._hold(result._tensordict)
         return self
-
-    def cpu(self, **kwargs: Any) -> Self:
-        """A copy on the CPU; see :meth:`to`."""
-        return self.to("cpu", **kwargs)
-
-    def cuda(self, device: Any = None, **kwargs: Any) -> Self:
-        """A copy on a CUDA device, the current one by default; see :meth:`to`."""
-        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda", **kwargs)
 
     def _over_block(self, leaves: list[Any], *args: Any, **kwargs: Any) -> Any:
         olds = self._leaves()
@@ -443,16 +414,15 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        views = ("_parameters", "_buffers", "_over")
+        views = ("_parameters", "_buffers")
         state = {name: value for name, value in self.__dict__.items() if name not in views}
         return {**state, "_tensordict": self._tensordict}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = _as_ours(state) if pickled.PARAMS in state else dict(state)
-        object.__setattr__(self, "_tensordict", state.pop("_tensordict"))
+        state = {"_kind": None, **(_as_ours(state) if pickled.PARAMS in state else state)}
+        container = state.pop("_tensordict")
         self.__dict__.update(state)
-        self._look_at(self._tensordict)
-        self._give_kind(self.__dict__.get("_kind"))
+        self._hold(container)
 
     # --- the module -------------------------------------------------------------------------------------------------
 
@@ -497,11 +467,6 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Say whether the parameters require gradients."""
         return nn.Module.requires_grad_(self, requires_grad)
-
-    def zero_grad(self, set_to_none: bool = True) -> Self:  # type: ignore[override]
-        """Reset the gradients of all parameters."""
-        nn.Module.zero_grad(self, set_to_none)
-        return self
 
     def state_dict(self, *args: Any, flatten: bool = True, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The parameters and buffers by their names, as :meth:`torch.nn.Module.state_dict` gives them.
