@@ -63,10 +63,6 @@ class _Holding(Saved, Operators, TensorCollection):
         """A copy: values have no other form."""
         return self.clone()
 
-    def is_empty(self) -> bool:
-        """`False`: there is a value, or a place for some."""
-        return False
-
     def update(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
         """Take over the value of another holder, or any other value; a stack takes lists and stacks too.
 

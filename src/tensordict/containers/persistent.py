@@ -486,12 +486,6 @@ class PersistentTensorDict(OnDisk):
             return registry.lookup("NonTensorData")._of(f"<{slot.why}>", self._size, self._device)
         return super()._sketch(name)
 
-    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        """Move an entry to another (nested) key; arguments, result and errors as for any container."""
-        # Without reading it: it gets its new name in the file.
-        OnDisk.rename_key_(self._unread, old_key, new_key, safe)
-        return self
-
     def __repr__(self) -> str:
         """As that of any container; reads no tensors."""
         return super().__repr__() if self._file.is_open else f"PersistentTensorDict(closed file {self._file.name!r})"

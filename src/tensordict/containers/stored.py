@@ -260,39 +260,6 @@ class OnDisk(GivesTensorDicts):
 
     # --- what shares the entries --------------------------------------------------------------------------------------
 
-    def _level_entries(self, keys: tuple[Any, ...]) -> None:
-        # Nothing is read for a selection.
-        return None
-
-    def _selected(self, wanted: dict[str, Any]) -> Any:
-        entries: dict[str, Any] = {}
-        for name, below in wanted.items():
-            value = self._target(name)
-            entries[name] = value if below is None else value._selected(below)
-        return self._selection(entries)
-
-    def _excluding(self, paths: list[Path]) -> Any:
-        gone = {path[0] for path in paths if len(path) == 1}
-        below: dict[str, list[Path]] = {}
-        for path in paths:
-            if len(path) > 1:
-                below.setdefault(path[0], []).append(path[1:])
-        entries: dict[str, Any] = {}
-        for name in self._listed():
-            if name not in gone:
-                value = self._target(name)
-                nested = name in below and isinstance(value, Contract)
-                entries[name] = value._excluding(below[name]) if nested else value
-        return self._selection(entries)
-
-    def copy(self) -> TensorDictBase:  # type: ignore[override]
-        """A copy of the structure that shares the entries (as `dict.copy`): they stay in the file, new ones do not."""
-        entries = {}
-        for name in self._listed():
-            value = self._target(name)
-            entries[name] = value.copy() if isinstance(value, Contract) else value  # type: ignore[attr-defined]
-        return self._selection(entries)  # type: ignore[no-any-return]
-
     def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Any:
         entries: dict[str, Any] = {}
         for name in self._listed():
@@ -306,7 +273,7 @@ class OnDisk(GivesTensorDicts):
         make = FileSelection._of if stay else self._make
         return make(entries, self._batch_size, device, self._names)
 
-    def _selection(self, entries: dict[str, Any]) -> Any:
+    def _subset(self, entries: dict[str, Any]) -> Any:
         return FileSelection._of(entries, self._batch_size, self._device, self._names)
 
     # --- reading ------------------------------------------------------------------------------------------------------

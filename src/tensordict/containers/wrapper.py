@@ -104,6 +104,9 @@ class Face(TensorCollection):
     ) -> Self:
         return self._over(self._tensordict._build(entries, batch_size, device, names))
 
+    def _subset(self, entries: dict[str, Any]) -> Self:
+        return self._over(self._tensordict._subset(entries))
+
     def _as_result(self, stack: Any) -> Any:
         members = stack._entries
         if any(type(member) is not type(self) for member in members.sample):

@@ -149,6 +149,10 @@ class Contract:
         """One `_build` per piece, each with its batch size."""
         return [self._build(entries, size, device, names) for entries, size in zip(pieces, sizes, strict=True)]
 
+    def _subset(self, entries: dict[str, Any]) -> Self:
+        """A container over some of the entries of this one, as `_targets` gives them."""
+        return self._build(entries, self._batch_size, self._device, self._names)
+
     # --- leaves -------------------------------------------------------------------------------------------------------
     # The tensors that hold the memory: what is written into them is written into the container. A container that makes
     # its entries on reading gives those that they are made of, in the order in which `_map` goes.

@@ -62,10 +62,18 @@ class Copying(Leaves):
 
     def copy(self) -> Self:
         """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
-        entries = dict(self._entries)
+        mapping: Any = self._entries
+        if type(mapping) is not dict:
+            if (members := self._members(or_template=True)) is not None:
+                return self._restacked([member.copy() for member in members])
+            # What is in a file stays there.
+            mapping = self._targets()
+        entries = dict(mapping)
         for name, value in entries.items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 entries[name] = value.copy()  # type: ignore[attr-defined]
+        if type(mapping) is not dict:
+            return self._subset(entries)
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def __copy__(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import ItemsView, KeysView, ValuesView
+from collections.abc import ItemsView, KeysView, Mapping, ValuesView
 from typing import Any, Literal, overload
 
 import torch
@@ -136,7 +136,14 @@ class Reading(Contract):
 
     def is_empty(self) -> bool:
         """Whether no leaf is found anywhere in the tree."""
-        for value in self._outline().values():  # noqa: SIM110 (a generator's frame would halve the depth that can be walked)
+        entries: Mapping[str, Any] = self._entries
+        if type(entries) is not dict:
+            if self._is_non_tensor:
+                return False
+            if (members := self._members(or_template=True)) is not None:
+                return all(member.is_empty() for member in members)
+            entries = self._outline()
+        for value in entries.values():  # noqa: SIM110 (a generator's frame would halve the depth that can be walked)
             if not (isinstance(value, Reading) and value.is_empty()):
                 return False
         return True
@@ -284,7 +291,9 @@ class Reading(Contract):
         return path[-1] in node._entries
 
     def _has_anywhere(self, path: Path) -> bool:
-        """Whether there is an entry at `path`, here or in what this container is made of."""
+        """Whether there is an entry at `path`: of a lazy stack, in any of its members."""
+        if (members := self._members(or_template=True)) is not None:
+            return any(member._has_anywhere(path) for member in members)
         return self._has(path)
 
     def _holder(self, path: Path) -> tuple[Any, str]:
@@ -295,6 +304,12 @@ class Reading(Contract):
 
     def _missing(self, key: Any) -> KeyError:
         path = path_of(key)
+        having = [position for position, member in enumerate(self._members() or ()) if member._has(path)]
+        if having:
+            return KeyError(
+                f"key {key!r} is not in all members of the lazy stack, only in {having}: read it from these, as in "
+                f"stack.tensordicts[{having[0]}][{key!r}]"
+            )
         node: Any = self
         for name in path[:-1]:
             inner = node._node(name)

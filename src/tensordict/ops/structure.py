@@ -47,8 +47,16 @@ class Structure(Writing):
             >>> list(td.select(("b", "c")).keys(True, True))
             [('b', 'c')]
         """
-        if not inplace and not as_tensordict and (entries := self._level_entries(keys)) is not None:
-            return self._build(entries, self._batch_size, self._device, self._names)
+        mapping = self._entries
+        if type(mapping) is dict and not inplace and not as_tensordict:
+            # The usual case: keys of this level, all of them there.
+            entries: dict[str, Any] = {}
+            for key in keys:
+                if type(key) is not str or key not in mapping:
+                    break
+                entries[key] = mapping[key]
+            else:
+                return self._build(entries, self._batch_size, self._device, self._names)
         if inplace:
             self._refuse_if_locked("select in place")
         wanted: dict[str, Any] = {}
@@ -71,25 +79,25 @@ class Structure(Writing):
             return made  # type: ignore[no-any-return]
         return selected
 
-    def _level_entries(self, keys: tuple[Any, ...]) -> dict[str, Any] | None:
-        """The entries at these keys; `None` when one is nested or missing, or is no key at all."""
-        mapping = self._entries
-        entries = {}
-        for key in keys:
-            if type(key) is not str or key not in mapping:
-                return None
-            entries[key] = mapping[key]
-        return entries
-
     def _selected(self, wanted: dict[str, Any]) -> Self:
-        mapping = self._entries
+        mapping: Mapping[str, Any] = self._entries
+        if type(mapping) is not dict:
+            if (members := self._members(or_template=True)) is not None:
+                return self._restacked([member._selected(_known(member, wanted)) for member in members])
+            mapping = self._targets()
         entries: dict[str, Any] = {}
         for name, below in wanted.items():
             entries[name] = mapping[name] if below is None else mapping[name]._selected(below)
+        if type(mapping) is not dict:
+            return self._subset(entries)
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def _plan_keep(self, wanted: dict[str, Any], gone: list[tuple[Any, str]]) -> None:
         """List the entries that are not wanted, and the containers that hold them."""
+        if (members := self._members(or_template=True)) is not None:
+            for member in members:
+                member._plan_keep(_known(member, wanted), gone)
+            return
         for name in self._entries:
             if name not in wanted:
                 gone.append((self, name))
@@ -109,15 +117,27 @@ class Structure(Writing):
             >>> list(TensorDict({"a": torch.zeros(1), "b": torch.zeros(1)}).exclude("a").keys())
             ['b']
         """
-        paths = [path_of(key) for key in keys]
+        paths = [(key,) if type(key) is str else path_of(key) for key in keys]
         if inplace:
             self._refuse_if_locked("exclude in place")
+            if (members := self._members(or_template=True)) is not None:
+                for member in members:
+                    member.exclude(*paths, inplace=True)
+                return self
             _delete([self._holder(path) for path in paths if self._peek(path) is not None], "exclude in place")
             return self
         return self._excluding(paths)
 
     def _excluding(self, paths: list[Path]) -> Self:
-        entries = dict(self._entries)
+        mapping: Mapping[str, Any] = self._entries
+        if type(mapping) is dict:
+            entries = dict(mapping)
+        else:
+            if (members := self._members(or_template=True)) is not None:
+                return self._restacked([member._excluding(paths) for member in members])
+            # What goes is not looked at: it may be what a file has and torch has not.
+            mapping = self._targets()
+            entries = {name: mapping[name] for name in mapping if (name,) not in paths}
         below: dict[str, list[Path]] = {}
         for path in paths:
             if len(path) == 1:
@@ -128,6 +148,8 @@ class Structure(Writing):
             child = entries.get(name)
             if isinstance(child, Structure):
                 entries[name] = child._excluding(rest)
+        if type(mapping) is not dict:
+            return self._subset(entries)
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def empty(
@@ -142,10 +164,25 @@ class Structure(Writing):
 
         Args:
             recurse: keep the nested containers, emptied too.
+
+        Of a lazy stack this is one of empty members; a `TensorDict` when another batch size is asked for.
         """
-        if batch_size is None and device is NO_DEFAULT and names is None and not recurse:
+        if (
+            type(self._entries) is dict
+            and batch_size is None
+            and device is NO_DEFAULT
+            and names is None
+            and not recurse
+        ):
             return self._build({}, self._batch_size, self._device, self._names)
         size = self._batch_size if batch_size is None else as_size(batch_size)
+        if (members := self._members(or_template=True)) is not None:
+            stack = self._restacked([member.empty(recurse, device=device) for member in members])
+            if size != self._batch_size:
+                return stack._dense().empty(recurse, batch_size=size, device=device, names=names)  # type: ignore[no-any-return]
+            if names is not None:
+                stack.names = names  # type: ignore[attr-defined]
+            return stack
         target = self._device if device is NO_DEFAULT else (None if device is None else torch.device(device))
         own_names = names if names is not None or batch_size is not None else self._names
         entries: dict[str, Any] = {}
@@ -213,6 +250,8 @@ class Structure(Writing):
 
     def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
         """One level of entries; `keys` gets the nested keys that they had."""
+        if (members := self._members(or_template=True)) is not None:
+            return self._restacked([member._flat(separator, is_leaf, keys) for member in members])
         items = _all_leaves(self) if is_leaf is None else list(self.items(True, True, is_leaf))
         entries = {key if type(key) is str else separator.join(key): value for key, value in items}
         keys += [key for key, _ in items]
@@ -247,6 +286,8 @@ class Structure(Writing):
 
     def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
         """The entries by the parts of their names, or where `places` says; containers that meet are merged."""
+        if (members := self._members(or_template=True)) is not None:
+            return self._restacked([member._tree(separator, places) for member in members])
         root: Any = self._build({}, self._batch_size, self._device, self._names)
         # The entries of the containers that are new here, by path, and by the joined names of it, which are at hand.
         levels: dict[Any, Any] = {(): root._entries}
@@ -267,6 +308,10 @@ class Structure(Writing):
 
     def _exchange(self, other: Any) -> None:
         """Make the entries of `other`, a container of the same kind, all there is in this one."""
+        if (members := self._members(or_template=True)) is not None:
+            for member, piece in zip(members, other._members(or_template=True), strict=True):
+                member._exchange(piece)
+            return
         entries = dict(other._entries)
         for name in list(self._entries):
             del self._entries[name]
@@ -287,6 +332,8 @@ class Structure(Writing):
             >>> list(TensorDict(a=torch.zeros(1)).rename_keys({"a": ("b", "c")}).keys(True, True))
             [('b', 'c')]
         """
+        if (members := self._members(or_template=True)) is not None:
+            return self._restacked([member.rename_keys(mapping, safe=safe) for member in members])
         out = self.copy()  # type: ignore[attr-defined]
         moved = {path_of(new): out.pop(old) for old, new in mapping.items()}
         for path, value in moved.items():
@@ -324,23 +371,30 @@ class Structure(Writing):
         """
         if inplace:
             self._refuse_if_locked("split the keys in place")
+        moves = [list(keys.items()) if isinstance(keys, Mapping) else [(key, key) for key in keys] for keys in key_sets]
+        *outs, last = self._split_by(moves, default if default is not NO_DEFAULT or strict else None, reproduce_struct)
+        if inplace:
+            self._exchange(last)
+            last = self
+        return (*outs, last)
+
+    def _split_by(self, moves: list[list[tuple[Any, Any]]], default: Any, reproduce_struct: bool) -> list[Any]:
+        """A container for each list of (old key, new key), and one with what is left."""
+        if (members := self._members(or_template=True)) is not None:
+            columns = [member._split_by(moves, default, reproduce_struct) for member in members]
+            return [self._restacked(column) for column in zip(*columns, strict=True)]
         last = self.copy()  # type: ignore[attr-defined]
         outs: list[Any] = []
-        for key_set in key_sets:
+        for pairs in moves:
             out = self.empty(recurse=reproduce_struct)
-            pairs = key_set.items() if isinstance(key_set, Mapping) else [(key, key) for key in key_set]
             for old, new in pairs:
-                fallback = default if default is not NO_DEFAULT or strict else None
-                value = last.pop(old, fallback)
+                value = last.pop(old, default)
                 if value is not None:
                     out._write(path_of(new), value)
             outs.append(out)
         if not reproduce_struct:
             last.filter_empty_()
-        if inplace:
-            self._exchange(last)
-            last = self
-        return (*outs, last)
+        return [*outs, last]
 
     def separates(self, *keys: Any, default: Any = NO_DEFAULT, strict: bool = True, filter_empty: bool = True) -> Self:
         """Remove the entries at these nested keys from this container and return them in a new one.
@@ -358,6 +412,10 @@ class Structure(Writing):
     def filter_empty_(self) -> Self:
         """Delete the nested containers in which no leaf is found; returns the same container."""
         self._refuse_if_locked("filter empty containers")
+        if (members := self._members(or_template=True)) is not None:
+            for member in members:
+                member.filter_empty_()
+            return self
         gone: list[tuple[Any, str]] = []
         self._plan_filter(gone)
         _delete(gone, "filter empty containers")
@@ -468,6 +526,11 @@ def _delete(gone: list[tuple[Any, str]], what: str) -> None:
             raise_locked(f"{what}, which deletes {name!r} from a locked nested container")
     for node, name in gone:
         node._entries.pop(name, None)
+
+
+def _known(member: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The wanted names that a member of a lazy stack has."""
+    return {name: below for name, below in wanted.items() if name in member._entries}
 
 
 def _want(wanted: dict[str, Any], path: Path) -> None:

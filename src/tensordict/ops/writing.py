@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -526,7 +526,10 @@ class Writing(Reading, Locking):
             KeyError: there is no such entry.
             RuntimeError: the container is locked.
         """
-        path = path_of(key)
+        path = (key,) if type(key) is str else path_of(key)
+        if type(self._entries) is not dict and (members := self._members(or_template=True)) is not None:
+            self._delete_from(members, path)
+            return self
         parent = self if len(path) == 1 else self._peek(path[:-1])
         within = isinstance(parent, Contract)
         if self._locked or (within and parent._locked):
@@ -535,6 +538,16 @@ class Writing(Reading, Locking):
             raise self._missing(joined(path))
         del parent._entries[path[-1]]
         return self
+
+    def _delete_from(self, members: Sequence[Any], path: Path) -> None:
+        """Delete an entry from all members that have it."""
+        having = {id(member): member for member in members if member._has_anywhere(path)}.values()  # each once
+        if self._locked or any(member._locked for member in having):
+            raise_locked(f"delete the entry {joined(path)!r}")
+        if not having:
+            raise self._missing(joined(path))
+        for member in having:
+            member.del_(path)
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return it, or return `default` when there is none.
@@ -563,6 +576,8 @@ class Writing(Reading, Locking):
     def clear(self) -> Self:
         """Delete all entries; returns the same container."""
         self._refuse_if_locked("clear it")
+        for member in self._members(or_template=True) or ():
+            member.clear()
         for name in list(self._entries):
             del self._entries[name]
         return self
@@ -580,25 +595,38 @@ class Writing(Reading, Locking):
         """
         if self._locked:
             raise_locked(f"rename the entry {old_key!r}")
-        old, new = path_of(old_key), path_of(new_key)
-        value = self._existing(old_key)
-        if safe and self._peek(new) is not None:
+        old = (old_key,) if type(old_key) is str else path_of(old_key)
+        new = (new_key,) if type(new_key) is str else path_of(new_key)
+        parent: Any = self if len(old) == 1 else self._peek(old[:-1])
+        entries: Any = parent._entries if isinstance(parent, Contract) else {}
+        if old[-1] not in entries:
+            raise self._missing(joined(old))
+        if safe and self._has_anywhere(new):
             raise KeyError(f"cannot rename {old_key!r}: key {new_key!r} is already present in TensorDict (safe=True)")
         if old == new:
             return self
-        if len(old) == len(new) == 1:
+        in_level = len(old) == len(new) == 1
+        if not in_level and new[: len(old)] == old:
+            raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
+        if type(entries) is not dict:
+            if (members := self._members(or_template=True)) is not None:
+                self._check_field(new[0])
+                for member in members:
+                    check_way(member, new, new)
+                for member in members:
+                    member.rename_key_(old, new)
+                return self
+            # What is in a file stays there.
+            entries = parent._targets()
+        if in_level:
             # Within a level the value fits as it did before.
             self._check_field(new[0])
-            self._entries[new[0]] = value
-            del self._entries[old[0]]
-            return self
-        if new[: len(old)] == old:
-            raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
-        parent, name = self._holder(old)
-        if parent._locked:
-            raise_locked(f"rename the entry {old_key!r}")
-        self._write(new, value)
-        del parent._entries[name]
+            entries[new[0]] = entries[old[0]]
+        else:
+            if parent._locked:
+                raise_locked(f"rename the entry {old_key!r}")
+            self._write(new, entries[old[-1]])
+        del entries[old[-1]]
         return self
 
     # --- the batch size ----------------------------------------------------------------------------------------------
@@ -708,6 +736,18 @@ def _plan_copy(target: Tensor, item: Any, path: Path, targets: list[Tensor], val
         raise named_error(error, path) from None
     targets += parts[0]
     values += parts[1]
+
+
+def check_way(member: Any, way: Path, path: Path) -> None:
+    """Raise when the way to an entry of a member of a lazy stack leads through a tensor."""
+    node = member
+    for depth, name in enumerate(way[:-1], 1):
+        inner = node._node(name)
+        if inner is None and name in node._entries:
+            raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(way[:depth])!r} of a member is a tensor")
+        if inner is None:
+            return
+        node = inner
 
 
 def raise_no_entry(path: Path) -> NoReturn:

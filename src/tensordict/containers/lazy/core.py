@@ -292,10 +292,6 @@ class LazyCore(TensorDictBase):
 
     # --- copies -----------------------------------------------------------------------------------------------------
 
-    def copy(self) -> Self:
-        """A stack of copies of the members, which share the leaves (as `dict.copy`)."""
-        return self._each(lambda member: member.copy())
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         result = self._each(lambda member: member.__deepcopy__(memo))
         memo[id(self)] = result

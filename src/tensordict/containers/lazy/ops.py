@@ -16,15 +16,14 @@ from tensordict.core import foreach, registry, settings
 from tensordict.core.context import same_memory
 from tensordict.core.contract import ByNdim, Contract, is_node
 from tensordict.core.errors import ShapeError
-from tensordict.core.key_views import IsLeaf, MembersApart
+from tensordict.core.key_views import MembersApart
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.core.shapes import as_size
 from tensordict.ops.applying import _Call
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.stacking import cat_containers, stack_containers
-from tensordict.ops.writing import _Copies, _Update
+from tensordict.ops.writing import _Copies, _Update, check_way
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,7 +65,7 @@ class LazyOps(LazyCore):
         pieces = self._split(item, path, False)
         values = []
         for member, piece in zip(store.containers, pieces, strict=True):
-            _check_way(member, target, path)
+            check_way(member, target, path)
             values.append(member._admit(piece, path, non_blocking))
         for member, value in zip(store.containers, values, strict=True):
             member._write(target, value)
@@ -154,146 +153,6 @@ class LazyOps(LazyCore):
             inner[index] = value
         else:
             self._plan_at(name, value, index, path).run()
-
-    # --- removal and renaming ---------------------------------------------------------------------------------------
-
-    def _has_anywhere(self, path: Path) -> bool:
-        return any(member._has_anywhere(path) for member in self._entries.sample)
-
-    def del_(self, key: Any) -> Self:
-        """Delete the entry at a nested key from all members that have it; arguments and errors as for any container."""
-        path = path_of(key)
-        if self._locked:
-            raise_locked(f"delete the entry {joined(path)!r}")
-        having = [member for member in self._entries.sample if member._has_anywhere(path)]
-        if not having:
-            raise self._missing(joined(path))
-        for member in having:
-            if member._locked:
-                raise_locked(f"delete the entry {joined(path)!r}")
-        for member in {id(member): member for member in having}.values():  # one may be there several times
-            member.del_(path)
-        return self
-
-    def rename_keys(self, mapping: Mapping[Any, Any], *, safe: bool = False) -> Self:
-        """Copies of the members whose entries have moved; arguments and errors as for any container."""
-        return self._each(lambda member: member.rename_keys(mapping, safe=safe))
-
-    def clear(self) -> Self:
-        """Delete all entries of all members; returns the same container."""
-        self._refuse_if_locked("clear it")
-        for member in self._entries.sample:
-            member.clear()
-        return self
-
-    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
-        """Move an entry to another (nested) key; arguments and errors as for any container."""
-        if self._locked:
-            raise_locked(f"rename the entry {old_key!r}")
-        old, new = path_of(old_key), path_of(new_key)
-        if not self._has(old):
-            raise self._missing(joined(old))
-        if safe and any(member._has(new) for member in self._entries.sample):
-            raise KeyError(f"cannot rename {old_key!r}: key {new_key!r} is already present in TensorDict (safe=True)")
-        if len(old) < len(new) and new[: len(old)] == old:
-            raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
-        for member in self._entries.sample:
-            _check_way(member, new, new)
-        for member in self._entries.sample:
-            member.rename_key_(old, new)
-        return self
-
-    def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
-        """Delete the entry at a nested key and return it, stacked; arguments and errors as for any container."""
-        path = path_of(key)
-        if not self._has(path):
-            if default is NO_DEFAULT:
-                raise self._missing(joined(path))
-            return default
-        value = self._find(path)
-        self.del_(path)
-        return value
-
-    # --- selecting --------------------------------------------------------------------------------------------------
-
-    def _level_entries(self, keys: tuple[Any, ...]) -> dict[str, Any] | None:
-        # Selected by the members, so that nothing is stacked.
-        return None
-
-    def _selected(self, wanted: dict[str, Any]) -> Self:
-        return self._each(lambda member: member._selected(_known(member, wanted)))
-
-    def _plan_keep(self, wanted: dict[str, Any], gone: list[tuple[Any, str]]) -> None:
-        for member in self._entries.sample:
-            member._plan_keep(_known(member, wanted), gone)
-
-    def exclude(self, *keys: Any, inplace: bool = False) -> Self:
-        """All entries but those at these nested keys, in any member; arguments and result as for any container."""
-        if not inplace:
-            return super().exclude(*keys)
-        self._refuse_if_locked("exclude in place")
-        for member in self._entries.sample:
-            member.exclude(*keys, inplace=True)
-        return self
-
-    def _excluding(self, paths: list[Path]) -> Self:
-        return self._each(lambda member: member._excluding(paths))
-
-    def empty(
-        self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
-    ) -> Self:
-        """A lazy stack of members without entries; a `TensorDict` when another batch size is asked for.
-
-        Arguments as for any container.
-        """
-        if batch_size is not None and as_size(batch_size) != self._batch_size:
-            out = self._each(lambda member: member.empty(recurse))
-            return out._dense().empty(recurse, batch_size=batch_size, device=device, names=names)  # type: ignore[no-any-return]
-        out = self._each(lambda member: member.empty(recurse, device=device))
-        if names is not None:
-            out.names = names
-        return out
-
-    def is_empty(self) -> bool:
-        """Whether no member has a leaf anywhere."""
-        return all(member.is_empty() for member in self._entries.sample)
-
-    def filter_empty_(self) -> Self:
-        """Delete the nested containers of every member in which no leaf is found; returns the same container."""
-        self._refuse_if_locked("filter empty containers")
-        for member in self._entries.sample:
-            member.filter_empty_()
-        return self
-
-    def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
-        return self._each(lambda member: member._flat(separator, is_leaf, keys))
-
-    def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
-        return self._each(lambda member: member._tree(separator, places))
-
-    def split_keys(
-        self,
-        *key_sets: Any,
-        inplace: bool = False,
-        default: Any = NO_DEFAULT,
-        strict: bool = True,
-        reproduce_struct: bool = False,
-    ) -> tuple[Self, ...]:
-        """Split every member by keys; arguments, result and errors as for any container."""
-        options = {"default": default, "strict": strict, "reproduce_struct": reproduce_struct}
-        sets = [dict(keys) if isinstance(keys, Mapping) else list(keys) for keys in key_sets]
-        if inplace:
-            self._refuse_if_locked("split the keys in place")
-        columns = [member.split_keys(*sets, **options) for member in self._entries.sample]
-        stacks = [self._restacked(column) for column in zip(*columns, strict=True)]
-        if inplace:
-            self._exchange(stacks.pop())
-            stacks.append(self)
-        return tuple(stacks)
-
-    def _exchange(self, other: Any) -> None:
-        for member, piece in zip(self._entries.sample, other._entries.sample, strict=True):
-            member._exchange(piece)
 
     def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
         if restored._batch_size != self._batch_size or not self._entries.containers:
@@ -395,23 +254,6 @@ def _as_written(member: Any, stack: Any) -> Any:
         else:
             out._write(path_of(key), stack.get(key))
     return out
-
-
-def _known(member: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The wanted names that a member has."""
-    return {name: below for name, below in wanted.items() if name in member._entries}
-
-
-def _check_way(member: Any, way: Path, path: Path) -> None:
-    """Raise when the way to an entry leads through a tensor."""
-    node = member
-    for depth, name in enumerate(way[:-1], 1):
-        inner = node._node(name)
-        if inner is None and name in node._entries:
-            raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(way[:depth])!r} of a member is a tensor")
-        if inner is None:
-            return
-        node = inner
 
 
 def _is_array(items: list[Any]) -> bool:

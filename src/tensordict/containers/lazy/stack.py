@@ -381,16 +381,6 @@ class LazyStackedTensorDict(LazyDims, LazyOps):
         """A live view of the keys that all members have; the same as :meth:`keys`."""
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
 
-    def _missing(self, key: Any) -> KeyError:
-        path = path_of(key)
-        having = [position for position, member in enumerate(self._entries.containers) if member._has(path)]
-        if not having:
-            return super()._missing(key)
-        return KeyError(
-            f"key {key!r} is not in all members of the lazy stack, only in {having}: read it from these, as in "
-            f"stack.tensordicts[{having[0]}][{key!r}]"
-        )
-
     # --- dense forms ------------------------------------------------------------------------------------------------
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> TensorDict:  # type: ignore[override]
