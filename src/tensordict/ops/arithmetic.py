@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,7 @@ class Arithmetic(Leaves):
             >>> td.add(TensorDict({"b": {"c": torch.ones(2)}}, [2]), alpha=10, default="intersection")["b", "c"]
             tensor([11., 11.])
         """
-        if alpha is None:
-            return self._with(torch.add, torch._foreach_add, "add", other, default)
-        one, many = partial(torch.add, alpha=alpha), partial(torch._foreach_add, alpha=alpha)
-        return self._with(one, many, "add", other, default)
+        return self._with(*_scaled(torch.add, torch._foreach_add, alpha), "add", other, default)
 
     def add_(self, other: object, *, alpha: float | None = None) -> Self:
         """As :meth:`add`, in place.
@@ -84,22 +82,15 @@ class Arithmetic(Leaves):
             >>> td.add_(1) is td, td["a"]
             (True, tensor([1., 1.]))
         """
-        if alpha is None:
-            return self._with_(Tensor.add_, torch._foreach_add_, "add_", other)
-        return self._with_(partial(Tensor.add_, alpha=alpha), partial(torch._foreach_add_, alpha=alpha), "add_", other)
+        return self._with_(*_scaled(Tensor.add_, torch._foreach_add_, alpha), "add_", other)
 
     def sub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """`self - alpha * other`; the arguments as for :meth:`add`."""
-        if alpha is None:
-            return self._with(torch.sub, torch._foreach_sub, "sub", other, default)
-        one, many = partial(torch.sub, alpha=alpha), partial(torch._foreach_sub, alpha=alpha)
-        return self._with(one, many, "sub", other, default)
+        return self._with(*_scaled(torch.sub, torch._foreach_sub, alpha), "sub", other, default)
 
     def sub_(self, other: object, alpha: float | None = None) -> Self:
         """As :meth:`sub`, in place."""
-        if alpha is None:
-            return self._with_(Tensor.sub_, torch._foreach_sub_, "sub_", other)
-        return self._with_(partial(Tensor.sub_, alpha=alpha), partial(torch._foreach_sub_, alpha=alpha), "sub_", other)
+        return self._with_(*_scaled(Tensor.sub_, torch._foreach_sub_, alpha), "sub_", other)
 
     def rsub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """`other - alpha * self`; the arguments as for :meth:`add`.
@@ -110,10 +101,7 @@ class Arithmetic(Leaves):
             >>> TensorDict(a=torch.ones(2)).rsub(3)["a"]
             tensor([2., 2.])
         """
-        if alpha is None:
-            return self._with(torch.rsub, _foreach_rsub, "rsub", other, default)
-        one, many = partial(torch.rsub, alpha=alpha), partial(_foreach_rsub, alpha=alpha)
-        return self._with(one, many, "rsub", other, default)
+        return self._with(*_scaled(torch.rsub, _foreach_rsub, alpha), "rsub", other, default)
 
     def mul(self, other: object, *, default: object = None) -> Self:
         """`self * other`; the arguments as for :meth:`add`."""
@@ -298,32 +286,26 @@ class Arithmetic(Leaves):
         return NotImplemented if operand(other) is NotImplemented else self.div_(other)
 
     def __floordiv__(self, other: object) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with(torch.floor_divide, None, "//", other)
+        return NotImplemented if operand(other) is NotImplemented else self._with(torch.floor_divide, None, "//", other)
 
     def __rfloordiv__(self, other: object) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with(_rfloordiv, None, "//", other)
+        return NotImplemented if operand(other) is NotImplemented else self._with(_rfloordiv, None, "//", other)
 
     def __ifloordiv__(self, other: object) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with_(Tensor.floor_divide_, None, "//=", other)
+        return (
+            NotImplemented
+            if operand(other) is NotImplemented
+            else self._with_(Tensor.floor_divide_, None, "//=", other)
+        )
 
     def __mod__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.mod(other)
 
     def __rmod__(self, other: object) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with(_rmod, None, "%", other)
+        return NotImplemented if operand(other) is NotImplemented else self._with(_rmod, None, "%", other)
 
     def __imod__(self, other: object) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with_(Tensor.remainder_, None, "%=", other)
+        return NotImplemented if operand(other) is NotImplemented else self._with_(Tensor.remainder_, None, "%=", other)
 
     def __pow__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.pow(other)
@@ -455,6 +437,11 @@ def _shapes(leaves: list[Any]) -> list[Any]:
         return list(map(Tensor.size, leaves))
     except RuntimeError:
         return [None if leaf.is_nested else leaf.shape for leaf in leaves]
+
+
+def _scaled(one: One, many: Callable[..., Any], alpha: float | None) -> tuple[One, Many]:
+    """The functions with `alpha` times the other operand, if there is one."""
+    return (one, many) if alpha is None else (partial(one, alpha=alpha), partial(many, alpha=alpha))
 
 
 def _foreach_rsub(left: list[Tensor], right: Any, **alpha: Any) -> Any:

@@ -15,7 +15,13 @@ from tensordict.parallel.channels import Channel, as_group, rank_in
 from tensordict.parallel.transfers import Receiving, Sending
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
+
+    class _Options(TypedDict, total=False):
+        group: object
+        init_tag: int
+        pseudo_rand: bool
+        allow_pickle: bool
 
 
 class Communicating(Leaves):
@@ -114,24 +120,18 @@ class Communicating(Leaves):
         self,
         dst: int | None = ...,
         *,
-        group: Any = ...,
         group_dst: int | None = ...,
-        init_tag: int = ...,
-        pseudo_rand: bool = ...,
         return_early: Literal[False] = ...,
-        allow_pickle: bool = ...,
+        **options: Unpack[_Options],
     ) -> int: ...
     @overload
     def isend(
         self,
         dst: int | None = ...,
         *,
-        group: Any = ...,
         group_dst: int | None = ...,
-        init_tag: int = ...,
-        pseudo_rand: bool = ...,
         return_early: Literal[True],
-        allow_pickle: bool = ...,
+        **options: Unpack[_Options],
     ) -> list[Sending]: ...
     def isend(
         self,
@@ -173,24 +173,18 @@ class Communicating(Leaves):
         self,
         src: int | None = ...,
         *,
-        group: Any = ...,
         group_src: int | None = ...,
         return_premature: Literal[False] = ...,
-        init_tag: int = ...,
-        pseudo_rand: bool = ...,
-        allow_pickle: bool = ...,
+        **options: Unpack[_Options],
     ) -> None: ...
     @overload
     def irecv(
         self,
         src: int | None = ...,
         *,
-        group: Any = ...,
         group_src: int | None = ...,
         return_premature: Literal[True],
-        init_tag: int = ...,
-        pseudo_rand: bool = ...,
-        allow_pickle: bool = ...,
+        **options: Unpack[_Options],
     ) -> list[Future[Self]]: ...
     def irecv(
         self,

@@ -20,7 +20,22 @@ from tensordict.memory.mapped import PathLike
 from tensordict.ops.leaves import Leaves
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
+
+    class _Options(TypedDict, total=False):
+        num_threads: int
+        device: object
+        non_blocking: bool
+        inplace: bool
+        use_buffer: bool
+        share_memory: bool
+        pin_memory: bool
+        metadata: bool
+        durable: bool
+        checksum: bool | str
+        progress: bool
+        overwrite: bool
+
 
 _CPU = torch.device("cpu")
 
@@ -30,41 +45,11 @@ class Consolidating(Leaves):
 
     @overload
     def consolidate(
-        self,
-        filename: PathLike | None = ...,
-        *,
-        num_threads: int = ...,
-        device: Any = ...,
-        non_blocking: bool = ...,
-        inplace: bool = ...,
-        return_early: Literal[False] = ...,
-        use_buffer: bool = ...,
-        share_memory: bool = ...,
-        pin_memory: bool = ...,
-        metadata: bool = ...,
-        durable: bool = ...,
-        checksum: bool | str = ...,
-        progress: bool = ...,
-        overwrite: bool = ...,
+        self, filename: PathLike | None = ..., *, return_early: Literal[False] = ..., **options: Unpack[_Options]
     ) -> Self: ...
     @overload
     def consolidate(
-        self,
-        filename: PathLike | None = ...,
-        *,
-        num_threads: int = ...,
-        device: Any = ...,
-        non_blocking: bool = ...,
-        inplace: bool = ...,
-        return_early: Literal[True],
-        use_buffer: bool = ...,
-        share_memory: bool = ...,
-        pin_memory: bool = ...,
-        metadata: bool = ...,
-        durable: bool = ...,
-        checksum: bool | str = ...,
-        progress: bool = ...,
-        overwrite: bool = ...,
+        self, filename: PathLike | None = ..., *, return_early: Literal[True], **options: Unpack[_Options]
     ) -> Future[Self]: ...
     def consolidate(
         self,

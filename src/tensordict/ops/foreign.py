@@ -20,7 +20,13 @@ from tensordict.ops.converting import Converting
 from tensordict.ops.numbers import stored
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
+
+    class _Options(TypedDict, total=False):
+        auto_batch_size: bool
+        batch_dims: int | None
+        device: object
+        batch_size: object
 
     _Tuple = TypeVar("_Tuple", bound=tuple[Any, ...])
 
@@ -30,26 +36,10 @@ class Foreign(Converting):
 
     @overload
     @classmethod
-    def from_any(
-        cls,
-        obj: Mapping[Any, Any],
-        *,
-        auto_batch_size: bool = ...,
-        batch_dims: int | None = ...,
-        device: Any = ...,
-        batch_size: Any = ...,
-    ) -> Self: ...
+    def from_any(cls, obj: Mapping[Any, Any], **options: Unpack[_Options]) -> Self: ...
     @overload
     @classmethod
-    def from_any(
-        cls,
-        obj: Any,
-        *,
-        auto_batch_size: bool = ...,
-        batch_dims: int | None = ...,
-        device: Any = ...,
-        batch_size: Any = ...,
-    ) -> Any: ...
+    def from_any(cls, obj: object, **options: Unpack[_Options]) -> Any: ...
     @classmethod
     def from_any(
         cls,

@@ -24,6 +24,7 @@ from tensordict.ops.stacking import (
 
 if TYPE_CHECKING:
     from torch import nn
+    from typing_extensions import TypedDict, Unpack
 
     from tensordict.containers.base import TensorDictBase
     from tensordict.containers.dense import TensorDict
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     from tensordict.ops.collection import TensorCollection
 
     _Container = TypeVar("_Container", bound=TensorCollection)
+
+    class _Options(TypedDict, total=False):
+        lock: bool
+        use_state_dict: bool
+        expand_identical: bool
+
 
 __all__ = [
     "cat",
@@ -410,30 +417,15 @@ def from_module(module: Any, as_module: bool = False, lock: bool = True, use_sta
 
 @overload
 def from_modules(
-    *modules: nn.Module,
-    as_module: Literal[True],
-    lock: bool = ...,
-    use_state_dict: bool = ...,
-    lazy_stack: bool = ...,
-    expand_identical: bool = ...,
+    *modules: nn.Module, as_module: Literal[True], lazy_stack: bool = ..., **options: Unpack[_Options]
 ) -> TensorDictParams: ...
 @overload
 def from_modules(
-    *modules: nn.Module,
-    as_module: Literal[False] = ...,
-    lock: bool = ...,
-    use_state_dict: bool = ...,
-    lazy_stack: Literal[True],
-    expand_identical: bool = ...,
+    *modules: nn.Module, as_module: Literal[False] = ..., lazy_stack: Literal[True], **options: Unpack[_Options]
 ) -> LazyStackedTensorDict: ...
 @overload
 def from_modules(
-    *modules: nn.Module,
-    as_module: Literal[False] = ...,
-    lock: bool = ...,
-    use_state_dict: bool = ...,
-    lazy_stack: Literal[False] = ...,
-    expand_identical: bool = ...,
+    *modules: nn.Module, as_module: Literal[False] = ..., lazy_stack: Literal[False] = ..., **options: Unpack[_Options]
 ) -> TensorDict: ...
 def from_modules(
     *modules: Any,

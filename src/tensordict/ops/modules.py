@@ -15,9 +15,23 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import KeyMismatchError, ModuleError, OptionError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
 
     from tensordict.nn.params import TensorDictParams
+
+    class _FromModules(TypedDict, total=False):
+        lock: bool
+        use_state_dict: bool
+        lazy_stack: bool
+        expand_identical: bool
+
+    class _ToModule(TypedDict, total=False):
+        inplace: bool | None
+        swap_dest: object
+        use_state_dict: bool
+        non_blocking: bool
+        preserve_module_state: bool | None
+        memo: dict[int, Any] | None
 
 
 _NO_BATCH = torch.Size(())
@@ -94,24 +108,12 @@ class Modules(Contract):
     @overload
     @classmethod
     def from_modules(
-        cls,
-        *modules: nn.Module,
-        as_module: Literal[True],
-        lock: bool = ...,
-        use_state_dict: bool = ...,
-        lazy_stack: bool = ...,
-        expand_identical: bool = ...,
+        cls, *modules: nn.Module, as_module: Literal[True], **options: Unpack[_FromModules]
     ) -> TensorDictParams: ...
     @overload
     @classmethod
     def from_modules(
-        cls,
-        *modules: nn.Module,
-        as_module: Literal[False] = ...,
-        lock: bool = ...,
-        use_state_dict: bool = ...,
-        lazy_stack: bool = ...,
-        expand_identical: bool = ...,
+        cls, *modules: nn.Module, as_module: Literal[False] = ..., **options: Unpack[_FromModules]
     ) -> Self: ...
     @classmethod
     def from_modules(
@@ -178,30 +180,10 @@ class Modules(Contract):
 
     @overload
     def to_module(
-        self,
-        module: nn.Module,
-        *,
-        inplace: bool | None = ...,
-        return_swap: Literal[True] = ...,
-        swap_dest: Any = ...,
-        use_state_dict: bool = ...,
-        non_blocking: bool = ...,
-        preserve_module_state: bool | None = ...,
-        memo: dict[int, Any] | None = ...,
+        self, module: nn.Module, *, return_swap: Literal[True] = ..., **options: Unpack[_ToModule]
     ) -> Self: ...
     @overload
-    def to_module(
-        self,
-        module: nn.Module,
-        *,
-        inplace: bool | None = ...,
-        return_swap: Literal[False],
-        swap_dest: Any = ...,
-        use_state_dict: bool = ...,
-        non_blocking: bool = ...,
-        preserve_module_state: bool | None = ...,
-        memo: dict[int, Any] | None = ...,
-    ) -> None: ...
+    def to_module(self, module: nn.Module, *, return_swap: Literal[False], **options: Unpack[_ToModule]) -> None: ...
     def to_module(
         self,
         module: nn.Module,
