@@ -132,18 +132,6 @@ class _Holding(Saved, Operators, TensorCollection):
     def _write(self, path: Path, item: Any, non_blocking: bool = False, name: str | None = None) -> None:
         self._write_name(path[-1], item, non_blocking, path)
 
-    def _merge(
-        self, others: Any, fn: Any, size: Any, lead: int, rename: Any, path: Path = (), whole: Any = None
-    ) -> Any:
-        check_held(others, path)
-        return whole(others)
-
-    def _apply_tree(self, call: Any, others: Sequence[Any], path: Path) -> Any:
-        if call.targets is not None:
-            return None
-        size = self._batch_size if call.batch_size is None else call.batch_size
-        return self._build({}, size, self._device, self._names if call.batch_size is None else None)
-
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
         check_held(items, ())
         if _one_for_all(items):
@@ -693,13 +681,6 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):  # type: ignore[misc]
     def _collapsed(self, way: Any) -> Any:
         size, names = way.after(self._batch_size, self._names)
         return self._build({}, size, self._device, names)
-
-    def _map_some(self, fn: Callable[[Any], Any]) -> Any:
-        return None
-
-    def _paired(self, other: Contract) -> None:
-        # Values are no operands.
-        return None
 
     def __repr__(self) -> str:
         """The class, the list of the values, cut where it is long, the batch size and the device."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from tensordict.containers.base import GivesTensorDicts, TensorDictBase
 from tensordict.containers.dense import TensorDict
 from tensordict.core import context, pytree, registry
-from tensordict.core.contract import Contract, LeafFn, Names, Rename
+from tensordict.core.contract import Contract, Names
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.indexing import leaf_index
 from tensordict.core.keys import Path, path_of
@@ -134,15 +133,6 @@ class OnDisk(GivesTensorDicts):
         value = self._sketch(name) if self._holds(name) else None
         return value if isinstance(value, Contract) else None
 
-    def _gather(self, found: list[Any]) -> None:
-        TensorDictBase._gather(self._unread, found)
-
-    def _walk(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-        return TensorDictBase._walk(self._unread, prefix)
-
-    def _leaves_of(self, name: str) -> list[Any]:
-        return TensorDictBase._leaves_of(self._unread, name)
-
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
@@ -154,65 +144,12 @@ class OnDisk(GivesTensorDicts):
 
     # --- the walks: leaf by leaf, so that no more than the results are in memory --------------------------------------
 
-    def _map(
-        self,
-        fn: LeafFn,
-        size: torch.Size | None = None,
-        lead: int = 0,
-        rename: Rename | None = None,
-        whole: LeafFn | None = None,
-    ) -> Self:
+    def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
         # An index takes its part of the file; any other function is given what is read.
-        on_read = _Indexed(fn, self._batch_size) if isinstance(fn, itemgetter) else _OnRead(fn)
-        mapped = {
-            name: value._map(fn, size, lead, rename, whole) if isinstance(value, Contract) else on_read(value)
-            for name, value in self._unread._entries.items()
-        }
-        own, names = self._batch_size, self._names
-        if size is None:
-            return self._make(mapped, own, self._device, names)  # type: ignore[no-any-return]
-        names = None if names is None else self._renamed(len(size), lead, rename)
-        return self._make(mapped, size + own[lead:], self._device, names)  # type: ignore[no-any-return]
-
-    def _map_many(
-        self,
-        fn: Callable[[Any], Sequence[Any]],
-        sizes: Sequence[torch.Size],
-        lead: int,
-        rename: Rename | None,
-        whole: Callable[[Any], Sequence[Any]] | None = None,
-    ) -> list[Self]:
-        return TensorDictBase._map_many(self._unread, _OnRead(fn), sizes, lead, rename, whole)
-
-    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
-        return TensorDictBase._map_with(self._unread, _OnRead(fn), tensor)  # type: ignore[no-any-return]
-
-    def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
-        return TensorDictBase._map_some(self._unread, _OnRead(fn))
-
-    def _rebuilt(self, leaves: Iterator[Any]) -> Any:
-        return TensorDictBase._rebuilt(self._unread, leaves)
-
-    def _merge(
-        self,
-        others: Sequence[Contract],
-        fn: Callable[[list[Any]], Any],
-        size: torch.Size,
-        lead: int,
-        rename: Rename | None,
-        path: tuple[str, ...] = (),
-        whole: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> Self:
-        dense: list[Any] = [other._dense() for other in others]
-        return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
+        return _Indexed(fn, self._batch_size) if isinstance(fn, itemgetter) else _OnRead(fn, position, keep)
 
     def _targets(self) -> Mapping[str, Any]:
         return _Unread(self)
-
-    def _apply_tree(self, call: Any, others: Sequence[Any], path: Path) -> Any:
-        if not isinstance(call.fn, _OnRead):
-            call = replace(call, fn=_OnRead(call.fn, 1 if call.named else 0, keep=True))
-        return TensorDictBase._apply_tree(self._unread, call, others, path)
 
     # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
 

@@ -155,21 +155,6 @@ class UnbatchedTensor(Tensor, Contract):
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         return self._made(next(leaves))
 
-    def _merge(
-        self,
-        others: Sequence[Contract],
-        fn: Callable[[list[Any]], Any],
-        size: torch.Size,
-        lead: int,
-        rename: Rename | None,
-        path: tuple[str, ...] = (),
-        whole: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> Any:
-        for other in others:
-            if not isinstance(other, UnbatchedTensor):
-                raise TypeError(f"entry {joined(path)!r} is an UnbatchedTensor in one input and none in another")
-        return fn(list(others)) if whole is None else whole(others)
-
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Self:
         size = list(self._batch_size)
         size.insert(dim, len(items))

@@ -139,15 +139,6 @@ class Face(TensorCollection):
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         return self._over(self._tensordict._restacked(list(map(bare, members)), dim))
 
-    def _gather(self, found: list[Any]) -> None:
-        self._tensordict._gather(found)
-
-    def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-        return self._tensordict._walk(prefix)  # type: ignore[no-any-return]
-
-    def _leaves_of(self, name: str) -> list[Any]:
-        return self._tensordict._leaves_of(name)  # type: ignore[no-any-return]
-
     # --- the walks --------------------------------------------------------------------------------------------------
 
     def _map(
@@ -172,27 +163,6 @@ class Face(TensorCollection):
         whole: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
         return list(map(self._over, self._tensordict._map_many(fn, sizes, lead, rename, whole)))
-
-    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
-        return self._over(self._tensordict._map_with(fn, tensor))
-
-    def _merge(
-        self,
-        others: Sequence[Contract],
-        fn: Callable[[list[Any]], Any],
-        size: torch.Size,
-        lead: int,
-        rename: Rename | None,
-        path: tuple[str, ...] = (),
-        whole: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> Self:
-        if path and whole is not None and any(type(other) is not type(self) for other in others):
-            # As one by one: joining looks at which classes belong together.
-            return whole(others)  # type: ignore[no-any-return]
-        return self._over(self._tensordict._merge(list(map(bare, others)), fn, size, lead, rename, path, whole))
-
-    def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
-        return self._tensordict._paired(bare(other))  # type: ignore[no-any-return]
 
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
         return self._rewrap(self._tensordict._stacked_with(list(map(bare, items)), dim))

@@ -101,6 +101,14 @@ class Contract:
         """
         return self._entries
 
+    def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
+        """A function of leaves as the walks call it on `_targets`, whose argument at `position` is the leaf.
+
+        A container over a file has it called on what is read there; with `keep`, a leaf that the function gives back
+        stays the one in the file.
+        """
+        return fn
+
     def _shape_of(self, name: str) -> torch.Size:
         """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
         value = self._entries[name]
@@ -154,8 +162,8 @@ class Contract:
         return self._build(entries, self._batch_size, self._device, self._names)
 
     # --- leaves -------------------------------------------------------------------------------------------------------
-    # The tensors that hold the memory: what is written into them is written into the container. A container that makes
-    # its entries on reading gives those that they are made of, in the order in which `_map` goes.
+    # The tensors that hold the memory: what is written into them is written into the container. A lazy stack gives
+    # those of its members one after the other, a container over a file tensors that stand for those in the file.
 
     def _leaves(self) -> list[Any]:
         """All leaves of the tree, in the order of `keys(True, True)`."""
@@ -164,16 +172,27 @@ class Contract:
         return found
 
     def _gather(self, found: list[Any]) -> None:
-        """Append all leaves of the tree."""
-        for value in self._entries.values():
+        """Append all leaves of the tree, in the order in which `_map` goes."""
+        mapping: Mapping[str, Any] = self._entries
+        if type(mapping) is not dict:
+            if (members := self._members()) is not None:
+                for member in members:
+                    member._gather(found)
+                return
+            mapping = self._targets()
+        for value in mapping.values():
             if type(value) is not Tensor and isinstance(value, Contract):
                 value._gather(found)
             else:
                 found.append(value)
 
     def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """The (path, leaf) pairs of the tree."""
-        for name, value in self._entries.items():
+        """The (path, leaf) pairs of the tree; those of a lazy stack are the paths in its members."""
+        if (members := self._members()) is not None:
+            for member in members:
+                yield from member._walk(prefix)
+            return
+        for name, value in self._targets().items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 yield from value._walk((*prefix, name))
             else:
@@ -181,7 +200,9 @@ class Contract:
 
     def _leaves_of(self, name: str) -> list[Any]:
         """The leaves of one entry."""
-        value = self._entries[name]
+        if (members := self._members()) is not None:
+            return [leaf for member in members for leaf in member._leaves_of(name)]
+        value = self._targets()[name]
         if not isinstance(value, Contract):
             return [value]
         found: list[Any] = []
@@ -212,6 +233,9 @@ class Contract:
     # --- structural walks -----------------------------------------------------------------------------------------
     # All take the new batch size of the root and `lead`, the number of batch dims of the root that it replaces: a
     # nested container, whose batch size begins with its parent's, gets `size + its own batch size past lead`.
+    #
+    # The arguments are no object that describes the walk: making one takes 5 % of `td[0]`. Entries in a dict are walked
+    # at once; what else there is, members or leaves that are made when they are read, is asked for behind that test.
 
     def _map(
         self,
@@ -228,17 +252,25 @@ class Contract:
             size: the root's new batch size; `None` when `fn` leaves the batch dims as they are.
             lead: the number of batch dims that `size` replaces.
             rename: maps the names of the replaced dims to the new ones; `None` drops the names (with `size`).
-            whole: does to a container what `fn` does to a leaf, for nested containers that make their leaves on
-                reading; without it they are made for `fn`.
+            whole: does to a container what `fn` does to a leaf, for nested lazy stacks; without it their leaves are
+                stacked for `fn`.
         """
         mapping = self._entries
+        on_leaf = fn
+        if type(mapping) is not dict:
+            if (members := self._members(or_template=True)) is not None:
+                if size is None:
+                    return self._restacked([member._map(fn) for member in members])
+                return self._dense()._map(fn, size, lead, rename) if whole is None else whole(self)  # type: ignore[no-any-return]
+            mapping, on_leaf = dict(self._targets().items()), self._on_read(fn)
         if is_flat(mapping):
-            entries = dict(zip(mapping, map(fn, mapping.values())))
+            entries = dict(zip(mapping, map(on_leaf, mapping.values())))
         else:
             # No comprehension: its frame would halve the depth of nesting that Python's recursion limit leaves.
             entries = {}
             for name, value in mapping.items():
-                entries[name] = value._map(fn, size, lead, rename, whole) if isinstance(value, Contract) else fn(value)
+                nested = isinstance(value, Contract)
+                entries[name] = value._map(fn, size, lead, rename, whole) if nested else on_leaf(value)
         if size is None:
             return self._build(entries, self._batch_size, self._device, self._names)
         own = self._batch_size
@@ -251,7 +283,13 @@ class Contract:
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         """The same structure with every leaf replaced by the next of `leaves`, in the order in which `_map` goes."""
-        mapping = self._entries
+        mapping: Mapping[str, Any] = self._entries
+        if type(mapping) is not dict:
+            if (members := self._members()) is not None:
+                if not members:
+                    return self.copy()  # type: ignore[attr-defined, no-any-return]
+                return self._restacked([member._rebuilt(leaves) for member in members])
+            mapping = self._outline()
         if is_flat(mapping):
             entries = dict(zip(mapping, leaves))
         else:
@@ -270,13 +308,18 @@ class Contract:
     ) -> list[Self]:
         """As `_map`, for an `fn` that cuts a leaf in `len(sizes)` pieces: one container per piece."""
         mapping = self._entries
+        on_leaf = fn
+        if type(mapping) is not dict:
+            if self._members() is not None:
+                return self._dense()._map_many(fn, sizes, lead, rename) if whole is None else list(whole(self))
+            mapping, on_leaf = dict(self._targets().items()), self._on_read(fn)
         columns: list[Sequence[Any]] = (
             [
-                value._map_many(fn, sizes, lead, rename, whole) if isinstance(value, Contract) else fn(value)
+                value._map_many(fn, sizes, lead, rename, whole) if isinstance(value, Contract) else on_leaf(value)
                 for value in mapping.values()
             ]
             if not is_flat(mapping)
-            else list(map(fn, mapping.values()))
+            else list(map(on_leaf, mapping.values()))
         )
         own = self._batch_size
         names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), lead, rename)
@@ -297,22 +340,44 @@ class Contract:
             fn: takes the leaf, and the tensor as a view with dims of size 1 behind, so that the two broadcast.
             tensor: lies over the batch dims, or over the first of them, and broadcasts to them.
         """
-        spread = ByNdim(tensor)
+        if (members := self._members()) is not None:
+            if not members and tensor.ndim > self._wrapped_container().stack_dim:
+                return self._dense()._map_with(fn, tensor)  # type: ignore[no-any-return]
+            members = self._members(or_template=True) or ()
+            return self._restacked([m._map_with(fn, part) for m, part in zip(members, self._parts(tensor))])
+        spread, on_leaf = ByNdim(tensor), self._on_read(fn)
         entries: dict[str, Any] = {}
-        for name, value in self._entries.items():
+        for name, value in self._targets().items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 entries[name] = value._map_with(fn, tensor)
             else:
-                entries[name] = fn(value, spread[value.dim()])
+                entries[name] = on_leaf(value, spread[value.dim()])
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
-        """The pairs of containers to be taken leaf by leaf in place of this one and `other`, of the same batch size.
+        """The members of a lazy stack with what belongs to each of `other`, a container of the same batch size.
 
-        `None` for a container that holds its own leaves, and so is to be paired with `other` itself. What is made of
-        the pairs goes to `_restacked`.
+        `None` for a container that has no members, and so is to be paired with `other` itself. What is made of the
+        pairs goes to `_restacked`.
         """
-        return None
+        members = self._members()
+        if not members or self._is_non_tensor:
+            return None
+        return list(zip(members, self._pieces_of(other), strict=True))
+
+    def _pieces_of(self, other: Any) -> Sequence[Any]:
+        """A container of the batch size of this lazy stack, in the pieces that belong to the members."""
+        dim = self._wrapped_container().stack_dim
+        other = other._wrapped_container()
+        theirs = other._members()
+        return theirs if theirs is not None and other.stack_dim == dim else other.unbind(dim)  # type: ignore[no-any-return]
+
+    def _parts(self, tensor: Tensor) -> Sequence[Tensor]:
+        """The part of a tensor over the batch, or over its first dims, that belongs to each member of a lazy stack."""
+        dim = self._wrapped_container().stack_dim
+        if tensor.ndim <= dim:
+            return [tensor] * len(self._members(or_template=True) or ())
+        return tensor.expand(self._batch_size[: tensor.ndim]).unbind(dim)
 
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
         """The stack of these containers, of which this is the first, when they know how to keep it lazy."""
@@ -351,9 +416,14 @@ class Contract:
         """The structure of `self` with every leaf replaced by `fn([this leaf of each of the others])`.
 
         `others` holds all the inputs, `self` among them, and must agree on the keys. `whole` does to containers what
-        `fn` does to leaves, for nested ones that hold a value in place of leaves.
+        `fn` does to leaves, for nested ones that are no mappings of leaves, or of different classes.
         """
         mappings = [other._entries for other in others]
+        if list(map(type, mappings)).count(dict) != len(mappings):
+            dense: list[Any] = [other._dense() for other in others]
+            if dense[0] is not self:
+                return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
+            others, mappings = dense, [other._entries for other in dense]
         count = len(mappings[0])
         entries: dict[str, Any] = {}
         if list(map(len, mappings)).count(count) != len(mappings):
@@ -362,15 +432,10 @@ class Contract:
             for name, value in mappings[0].items():
                 column = [mapping[name] for mapping in mappings]
                 if type(value) is not Tensor and isinstance(value, Contract):
-                    knowing: Contract = value
-                    for other in column:
-                        if not isinstance(other, Contract):
-                            raise TypeError(
-                                f"entry {(*path, name)!r} is a container in one input and a tensor in another"
-                            )
-                        if type(knowing)._merge is Contract._merge:
-                            knowing = other
-                    entries[name] = knowing._merge(column, fn, size, lead, rename, (*path, name), whole)
+                    if (at_once := _merged_at_once(column, (*path, name), fn, whole)) is None:
+                        entries[name] = value._merge(column, fn, size, lead, rename, (*path, name), whole)
+                    else:
+                        entries[name] = at_once
                 else:
                     entries[name] = fn(column)
         except KeyMismatchError:
@@ -424,6 +489,40 @@ def is_flat(mapping: Mapping[str, Any]) -> bool:
         if type(value) is not Tensor and isinstance(value, Contract):
             return False
     return True
+
+
+def _merged_at_once(
+    column: list[Any], path: tuple[str, ...], fn: Callable[[list[Any]], Any], whole: Callable[[list[Any]], Any] | None
+) -> Any:
+    """What is made of nested containers that are not merged entry by entry; `None` for those that are.
+
+    Raises:
+        TypeError: a container, a tensor or a value stands beside something else.
+    """
+    first = column[0]
+    if list(map(type, column)).count(type(first)) == len(column) and type(first._entries) is dict:
+        return None
+    for other in column:
+        if not isinstance(other, Contract):
+            raise TypeError(f"entry {path!r} is a container in one input and a tensor in another")
+    for kind, is_kind in _ENTRY_KINDS:
+        odd = [other for other in column if not is_kind(other)]
+        if len(odd) not in (0, len(column)):
+            key = path[0] if len(path) == 1 else path
+            raise TypeError(f"entry {key!r} is {kind} in one input and a {type(odd[0]).__name__} in another")
+    if isinstance(first, Tensor):
+        return fn(column) if whole is None else whole(column)
+    if whole is None:
+        return None
+    classes = len(set(map(type, column))) > 1 and any(other._wrapped_container() is not other for other in column)
+    stacks = any(other._members() is not None for other in column)
+    return whole(column) if first._is_non_tensor or stacks or classes else None
+
+
+_ENTRY_KINDS: list[tuple[str, Callable[[Any], bool]]] = [
+    ("a value that is no tensor", lambda value: value._is_non_tensor),
+    ("an UnbatchedTensor", lambda value: isinstance(value, Tensor)),
+]
 
 
 def merged_device(containers: Sequence[Contract]) -> torch.device | None:

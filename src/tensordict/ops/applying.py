@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -13,7 +13,7 @@ from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract, Names, is_node
 from tensordict.core.devices import as_device
 from tensordict.core.errors import add_note
-from tensordict.core.key_views import IsLeaf
+from tensordict.core.key_views import IsLeaf, MembersApart
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
 from tensordict.ops.numbers import stored
@@ -199,23 +199,26 @@ class Applying(Writing):
         return result
 
     def _apply_tree(self, call: _Call, others: Sequence[Any], path: Path) -> Any:
-        mapping = self._entries
+        mapping: Mapping[str, Any] = self._entries
         size = self._batch_size if call.batch_size is None else call.batch_size
+        fn = call.fn
+        if type(mapping) is not dict:
+            if self._is_non_tensor:
+                names = self._names if call.batch_size is None else None
+                return self._build({}, size, self._device, names) if call.targets is None else None
+            if self._members() is not None:
+                return self._apply_to_members(call, others, path)
+            mapping, fn = self._targets(), self._on_read(fn, 1 if call.named else 0, keep=True)
         entries: dict[str, Any] = {}
-        fn, ndim, in_place, is_leaf = call.fn, 0 if call.trusted else len(size), call.targets is not None, call.is_leaf
+        ndim, in_place = 0 if call.trusted else len(size), call.targets is not None
         first = size[0] if ndim == 1 else None
         theirs = others[0]._entries if len(others) == 1 and isinstance(others[0], Contract) else None
         # What `fn` gives back as it came has the batch size already.
         check_same = call.batch_size is not None
         for name, value in mapping.items():
-            if (
-                type(value) is not Tensor
-                and not call.call_on_nested
-                and isinstance(value, Applying)
-                and (is_leaf is None or not is_leaf(type(value)))
-            ):
-                theirs_below = self._counterparts(name, call, others, path) if not value._is_non_tensor else ()
-                nested = value._apply_tree(call, theirs_below, (*path, name))
+            if type(value) is not Tensor and _is_inner(value, call):
+                below = () if value._is_non_tensor else self._counterparts(name, call, others, path)
+                nested = value._apply_tree(call, below, (*path, name))
                 if nested is not None:
                     entries[name] = nested
                 continue
@@ -239,40 +242,65 @@ class Applying(Writing):
             if in_place:
                 self._plan_copy(value, result, call, (*path, name))
                 continue
-            if type(result) is not Tensor:
-                if not isinstance(result, (Tensor, Contract)):
-                    result = stored(result, (*path, name), size, self._device)
-                elif (
-                    # As where a container is set: one with a device has nested ones on that device.
-                    self._device is not None
-                    and result is not value
-                    and call.device is NO_DEFAULT
-                    and is_node(result)
-                    and result._device != self._device  # type: ignore[union-attr]
-                ):
-                    result = result.to(self._device)  # type: ignore[union-attr]
-            own_shape = type(value) is not Tensor and isinstance(value, Contract) and isinstance(value, Tensor)
             # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
             try:
-                misfit = (
-                    ndim
-                    and not own_shape
-                    and (result is not value or check_same)
-                    and (
-                        result.shape[:ndim] != size
-                        if ndim > 1
-                        else len(shape := result.shape) == 0 or shape[0] != first
-                    )
+                plain = type(result) is Tensor and (type(value) is Tensor or not isinstance(value, Contract))
+                fits = plain and (
+                    not ndim
+                    or (result is value and not check_same)
+                    or (result.shape[:ndim] == size if ndim > 1 else len(s := result.shape) > 0 and s[0] == first)
                 )
             except RuntimeError:
-                # A ragged tensor of the strided layout has no shape, as far as torch can tell.
-                misfit = ragged.shape_of(result)[:ndim] != size
-            if misfit:
-                result = _fitted(result, size, (*path, name))
-            entries[name] = value._over(result, size) if own_shape and isinstance(result, Tensor) else result
+                fits = False  # A ragged tensor of the strided layout has no shape, as far as torch can tell.
+            entries[name] = result if fits else self._as_applied(value, result, size, call, (*path, name))
         if in_place or (not entries and (call.filter_empty or (call.filter_empty is None and mapping))):
             return None
         return self._build_applied(entries, size, call)
+
+    def _as_applied(self, value: Any, result: Any, size: torch.Size, call: _Call, path: Path) -> Any:
+        """What is stored for a result of the function in the place of `value`, in a container of this batch size."""
+        if not isinstance(result, (Tensor, Contract)):
+            result = stored(result, path, size, self._device)
+        elif (
+            # As where a container is set: one with a device has nested ones on that device.
+            self._device is not None
+            and result is not value
+            and call.device is NO_DEFAULT
+            and is_node(result)
+            and result._device != self._device  # type: ignore[union-attr]
+        ):
+            result = result.to(self._device)  # type: ignore[union-attr]
+        if isinstance(value, Contract) and isinstance(value, Tensor):
+            # An `UnbatchedTensor`, whose shape is its own.
+            return value._over(result, size) if isinstance(result, Tensor) else result  # type: ignore[attr-defined]
+        if call.trusted or (result is value and call.batch_size is None):
+            return result
+        shape = ragged.shape_of(result) if isinstance(result, Tensor) else result.shape
+        return result if shape[: len(size)] == size else _fitted(result, size, path)
+
+    def _apply_to_members(self, call: _Call, others: Sequence[Any], path: Path) -> Any:
+        """`_apply_tree` of a lazy stack."""
+        members = self._members()
+        if not members or (call.batch_size is not None and call.targets is None):
+            # The function changes the batch dims, which it must see.
+            return self._dense()._apply_tree(call, others, path)
+        columns = [
+            self._pieces_of(other) if isinstance(other, Contract) else [other] * len(members) for other in others
+        ]
+        inner = replace(call, names=NO_DEFAULT, batch_size=None)
+        apart = type(call.is_leaf) is MembersApart
+        # The calls are counted and planned in one place, whichever member they are for.
+        results = [
+            member._apply_tree(inner, [column[i] for column in columns], (*path, str(i)) if apart else path)
+            for i, member in enumerate(members)
+        ]
+        if all(result is None for result in results):
+            return None
+        pairs = zip(members, results, strict=True)
+        out = self._restacked([member.empty() if result is None else result for member, result in pairs])
+        if call.names is not NO_DEFAULT:
+            out.names = call.names  # type: ignore[attr-defined]
+        return out
 
     def _build_applied(self, entries: dict[str, Any], size: torch.Size, call: _Call) -> Any:
         """A container of results, with the device and the names that were asked for."""
@@ -322,6 +350,13 @@ def _fitted(result: Any, size: torch.Size, path: Path) -> Any:
     result = result.copy()
     result._rebatch(size, path)
     return result
+
+
+def _is_inner(value: Any, call: _Call) -> bool:
+    """Whether a nested container is gone into, rather than given to the function."""
+    if call.call_on_nested or not isinstance(value, Applying):
+        return False
+    return call.is_leaf is None or not call.is_leaf(type(value))
 
 
 def _size(batch_size: Any) -> torch.Size | None:

@@ -234,6 +234,8 @@ class Casting(Leaves):
 
     def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Self:
         """The same structure with leaves `fn(leaf)`, on `device` at every level."""
+        if (members := self._members(or_template=True)) is not None:
+            return self._restacked([member._placed(fn, device) for member in members])
         entries = {
             name: fn(value)
             if type(value) is Tensor

@@ -196,6 +196,15 @@ class Gathering(Contract):
 
     def _chosen(self, masks: ByNdim, other: object, pad: object, path: Path) -> Self:
         """`where`, once the arguments have been checked."""
+        if (members := self._members()) is not None:
+            if not members:
+                return self._dense()._chosen(masks, other, pad, path)  # type: ignore[no-any-return]
+            if isinstance(other, Contract):
+                pieces = self._pieces_of(other)
+            else:
+                pieces = self._parts(other) if isinstance(other, Tensor) and other.ndim else [other] * len(members)
+            columns = zip(members, map(ByNdim, self._parts(masks.tensor)), pieces, strict=True)
+            return self._restacked([member._chosen(part, piece, pad, path) for member, part, piece in columns])
         if isinstance(other, Contract):
             return _chosen(self, other, masks, pad, path)  # type: ignore[no-any-return]
         if isinstance(other, Tensor) and other.ndim:

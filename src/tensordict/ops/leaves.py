@@ -35,11 +35,18 @@ class Leaves(Locking):
 
         `fn` is called in the order of `_leaves`.
         """
+        if (members := self._members()) is not None:
+            found = [member._map_some(fn) for member in members]
+            if self._is_non_tensor or all(result is None for result in found):
+                return None
+            pairs = zip(members, found, strict=True)
+            return self._restacked([member.empty() if result is None else result for member, result in pairs])
+        on_leaf = self._on_read(fn)
         entries: dict[str, Any] = {}
-        for name, value in self._entries.items():
+        for name, value in self._targets().items():
             # An `UnbatchedTensor` stays one.
             of = getattr(value, "_map_some", None) if type(value) is not Tensor else None
-            result = fn(value) if of is None else of(fn)
+            result = on_leaf(value) if of is None else of(fn)
             if result is not None:
                 entries[name] = result
         return self._build(entries, self._batch_size, self._device, self._names) if entries else None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from tensordict.containers.base import TensorDictBase
 from tensordict.containers.lazy.members import Members, common_size
 from tensordict.core import registry
-from tensordict.core.contract import NOT_BACKED, Backing, Contract, LeafFn, Names, Rename
+from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names
 from tensordict.core.errors import LockedError, ShapeError
-from tensordict.core.keys import Path
 from tensordict.io import pickled
 from tensordict.ops.locking import _locked_owners
 
@@ -199,96 +197,6 @@ class LazyCore(TensorDictBase):
 
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         return self._like(list(members), dim) if self._entries.containers else self._like([], dim, members[0])
-
-    def _gather(self, found: list[Any]) -> None:
-        for member in self._entries.containers:
-            member._gather(found)
-
-    def _walk(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-        for member in self._entries.containers:
-            yield from member._walk(prefix)
-
-    def _leaves_of(self, name: str) -> list[Any]:
-        return [leaf for member in self._entries.containers for leaf in member._leaves_of(name)]
-
-    # --- the walks --------------------------------------------------------------------------------------------------
-
-    def _map(
-        self,
-        fn: LeafFn,
-        size: torch.Size | None = None,
-        lead: int = 0,
-        rename: Rename | None = None,
-        whole: LeafFn | None = None,
-    ) -> Self:
-        if size is None:
-            return self._each(lambda member: member._map(fn))
-        if whole is not None:
-            return whole(self)  # type: ignore[no-any-return]
-        return self._dense()._map(fn, size, lead, rename)  # type: ignore[no-any-return]
-
-    def _map_many(
-        self,
-        fn: Callable[[Any], Sequence[Any]],
-        sizes: Sequence[torch.Size],
-        lead: int,
-        rename: Rename | None,
-        whole: Callable[[Any], Sequence[Any]] | None = None,
-    ) -> list[Self]:
-        if whole is not None:
-            return list(whole(self))
-        return self._dense()._map_many(fn, sizes, lead, rename)  # type: ignore[no-any-return]
-
-    def _merge(
-        self,
-        others: Sequence[Contract],
-        fn: Callable[[list[Any]], Any],
-        size: torch.Size,
-        lead: int,
-        rename: Rename | None,
-        path: tuple[str, ...] = (),
-        whole: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> Self:
-        if path and whole is not None:
-            return whole(others)  # type: ignore[no-any-return]
-        dense: list[Any] = [other._dense() for other in others]
-        return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
-
-    def _rebuilt(self, leaves: Iterator[Any]) -> Self:
-        # A template has leaves of its own, which are none of the stack's.
-        return self._each(lambda member: member._rebuilt(leaves)) if self._entries.containers else self.copy()
-
-    def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
-        store = self._entries
-        if tensor.ndim <= store.dim:
-            return self._each(lambda member: member._map_with(fn, tensor))
-        if not store.containers:
-            return self._dense()._map_with(fn, tensor)  # type: ignore[no-any-return]
-        parts = tensor.expand(self._batch_size[: tensor.ndim]).unbind(store.dim)
-        return self._like([m._map_with(fn, part) for m, part in zip(store.containers, parts, strict=True)])
-
-    def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
-        found = [member._map_some(fn) for member in self._entries.containers]
-        if all(result is None for result in found):
-            return None
-        pairs = zip(found, self._entries.containers, strict=True)
-        return self._like([member.empty() if result is None else result for result, member in pairs])
-
-    def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
-        if not self._entries.containers:
-            return None
-        return list(zip(self._entries.containers, self._pieces_of(other), strict=True))
-
-    def _pieces_of(self, other: Any) -> Sequence[Any]:
-        """A container of the same batch size in the pieces that belong to the members."""
-        dim = self._entries.dim
-        other = other._wrapped_container()
-        if isinstance(other, LazyCore) and other._entries.dim == dim:
-            return other._entries.containers
-        return other.unbind(dim)  # type: ignore[no-any-return]
-
-    def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Self:
-        return self._each(lambda member: member._placed(fn, device))
 
     # --- copies -----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,19 +13,16 @@ from tensordict.containers.lazy.core import LazyCore, elements_of
 from tensordict.containers.lazy.members import pieces_of
 from tensordict.core import foreach, registry, settings
 from tensordict.core.context import same_memory
-from tensordict.core.contract import ByNdim, Contract, is_node
+from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import ShapeError
-from tensordict.core.key_views import MembersApart
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.ops.applying import _Call
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored
-from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.stacking import cat_containers, stack_containers
 from tensordict.ops.writing import _Copies, _Update, check_way
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 
 _SCALAR = torch.Size(())
@@ -162,54 +158,6 @@ class LazyOps(LazyCore):
             if isinstance(piece, LazyCore) and not isinstance(member, LazyCore):
                 piece = _as_written(member, piece)
             member._write_back(piece, set(member.keys(True, True)), gone_nodes)
-
-    # --- applying ---------------------------------------------------------------------------------------------------
-
-    def _apply_tree(self, call: _Call, others: Sequence[Any], path: Path) -> Any:
-        store = self._entries
-        if not store.containers or (call.batch_size is not None and call.targets is None):
-            # The function changes the batch dims, which it must see.
-            return self._dense()._apply_tree(call, others, path)
-        members = store.containers
-        columns = [
-            self._pieces_of(other) if isinstance(other, Contract) else [other] * len(members) for other in others
-        ]
-        inner = dataclasses.replace(call, names=NO_DEFAULT, batch_size=None)
-        apart = type(call.is_leaf) is MembersApart
-        results = [
-            member._apply_tree(inner, [column[i] for column in columns], (*path, str(i)) if apart else path)
-            for i, member in enumerate(members)
-        ]
-        # The calls are counted and planned in one place, whichever member they are for.
-        if all(result is None for result in results):
-            return None
-        out = self._like(
-            [member.empty() if result is None else result for member, result in zip(members, results, strict=True)]
-        )
-        if call.names is not NO_DEFAULT:
-            out.names = call.names
-        return out
-
-    def _chosen(self, masks: ByNdim, other: Any, pad: Any, path: Path) -> Self:
-        store = self._entries
-        members = store.containers
-        if not members:
-            return self._dense()._chosen(masks, other, pad, path)  # type: ignore[no-any-return]
-        conditions = map(ByNdim, self._parts(masks.tensor))
-        if isinstance(other, Contract):
-            others: Sequence[Any] = self._pieces_of(other)
-        else:
-            others = self._parts(other) if isinstance(other, Tensor) and other.ndim else [other] * len(members)
-        return self._like(
-            [m._chosen(part, piece, pad, path) for m, part, piece in zip(members, conditions, others, strict=True)]
-        )
-
-    def _parts(self, tensor: Tensor) -> Sequence[Tensor]:
-        """The part of a tensor over the batch, or over its first dims, that belongs to each member."""
-        store = self._entries
-        if tensor.ndim <= store.dim:
-            return [tensor] * len(store.containers)
-        return tensor.expand(self._batch_size[: tensor.ndim]).unbind(store.dim)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
