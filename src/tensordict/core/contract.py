@@ -419,7 +419,7 @@ class Contract:
         `fn` does to leaves, for nested ones that are no mappings of leaves, or of different classes.
         """
         mappings = [other._entries for other in others]
-        if list(map(type, mappings)).count(dict) != len(mappings):
+        if type(mappings[0]) is not dict:
             dense: list[Any] = [other._dense() for other in others]
             if dense[0] is not self:
                 return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
@@ -432,10 +432,12 @@ class Contract:
             for name, value in mappings[0].items():
                 column = [mapping[name] for mapping in mappings]
                 if type(value) is not Tensor and isinstance(value, Contract):
-                    if (at_once := _merged_at_once(column, (*path, name), fn, whole)) is None:
-                        entries[name] = value._merge(column, fn, size, lead, rename, (*path, name), whole)
-                    else:
-                        entries[name] = at_once
+                    merged = None
+                    if type(value._entries) is not dict or list(map(type, column)).count(type(value)) != len(column):
+                        merged = _merged_at_once(column, (*path, name), fn, whole)
+                    if merged is None:
+                        merged = value._merge(column, fn, size, lead, rename, (*path, name), whole)
+                    entries[name] = merged
                 else:
                     entries[name] = fn(column)
         except KeyMismatchError:
@@ -500,23 +502,24 @@ def _merged_at_once(
         TypeError: a container, a tensor or a value stands beside something else.
     """
     first = column[0]
-    if list(map(type, column)).count(type(first)) == len(column) and type(first._entries) is dict:
-        return None
-    for other in column:
-        if not isinstance(other, Contract):
-            raise TypeError(f"entry {path!r} is a container in one input and a tensor in another")
-    for kind, is_kind in _ENTRY_KINDS:
-        odd = [other for other in column if not is_kind(other)]
-        if len(odd) not in (0, len(column)):
-            key = path[0] if len(path) == 1 else path
-            raise TypeError(f"entry {key!r} is {kind} in one input and a {type(odd[0]).__name__} in another")
+    alike = list(map(type, column)).count(type(first)) == len(column)
+    if not alike:
+        for other in column:
+            if not isinstance(other, Contract):
+                raise TypeError(f"entry {path!r} is a container in one input and a tensor in another")
+        for kind, is_kind in _ENTRY_KINDS:
+            odd = [other for other in column if not is_kind(other)]
+            if len(odd) not in (0, len(column)):
+                key = path[0] if len(path) == 1 else path
+                raise TypeError(f"entry {key!r} is {kind} in one input and a {type(odd[0]).__name__} in another")
     if isinstance(first, Tensor):
         return fn(column) if whole is None else whole(column)
     if whole is None:
         return None
-    classes = len(set(map(type, column))) > 1 and any(other._wrapped_container() is not other for other in column)
-    stacks = any(other._members() is not None for other in column)
-    return whole(column) if first._is_non_tensor or stacks or classes else None
+    if first._is_non_tensor or any(other._members() is not None for other in column):
+        return whole(column)
+    wrapped = not alike and any(other._wrapped_container() is not other for other in column)
+    return whole(column) if wrapped else None
 
 
 _ENTRY_KINDS: list[tuple[str, Callable[[Any], bool]]] = [
