@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -95,9 +96,14 @@ def row_form(leaf: Any) -> tuple[int, ...] | None:
 def compact(leaf: Any) -> Any:
     """A ragged leaf with one row right behind the other: itself when it is so, else a copy."""
     if leaf.layout is torch.jagged:
-        return leaf if leaf.lengths() is None else Rows(_ALL, copy=True)(leaf)
+        return leaf if _is_compact(leaf) else Rows(_ALL, copy=True)(leaf)
     leaf = leaf if type(leaf) is Tensor else leaf.detach().as_subclass(Tensor)
-    return leaf if leaf.is_contiguous() else leaf.contiguous()
+    return leaf.contiguous()
+
+
+def _is_compact(leaf: Any) -> bool:
+    """Whether the rows of a ragged leaf lie right behind each other, so that its elements are its memory."""
+    return leaf.lengths() is None if leaf.layout is torch.jagged else bool(leaf.is_contiguous())
 
 
 def elements(leaf: Any) -> Tensor:
@@ -154,9 +160,15 @@ def _from_rows(rows: Sequence[Tensor], leaf: Any, ragged: int) -> Tensor:
         if not rows:
             return torch.nested.nested_tensor([], dtype=leaf.dtype, device=leaf.device)
         return torch.nested.as_nested_tensor(list(rows), layout=torch.strided)
-    offsets = leaf.offsets().new_zeros(len(rows) + 1)
-    torch.cumsum(offsets.new_tensor([row.shape[ragged - 1] for row in rows]), 0, out=offsets[1:])
-    return from_jagged(torch.cat(list(rows), ragged - 1), offsets, ragged)
+    lengths = leaf.offsets().new_tensor([row.shape[ragged - 1] for row in rows])
+    return from_jagged(torch.cat(list(rows), ragged - 1), _offsets_of(lengths), ragged)
+
+
+def _offsets_of(lengths: Tensor) -> Tensor:
+    """Where rows of these lengths begin, one behind the other, and where the last one ends."""
+    offsets = lengths.new_zeros(len(lengths) + 1)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
 
 
 def _formless(what: str) -> NotImplementedError:
@@ -172,8 +184,7 @@ class SharedOffsets:
 
     def __call__(self, lengths: Tensor) -> Tensor:
         """The offsets of rows of these lengths."""
-        offsets = lengths.new_zeros(len(lengths) + 1)
-        torch.cumsum(lengths, 0, out=offsets[1:])
+        offsets = _offsets_of(lengths)
         for known in self._known:
             if torch.equal(known, offsets):
                 return known
@@ -192,14 +203,9 @@ def from_row_order(flat: Tensor, sizes: Tensor, ragged: int, row: Sequence[int],
         share: where its offsets come from.
     """
     offsets = share(sizes[:, ragged - 1].contiguous())
-    if ragged == 1:
-        return from_jagged(
-            flat.view(-1, *row[1:]) if 0 not in row[1:] else flat.view(int(offsets[-1]), *row[1:]), offsets
-        )
-    if not len(sizes):
-        return from_jagged(
-            flat.view([0 if dim == ragged - 1 else size for dim, size in enumerate(row)]), offsets, ragged
-        )
+    if ragged == 1 or not len(sizes):
+        shape = [int(offsets[-1]) if dim == ragged - 1 else size for dim, size in enumerate(row)]
+        return from_jagged(flat.view(shape), offsets, ragged)
     return from_jagged(torch.cat(from_buffer(flat, sizes).unbind(), ragged - 1), offsets, ragged)
 
 
@@ -278,8 +284,7 @@ class Rows:
 
 def positions_of(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Where the elements of rows are that start here and are so long; and the offsets of the rows once put together."""
-    offsets = lengths.new_zeros(len(lengths) + 1)
-    torch.cumsum(lengths, 0, out=offsets[1:])
+    offsets = _offsets_of(lengths)
     total = int(offsets[-1])
     shifts = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=total)
     return shifts + torch.arange(total, dtype=shifts.dtype, device=shifts.device), offsets
@@ -449,14 +454,19 @@ def stack(leaves: Sequence[Any], dim: int) -> Any:
     first = _alike(leaves)
     if not dim or dim > ragged_dim(first):
         raise _formless(f"ragged entries of shape {list(shape_of(first))} cannot be stacked along dim {dim}")
+    return _by_row(torch.stack, leaves, dim, first)
+
+
+def _by_row(join: Callable[..., Tensor], leaves: Sequence[Any], dim: int, first: Any) -> Tensor:
+    """What `join`, `torch.cat` or `torch.stack`, makes of the rows of leaves along a dim before the ragged one."""
     if first.layout is not torch.jagged:
         return _from_rows(
-            [torch.stack(list(row), dim - 1) for row in zip(*[leaf.unbind() for leaf in leaves])], first, 0
+            [join(row, dim - 1) for row in zip(*[leaf.unbind() for leaf in leaves], strict=True)], first, 0
         )
     columns = [compact(leaf) for leaf in leaves]
     _check_same_rows(columns)
-    values = torch.stack([leaf.values() for leaf in columns], dim - 1)
-    return from_jagged(values, columns[0].offsets(), first._ragged_idx + 1)
+    values = join([leaf.values() for leaf in columns], dim - 1)
+    return from_jagged(values, columns[0].offsets(), first._ragged_idx + (join is torch.stack))
 
 
 class Cat:
@@ -473,13 +483,7 @@ class Cat:
         first = _alike(leaves)
         if self.dim:
             _check_regular(first, self.dim)
-            if first.layout is not torch.jagged:
-                rows = zip(*[leaf.unbind() for leaf in leaves], strict=True)
-                return _from_rows([torch.cat(row, self.dim - 1) for row in rows], first, 0)
-            columns = [compact(leaf) for leaf in leaves]
-            _check_same_rows(columns)
-            values = torch.cat([leaf.values() for leaf in columns], self.dim - 1)
-            return from_jagged(values, columns[0].offsets(), first._ragged_idx)
+            return _by_row(torch.cat, leaves, self.dim, first)
         if first.layout is not torch.jagged:
             filled = [leaf for leaf in leaves if leaf.size(0)]
             tables = [_table(leaf) for leaf in filled]
@@ -492,17 +496,11 @@ class Cat:
 
     def _offsets(self, parts: list[Tensor]) -> Tensor:
         for known, offsets in self._known:
-            if all(map(_is, known, parts)):
+            if all(map(is_, known, parts)):
                 return offsets
-        lengths = torch.cat([part.diff() for part in parts])
-        offsets = lengths.new_zeros(len(lengths) + 1)
-        torch.cumsum(lengths, 0, out=offsets[1:])
+        offsets = _offsets_of(torch.cat([part.diff() for part in parts]))
         self._known.append((parts, offsets))
         return offsets
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def _check_regular(leaf: object, dim: int) -> None:
@@ -605,7 +603,7 @@ def in_place(leaf: Any, *operands: Any) -> tuple[list[Any], Callable[[], None] |
     shapes = [value.shape for value in values if isinstance(value, Tensor)]
     if torch.broadcast_shapes(*shapes) != shapes[0]:  # type: ignore[no-untyped-call]
         raise _unfit((leaf, *operands))
-    if leaf.lengths() is None if leaf.layout is torch.jagged else leaf.is_contiguous():
+    if _is_compact(leaf):
         return values, None
     return values, partial(_copy_all, list(leaf.unbind()), list(form.unbind()))
 
@@ -696,7 +694,7 @@ def copies(target: Any, value: Any) -> tuple[list[Tensor], list[Tensor]]:
         )
     form = compact(target)
     source = _matched(value, form)
-    if target.lengths() is None if target.layout is torch.jagged else target.is_contiguous():
+    if _is_compact(target):
         return [elements(target)], [source]
     return list(target.unbind()), list(value.unbind())
 
@@ -728,10 +726,10 @@ def assignment(leaf: Any, at: Any, value: Any) -> Callable[[], Any]:
             return partial(leaf.values().index_fill_, dim, positions, value)
         return partial(leaf.values().index_copy_, dim, positions, _matched(value, rows(leaf)))
     places = index.places(leaf)
-    return _copies(places, _by_row(value, places))
+    return _copies(places, _row_values(value, places))
 
 
-def _by_row(value: Any, places: list[Tensor]) -> list[Any]:
+def _row_values(value: Any, places: list[Tensor]) -> list[Any]:
     """What each row is assigned: its own part of the value, or the same one as all others."""
     if is_ragged(value) or (places and isinstance(value, Tensor) and value.ndim > places[0].ndim):
         parts = list(value.unbind())

@@ -54,7 +54,9 @@ def grown(container: Any, size: torch.Size) -> Any:
     return container if common == own else container.expand(common)
 
 
-def pair_up(node: Contract, other: Contract, default: object = None, path: Path = ()) -> tuple[Any, list[Any], list[Any]]:
+def pair_up(
+    node: Contract, other: Contract, default: object = None, path: Path = ()
+) -> tuple[Any, list[Any], list[Any]]:
     """The leaves of two containers side by side, in the order of `_leaves`.
 
     A container that consists of others (a lazy stack) is taken part by part, as its `_paired` says.
