@@ -129,9 +129,6 @@ class _Holding(Saved, Operators, TensorCollection):
             "entries"
         )
 
-    def _write(self, path: Path, item: Any, non_blocking: bool = False, name: str | None = None) -> None:
-        self._write_name(path[-1], item, non_blocking, path)
-
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
         check_held(items, ())
         if _one_for_all(items):
@@ -617,11 +614,6 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):  # type: ignore[misc]
         self._entries, self._size = other._entries, None
         if locked:
             self._lock_tree()
-
-    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
-        if len(size) > len(self._batch_size):
-            raise ShapeError(f"values for a batch of size {list(self._batch_size)} cannot be spread over {list(size)}")
-        super()._plan_rebatch(size, path, changes)
 
     def _resized_along(self, size: torch.Size, lead: int) -> Self:
         # Under `torch.vmap` the elements along the mapped dim stay together.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 import torch
 from torch import Tensor
 
-from tensordict.containers.base import GivesTensorDicts, TensorDictBase
+from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
 from tensordict.core import context, pytree, registry
 from tensordict.core.contract import Contract, Names
@@ -18,6 +18,7 @@ from tensordict.core.indexing import leaf_index
 from tensordict.core.keys import Path, path_of
 from tensordict.memory.datasets import Rows, Stored, in_memory
 from tensordict.ops.reading import AS_SET
+from tensordict.ops.writes import Write
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -153,26 +154,8 @@ class OnDisk(GivesTensorDicts):
 
     # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
 
-    def _plan_update(self, source: Any, prefix: Path, plan: Any) -> None:
-        TensorDictBase._plan_update(self._unread, source, prefix, plan)
-
-    def _plan_copies(self, source: Any, prefix: Path, targets: Any, values: list[Any]) -> None:
-        TensorDictBase._plan_copies(self._unread, source, prefix, targets, values)
-
-    def _plan_assign(self, value: Any, prefix: Path, plan: Any) -> None:
-        TensorDictBase._plan_assign(self._unread, value, prefix, plan)
-
-    def _plan_everywhere(self, value: Any, prefix: Path, plan: Any) -> None:
-        TensorDictBase._plan_everywhere(self._unread, value, prefix, plan)
-
-    def _assign_everywhere(self, at: Any, size: torch.Size, value: Any) -> None:
-        TensorDictBase._assign_everywhere(self._unread, at, size, value)
-
-    def _copy_into(self, name: str, item: Any, path: Path | None, non_blocking: bool) -> None:
-        TensorDictBase._copy_into(self._unread, name, item, path, non_blocking)
-
-    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
-        TensorDictBase._plan_rebatch(self._unread, size, path, changes)
+    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+        write.into(self._unread, source, prefix)
 
     def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
         # What is in memory shows no changes by where it is: what fits its entry is compared and written into it.

@@ -18,6 +18,7 @@ from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.ops.locking import _keep
+from tensordict.ops.writes import Resize, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -210,8 +211,10 @@ class LazyView(TensorDictBase):
     def _batch_size(self, size: torch.Size) -> None:
         self._refuse_size(size)
 
-    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
-        self._refuse_size(size)
+    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+        if isinstance(write, Resize):
+            self._refuse_size(source)
+        super()._plan_write(write, source, prefix)
 
     def _refuse_size(self, size: torch.Size) -> None:
         if size != self._size:

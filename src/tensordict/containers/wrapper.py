@@ -25,7 +25,9 @@ from tensordict.core.errors import FieldError
 from tensordict.core.keys import Path
 from tensordict.core.shapes import as_size
 from tensordict.io import pickled
+from tensordict.ops.assigning import Assign
 from tensordict.ops.collection import TensorCollection
+from tensordict.ops.writes import Update, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -170,6 +172,9 @@ class Face(TensorCollection):
     def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
         return self._rewrap(self._tensordict._concatenated_with(list(map(bare, items)), dim))
 
+    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+        self._tensordict._plan_write(write, bare(source), prefix)
+
     def _index(self, index: Any) -> Any:
         return self._rewrap(self._tensordict._index(index))
 
@@ -294,28 +299,21 @@ class Declared(Face):
             self._check_field(name)
         self._put(name, item, non_blocking, path)
 
-    def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
-        if len(path) == 1:
-            self._write_name(path[0], item, non_blocking, path)
-            return
-        self._check_field(path[0])
-        self._tensordict._write(path, item, non_blocking)
+    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+        if isinstance(source, (Contract, Mapping)) and (write.adds or isinstance(write, Assign)):
+            self._check_fields(source)
+            if isinstance(write, Update) and not isinstance(source, Contract):
+                source = self._as_entries(source, write)
+        super()._plan_write(write, source, prefix)
 
-    def _graft(self, name: str, rest: Path, item: Any, path: Path, non_blocking: bool) -> None:
-        self._check_field(name)
-        self._tensordict._graft(name, rest, item, path, non_blocking)
-
-    def _plan_update(self, source: Any, prefix: Path, plan: Any) -> None:
+    def _as_entries(self, source: Mapping[Any, Any], write: Update) -> dict[Any, Any]:
+        """The items of a mapping that is written as the container takes them."""
         container = self._tensordict
-        self._check_fields(source)
-        if isinstance(source, Contract):
-            container._plan_update(bare(source), prefix, plan)
-            return
         items: dict[Any, Any] = {}
         for key, value in source.items():
             name = key if isinstance(key, str) else key[0]
             # What is merged into a nested container is not put in its place.
-            merged = isinstance(value, (Mapping, Contract)) and is_node(container._node(name)) and plan.merges(value)
+            merged = isinstance(value, (Mapping, Contract)) and is_node(container._node(name)) and write.merges(value)
             items[key] = value if merged or key != name else self._as_entry(name, value)
             if items[key] is None:
                 # An update writes values: one that stands for nothing reads as the field's `None`.
@@ -323,11 +321,7 @@ class Declared(Face):
                     items[key] = wrap(None, container._batch_size, container._device, container._names)
                 else:
                     del items[key]
-        container._plan_update(items, prefix, plan)
-
-    def _plan_assign(self, value: Any, prefix: Path, plan: Any) -> None:
-        self._check_fields(value)
-        self._tensordict._plan_assign(bare(value), prefix, plan)
+        return items
 
     def _check_fields(self, source: Any) -> None:
         """Refuse a mapping or container to be written that has what cannot be an entry."""

@@ -20,6 +20,7 @@ from tensordict.io import pickled
 from tensordict.io.forms import is_typed
 from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.ops.modules import is_parameter
+from tensordict.ops.writes import Update, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -248,8 +249,10 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
                 item = self._tensordict._admit(item, path, non_blocking)
             self._tensordict._write(path, self._converted(item), non_blocking)
 
-    def _plan_update(self, source: Any, prefix: Path, plan: Any) -> None:
-        self._tensordict._plan_update(self._converted(source), prefix, plan)
+    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+        if isinstance(write, Update) and write.adds:
+            source = self._converted(source)
+        super()._plan_write(write, source, prefix)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Write a parameter under a key, or assign to a part of the batch, past autograd; see any container's."""

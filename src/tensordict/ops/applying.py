@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict.core import foreach, ragged
+from tensordict.core import ragged
 from tensordict.core.contract import Contract, Names, is_node
 from tensordict.core.devices import as_device
 from tensordict.core.errors import add_note
@@ -18,7 +18,8 @@ from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
 from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT
-from tensordict.ops.writing import Writing, _plan_copy
+from tensordict.ops.writes import WritePlan
+from tensordict.ops.writing import Writing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,9 +38,8 @@ class _Call:
     batch_size: torch.Size | None
     device: Any
     names: Any
-    # With `inplace`, the leaves and what is copied into them once every call has succeeded.
-    targets: list[Tensor] | None
-    results: list[Any]
+    # With `inplace`, what is copied into the leaves once every call has succeeded.
+    plan: WritePlan | None
     is_leaf: IsLeaf | None = None
     # Whether the caller knows that the results have the batch size.
     trusted: bool = False
@@ -119,7 +119,7 @@ class Applying(Writing):
         _refuse_unknown(constructor_kwargs)
         call = _Call(
             fn, named, nested_keys, default, filter_empty, call_on_nested, _size(batch_size), device, names,
-            [] if inplace else None, [], is_leaf,
+            WritePlan() if inplace else None, is_leaf,
         )  # fmt: skip
         return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
 
@@ -177,7 +177,7 @@ class Applying(Writing):
         _refuse_unknown(constructor_kwargs)
         call = _Call(
             fn, True, nested_keys, default, filter_empty, call_on_nested, _size(batch_size), device, names,
-            [] if inplace else None, [], is_leaf,
+            WritePlan() if inplace else None, is_leaf,
         )  # fmt: skip
         return self._applied(call, others, propagate_lock, out)  # type: ignore[no-any-return]
 
@@ -188,8 +188,8 @@ class Applying(Writing):
 
     def _applied(self, call: _Call, others: tuple[Any, ...], propagate_lock: bool, out: Any) -> Any:
         result = self._apply_tree(call, others, ())
-        if call.targets is not None:
-            foreach.copy_(call.targets, call.results, container=self)
+        if call.plan is not None:
+            call.plan.run(self)
             return self
         if out is not None:
             result = out if result is None else out.update(result)
@@ -205,12 +205,12 @@ class Applying(Writing):
         if type(mapping) is not dict:
             if self._is_non_tensor:
                 names = self._names if call.batch_size is None else None
-                return self._build({}, size, self._device, names) if call.targets is None else None
+                return self._build({}, size, self._device, names) if call.plan is None else None
             if self._members() is not None:
                 return self._apply_to_members(call, others, path)
             mapping, fn = self._targets(), self._on_read(fn, 1 if call.named else 0, keep=True)
         entries: dict[str, Any] = {}
-        ndim, in_place = 0 if call.trusted else len(size), call.targets is not None
+        ndim, in_place = 0 if call.trusted else len(size), call.plan is not None
         first = size[0] if ndim == 1 else None
         theirs = others[0]._entries if len(others) == 1 and isinstance(others[0], Contract) else None
         # What `fn` gives back as it came has the batch size already.
@@ -240,7 +240,11 @@ class Applying(Writing):
             if result is None or (in_place and result is value):
                 continue
             if in_place:
-                self._plan_copy(value, result, call, (*path, name))
+                assert call.plan is not None
+                if is_node(value):
+                    value.update_(result)
+                else:
+                    call.plan.copy(value, result, (*path, name))
                 continue
             # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
             try:
@@ -281,7 +285,7 @@ class Applying(Writing):
     def _apply_to_members(self, call: _Call, others: Sequence[Any], path: Path) -> Any:
         """`_apply_tree` of a lazy stack."""
         members = self._members()
-        if not members or (call.batch_size is not None and call.targets is None):
+        if not members or (call.batch_size is not None and call.plan is None):
             # The function changes the batch dims, which it must see.
             return self._dense()._apply_tree(call, others, path)
         columns = [
@@ -314,14 +318,6 @@ class Applying(Writing):
             if value.device != device:
                 entries[name] = value.to(device)
         return self._build(entries, size, device, names)
-
-    def _plan_copy(self, value: Any, result: Any, call: _Call, path: Path) -> None:
-        """Note that `result` is to be copied into `value`."""
-        assert call.targets is not None
-        if is_node(value):
-            value.update_(result)
-        else:
-            _plan_copy(value, result, path, call.targets, call.results)
 
     def _counterparts(self, name: str, call: _Call, others: Sequence[Any], path: Path) -> Sequence[Any]:
         """The entries of the same name in the other containers."""

@@ -331,10 +331,10 @@ class Arithmetic(Leaves):
         value = operand(other)
         if value is NotImplemented:
             return NotImplemented  # type: ignore[no-any-return]
-        writes = combining(self, value, op) if isinstance(value, Contract) else []
+        plan = combining(self, value, op) if isinstance(value, Contract) else None
         self._with_(one, None, what, value, plain_number=True)
-        for write in writes:
-            write()
+        if plan is not None:
+            plan.run(self)
         return self
 
     # --- the mechanism ----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tensordict.ops.locking import raise_locked
 from tensordict.ops.naming import Naming
 from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.stacking import stack_containers
+from tensordict.ops.writes import WritePlan
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -148,7 +149,7 @@ class ClientMembers(Indexing, Applying, Naming):
         """
         call = _Call(
             fn, named, nested_keys, default, filter_empty, call_on_nested, _size(batch_size), device, names,
-            [] if inplace else None, [], is_leaf, checked,
+            WritePlan() if inplace else None, is_leaf, checked,
         )  # fmt: skip
         return self._applied(call, others, propagate_lock, out)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, overload
 
@@ -10,76 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.core import foreach, indexing, ragged, registry
+from tensordict.core import indexing, ragged
 from tensordict.core.contract import Contract, Names, is_node, named_error
 from tensordict.core.errors import ShapeError
 from tensordict.core.indexing import checked_size, is_basic, leaf_index, result_size
-from tensordict.core.keys import Key, Path, is_nested_key, joined, key_path, path_of
+from tensordict.core.keys import Key, is_nested_key, key_path, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.memory import rows
-from tensordict.ops.locking import raise_locked
-from tensordict.ops.numbers import stored, to_tensor
+from tensordict.ops.assigning import Assign, AssignWithin, assignable
 from tensordict.ops.refusals import has_ragged, retried
-from tensordict.ops.sources import leaf_items, nested_under, restricted
-from tensordict.ops.writing import Writing, _check_expandable, raise_no_entry, without_leading
+from tensordict.ops.sources import leaf_items, restricted
+from tensordict.ops.writes import WritePlan
+from tensordict.ops.writing import Writing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _KEY_KINDS = (str, tuple)
-
-
-# Stands for the size of a ragged dim.
-_ANY_LENGTH = 2**30
-
-
-class _Assignment:
-    """One call of `td[at] = ...`: what is copied where, and what is allocated, once everything has been checked."""
-
-    __slots__ = ("adds", "allocations", "at", "basic", "lead", "parts", "size", "targets", "values", "writes")
-
-    def __init__(self, at: Any, lead: torch.Size, size: torch.Size, adds: bool = True) -> None:
-        self.at = at
-        self.lead = lead
-        self.size = size
-        # Whether entries that are not there yet are allocated.
-        self.adds = adds
-        # A basic index makes views to copy into, all in one call; otherwise the leaves themselves are indexed.
-        self.basic = is_basic(at)
-        self.targets: list[Tensor] = []
-        self.values: list[Any] = []
-        self.allocations: list[tuple[Any, str, Any]] = []
-        # What the members of a lazy stack are assigned.
-        self.parts: list[_Assignment] = []
-        # What ragged leaves are assigned.
-        self.writes: list[Callable[[], Any]] = []
-
-    def part_of(self, leaf: Any) -> torch.Size:
-        """The shape of the part of a leaf or holder that is assigned: what is behind the batch dims indexed stays."""
-        part: torch.Size = self.size + leaf.shape[len(self.lead) :]
-        return part
-
-    def refuse_graph_leaves(self, root: Any) -> None:
-        """Refuse to write into what autograd refuses to have changed; `root` names the entry."""
-        foreach.refuse_graph_leaves(self.targets, root)
-        for part in self.parts:
-            part.refuse_graph_leaves(root)
-
-    def run(self, root: Any = None) -> None:
-        """Write everything; `root`, which is assigned to, names the entry in errors."""
-        if self.parts or not self.basic:
-            self.refuse_graph_leaves(root)
-        if self.basic:
-            foreach.copy_(self.targets, self.values, container=root)
-        else:
-            for target, value in zip(self.targets, self.values, strict=True):
-                target[self.at] = value
-        for node, name, fresh in self.allocations:
-            node._entries[name] = fresh
-        for part in self.parts:
-            part.run(root)
-        for write in self.writes:
-            write()
 
 
 class Indexing(Writing):
@@ -209,17 +156,14 @@ class Indexing(Writing):
             if theirs != new_size and theirs[: len(new_size)] != new_size:
                 value = self._broadcast(value, index, new_size)
         elif not isinstance(value, Mapping):
-            leaves = self._leaves()
-            if torch.is_grad_enabled():
-                foreach.refuse_graph_leaves(leaves, self)
-            if any(leaf.is_nested for leaf in leaves):
-                # What ragged leaves refuse is to be known before any leaf changes.
-                self._plan_everywhere(torch.as_tensor(value), (), _Assignment(at, size, new_size))
-            self._assign_everywhere(at, new_size, value)
+            fills = isinstance(value, (int, float, complex))
+            write = Assign(at, size, new_size, fills=fills)
+            self._plan_write(write, value if fills else torch.as_tensor(value))
+            write.plan.run(self)
             return
-        plan = _Assignment(at, size, new_size, adds)
-        self._plan_assign(value, (), plan)
-        plan.run(self)
+        write = Assign(at, size, new_size, adds)
+        self._plan_write(write, value)
+        write.plan.run(self)
 
     def _broadcast(self, value: Any, index: Any, size: torch.Size) -> Any:
         """A container of another batch size as one that can be assigned to the part of batch size `size` at `index`."""
@@ -237,90 +181,6 @@ class Indexing(Writing):
                 "the source batch size; what is assigned to it has these dims, or broadcasts to them"
             )
         return value.expand(size)
-
-    def _assign_everywhere(self, at: Any, size: torch.Size, value: Any) -> None:
-        """Assign one tensor or number to a part, of batch size `size`, of every leaf."""
-        leaf: Any
-        if not isinstance(value, (int, float, complex)):
-            plan = _Assignment(at, self._batch_size, size)
-            self._plan_everywhere(torch.as_tensor(value), (), plan)
-            plan.run(self)
-            return
-        basic = is_basic(at)
-        for name, leaf in self._entries.items():
-            if type(leaf) is not Tensor and isinstance(leaf, Indexing):
-                leaf._assign_everywhere(at, size, value)
-            elif isinstance(leaf, Contract):
-                continue  # An `UnbatchedTensor`, which has no part for the index.
-            elif leaf.is_nested:
-                _ragged_write(leaf, at, value, (name,))()
-            elif basic:
-                leaf[at].fill_(value)
-            else:
-                leaf[at] = value  # type: ignore[assignment]
-
-    def _plan_everywhere(self, value: Any, prefix: Path, plan: _Assignment) -> None:
-        """Check that a value fits a part of every leaf, and list where it is assigned."""
-        for name, leaf in self._entries.items():
-            path = (*prefix, name)
-            if type(leaf) is not Tensor and isinstance(leaf, Indexing):
-                leaf._plan_everywhere(value, path, plan)
-            elif isinstance(leaf, Contract):
-                continue
-            elif leaf.is_nested:
-                plan.writes.append(_ragged_write(leaf, plan.at, value, path))
-            else:
-                plan.values.append(_fitting(leaf, value, plan.part_of(leaf), path))
-                plan.targets.append(leaf[plan.at] if plan.basic else leaf)
-
-    def _plan_assign(self, value: Any, prefix: Path, plan: _Assignment) -> None:
-        """Check every item and list what is assigned where, and what has to be allocated."""
-        mapping = self._entries
-        at, basic = plan.at, plan.basic
-        # As a member of a lazy stack is assigned: making a view of each leaf would double the time.
-        whole = basic and at == ()
-        for key, item in value.items():
-            if type(key) is not str:
-                key, *rest = path_of(key)
-                item = nested_under(rest, item)
-            current: Any = mapping.get(key)
-            if type(current) is Tensor or isinstance(current, Tensor):
-                if type(current) is not Tensor and isinstance(current, Contract):
-                    continue  # An `UnbatchedTensor`, which has no part for the index.
-                try:
-                    if basic:
-                        # A view has the shape to compare with, and torch casts what is copied into it.
-                        if not whole:
-                            current = current[at]
-                        if type(item) is not Tensor or item.shape != current.shape:
-                            item = _fitting(current, item, current.shape, (*prefix, key))
-                    else:
-                        expected = plan.part_of(current)
-                        if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:
-                            item = _fitting(current, item, expected, (*prefix, key))
-                except REFUSALS:
-                    leaf = mapping[key]
-                    if not leaf.is_nested:
-                        raise
-                    plan.writes.append(_ragged_write(leaf, at, item, (*prefix, key)))
-                    continue
-                plan.targets.append(current)
-                plan.values.append(item)
-                continue
-            path = (*prefix, key)
-            if current is None:
-                if not plan.adds:
-                    raise_no_entry(path)
-                if self._locked:
-                    raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
-                fresh = _allocated(item, at, plan.lead, plan.size, path)
-                plan.allocations.append((self, key, self._admit(fresh, path)))
-            elif current._is_non_tensor:
-                plan.writes.append(current._replacing(self, key, item, at, plan.part_of(current), path))
-            elif isinstance(item, (Contract, Mapping)):
-                current._plan_assign(item, path, plan)
-            else:
-                current._plan_everywhere(item, path, plan)
 
     # --- assigning to a part of entries -------------------------------------------------------------------------------
 
@@ -346,44 +206,27 @@ class Indexing(Writing):
         """
         path = path_of(key)
         node, name = self._holder(path)
-        node._copy_at(name, value, index, path, non_blocking)
-        return self
-
-    def _copy_at(self, name: str, value: Any, index: Any, path: Path, non_blocking: bool) -> None:
-        """Copy `value` into a part of the entry of this name; `path` leads there from where the write began."""
-        current = self._targets()[name]
-        if isinstance(current, Contract) or current.is_nested:
-            if is_node(current) and not current._is_non_tensor:
-                current[index] = value
+        entries = node._entries
+        current = entries[name] if type(entries) is dict else None
+        if not isinstance(current, Tensor) or isinstance(current, Contract) or current.is_nested:
+            inner = node._node(name)
+            if is_node(inner) and not inner._is_non_tensor:
+                inner[index] = value
             else:
-                self._plan_at(name, value, index, path).run()
-            return
+                write = AssignWithin(index)
+                node._plan_write(write, {name: value}, path[:-1])
+                write.plan.run(self)
+            return self
         if isinstance(value, Tensor):
             if non_blocking and value.device != current.device:
                 value = value.to(current.device, non_blocking=True)
         elif not isinstance(value, (int, float, complex)):
-            value = _assignable(value, path, current.device).to(current.dtype)
+            value = assignable(value, path, current.device).to(current.dtype)
         try:
             current[leaf_index(index, current.shape)] = value
         except RuntimeError as error:
             raise named_error(error, path) from error
-
-    def _plan_at(self, name: str, value: Any, index: Any, path: Path) -> _Assignment:
-        """What copies `value` into a part of the entry of this name, once everything has been checked."""
-        inner = self._node(name)
-        shape = self._batch_size if is_node(inner) else self._shape_of(name)
-        if any(type(n) is not int or n < 0 for n in shape):
-            # The ragged dim has no size; whether an index fits it is seen row by row.
-            shape = torch.Size([n if type(n) is int and n >= 0 else _ANY_LENGTH for n in shape])
-        at = leaf_index(index, shape)
-        plan = _Assignment(at, shape, checked_size(at, shape), adds=False)
-        if isinstance(inner, Tensor):
-            for leaf in self._leaves_of(name):
-                plan.values.append(_fitting(leaf, value, plan.size, path))
-                plan.targets.append(leaf[at] if plan.basic else leaf)
-        else:
-            self._plan_assign({name: value}, path[:-1], plan)
-        return plan
+        return self
 
     def update_at_(
         self,
@@ -414,12 +257,11 @@ class Indexing(Writing):
         if not indexing.is_beyond(idx, self._batch_size):
             self._assign(idx, source, adds=False)
             return self
-        plans = []
+        plan = WritePlan()
         for path, item in leaf_items(source):
             node, name = self._holder(path)
-            plans.append(node._plan_at(name, item, idx, path))
-        for plan in plans:
-            plan.run()
+            node._plan_write(AssignWithin(idx, plan), {name: item}, path[:-1])
+        plan.run(self)
         return self
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool | None = True) -> Self:
@@ -474,81 +316,3 @@ def _all_but_first(names: Names) -> Names:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, (Tensor, np.ndarray)) and index.dtype in (torch.bool, np.bool_)
-
-
-def _fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any:
-    """`item` if it can be assigned to a part of `target` of shape `expected`; raises naming `path` when not."""
-    if not isinstance(item, Tensor):
-        item = _assignable(item, path, target.device)
-    if target.is_nested:
-        raise ShapeError(f"entry {joined(path)!r} is ragged")
-    shape = ragged.shape_of(item)
-    if shape != expected:
-        _check_expandable(shape, expected, path)
-        item = without_leading(item, len(expected))
-    # Torch casts when a basic index is assigned and refuses when an advanced one is; here both cast.
-    return item if item.dtype == target.dtype else item.to(target.dtype)
-
-
-def _assignable(item: Any, path: Path, device: torch.device) -> Tensor:
-    """Numbers, lists and arrays of them as a tensor, to be assigned to a part of one."""
-    _refuse_container(item, path)
-    return to_tensor(item, path, device)
-
-
-def _refuse_container(item: Any, path: Path) -> None:
-    """Raise when a container or a mapping is to be assigned to a part of a tensor."""
-    if isinstance(item, (Contract, Mapping)):
-        raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
-
-
-def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], Any]:
-    """What assigns `item` to a part of a ragged leaf, once called; raises naming `path` when it does not fit."""
-    if isinstance(item, Contract) or not isinstance(item, (Tensor, int, float, complex)):
-        item = _assignable(item, path, leaf.device)
-    try:
-        return ragged.assignment(leaf, at, item)
-    except (RuntimeError, ValueError) as error:
-        raise named_error(error, path) from None
-
-
-def _spread(holder: Any, at: Any, lead: torch.Size, ndim: int) -> Any:
-    """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned.
-
-    The first `ndim` batch dims of `holder` are those of the part.
-    """
-    make = registry.lookup("NonTensorData")
-    if not isinstance(holder, registry.lookup("NonTensorStack")):
-        return make._of(holder._value, lead)
-    return make._of(None, lead + holder._batch_size[ndim:])._assigned(at, holder)
-
-
-def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
-    """Zeros for all of the batch, shaped after `item`, with `item` assigned at the index."""
-    if isinstance(item, Contract):
-        if isinstance(item, Tensor):
-            return item
-        if item._is_non_tensor:
-            return _spread(item, at, lead, len(new_size))
-        size = lead + item._batch_size[len(new_size) :]
-        entries = {name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._entries.items()}
-        names: Names | None = None
-        if item._names is not None:
-            names = [*([None] * len(lead)), *item._names[len(new_size) :]]
-        return item._build(entries, size, item._device, names)
-    if isinstance(item, Mapping):
-        return {key: _allocated(value, at, lead, new_size, (*path, *path_of(key))) for key, value in item.items()}
-    if not isinstance(item, Tensor):
-        item = stored(item, path, new_size, None)
-        if isinstance(item, Contract):
-            return _spread(item, at, lead, len(new_size))
-    if item.is_nested:
-        raise ShapeError(f"entry {joined(path)!r} is ragged and not there yet: set all of it before assigning to parts")
-    if item.shape[: len(new_size)] != new_size:
-        raise ShapeError(
-            f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the size "
-            f"{list(new_size)} of the part of the batch it is assigned to"
-        )
-    fresh = item.new_zeros(lead + item.shape[len(new_size) :])
-    fresh[at] = item
-    return fresh

@@ -17,7 +17,7 @@ from tensordict.core.errors import ShapeError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import nested_lists
 from tensordict.ops.comparison import Comparison
-from tensordict.ops.writing import _Copies
+from tensordict.ops.writes import Update, WritePlan
 
 
 def or_with_right(left: Any, right: Any) -> Any:
@@ -36,7 +36,7 @@ _ON_VALUES: dict[Any, Callable[[Any, Any], Any]] = {
 }
 
 
-def combining(container: Any, other: Contract, op: object) -> list[Callable[[], None]]:
+def combining(container: Any, other: Contract, op: object) -> WritePlan:
     """What writes the results of an operator over the values of a container, which some in `other` stand beside.
 
     Values that `other` has no counterpart of stay as they are.
@@ -55,9 +55,9 @@ def combining(container: Any, other: Contract, op: object) -> list[Callable[[], 
                 fresh[key] = holder._combined(theirs, _ON_VALUES[op])
             except (TypeError, ShapeError) as error:
                 raise named_error(error, path_of(key)) from None
-    targets = _Copies()
-    container._plan_copies(fresh, (), targets, [])
-    return targets.writes
+    write = Update(adds=False, inplace=True)
+    container._plan_write(write, fresh)
+    return write.plan
 
 
 def _check_sizes(one: Any, other: Contract) -> None:

@@ -33,7 +33,7 @@ from tensordict.ops.collapsing import (
 )
 from tensordict.ops.gathering import check_out
 from tensordict.ops.reading import NO_DEFAULT
-from tensordict.ops.writing import raise_no_entry
+from tensordict.ops.writes import raise_no_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

@@ -2,62 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tensordict.core import foreach, ragged, registry
-from tensordict.core.contract import Contract, is_node, named_error
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract, is_node
 from tensordict.core.devices import wait_for
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.ops.locking import Locking, adopt, raise_locked
+from tensordict.ops.locking import Locking, raise_locked
 from tensordict.ops.naming import checked_names, take_names
-from tensordict.ops.numbers import overwriting, stored, to_tensor
+from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT, Reading
-from tensordict.ops.sources import nested_under, one_source, restricted
+from tensordict.ops.sources import one_source, restricted
+from tensordict.ops.writes import Resize, Update, Write, raise_no_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class _Copies(list[Tensor]):
-    """The tensors that are copied into, and, as `writes`, what else is to be called once everything is checked.
-
-    `absent` is where the source has an entry and the target none, the first if there are several.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[Callable[[], None]] = []
-        self.absent: Path | None = None
-
-
-class _Update:
-    """One call of `update`: its options, and the writes and copies to make once everything has been checked."""
-
-    __slots__ = ("clone", "ignore_lock", "inplace", "is_leaf", "non_blocking", "targets", "values", "writes")
-
-    def __init__(
-        self, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None, ignore_lock: bool
-    ) -> None:
-        self.clone = clone
-        self.inplace = inplace
-        self.non_blocking = non_blocking
-        self.is_leaf = is_leaf
-        self.ignore_lock = ignore_lock
-        self.writes: list[tuple[Any, dict[str, Any]]] = []
-        self.targets = _Copies()
-        self.values: list[Any] = []
-
-    def merges(self, item: Any) -> bool:
-        """Whether `item` is merged into a nested container, rather than put in its place."""
-        if self.is_leaf is not None and self.is_leaf(type(item)):
-            return False
-        return isinstance(item, Mapping) or (is_node(item) and not item._is_non_tensor)
 
 
 class Writing(Reading, Locking):
@@ -126,7 +91,8 @@ class Writing(Reading, Locking):
         """Check `item` and store it at `path`."""
         node: Any = self
         for name in path[:-1]:
-            child = node._entries.get(name)
+            entries = node._entries
+            child = entries.get(name) if type(entries) is dict else node._node(name)
             if not isinstance(child, Contract):
                 self._write_branch(path, item, non_blocking)
                 return
@@ -136,20 +102,23 @@ class Writing(Reading, Locking):
     def _write_branch(self, path: Path, item: Any, non_blocking: bool) -> None:
         """Store `item` at a `path` of which a part is missing."""
         node: Any = self
-        for depth, name in enumerate(path[:-1]):
-            child = node._entries.get(name)
-            if child is None:
-                if node._locked:
-                    raise_locked(f"add the entry {joined(path)!r}")
-                node._graft(name, path[depth + 1 :], item, path, non_blocking)
-                return
-            if not isinstance(child, Contract):
-                raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[: depth + 1])!r} is a tensor")
+        depth = 0
+        while (child := node._node(path[depth])) is not None:
             node = child
-
-    def _graft(self, name: str, rest: Path, item: Any, path: Path, non_blocking: bool) -> None:
-        """Add a nested container called `name` that holds `item` at `rest`."""
-        self._entries[name] = self._branch(rest, item, path, non_blocking)
+            depth += 1
+        name = path[depth]
+        if node._is_non_tensor:
+            node._write_name(name, item, non_blocking, path)
+        if name in node._entries:
+            raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[: depth + 1])!r} is a tensor")
+        node._check_field(name)
+        if node._locked:
+            raise_locked(f"add the entry {joined(path)!r}")
+        if node._members():
+            # Members that have an entry of this name, which others lack, keep it.
+            node._wrapped_container()._write_to_members(path[depth:], item, path, non_blocking)
+        else:
+            node._entries[name] = node._branch(path[depth + 1 :], item, path, non_blocking)
 
     def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""
@@ -315,71 +284,16 @@ class Writing(Reading, Locking):
                 return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
-        plan = _Update(clone, inplace, self._queues(non_blocking), is_leaf, ignore_lock)
-        self._plan_update(source, (), plan)
-        if plan.targets:
-            foreach.copy_(plan.targets, plan.values, plan.non_blocking, self)
-        for node, entries in plan.writes:
-            if node._locked:  # with `ignore_lock`
-                for value in filter(is_node, entries.values()):
-                    adopt(node, value)
-            node._entries.update(entries)
-            if node._names is None:
-                for value in filter(is_node, entries.values()):
-                    take_names(node, value)
-        for write in plan.targets.writes:
-            write()
+        write = Update(True, inplace, clone, self._queues(non_blocking), is_leaf, ignore_lock)
+        self._plan_write(write, source)
+        write.plan.run(self, write.non_blocking)
         if self._device is not None:
             self._settle(non_blocking)
         return self
 
-    def _plan_update(self, source: Any, prefix: Path, plan: _Update) -> None:
-        """Check every item of `source` and note what has to be written where."""
-        mapping = self._entries
-        size = self._batch_size
-        ndim = len(size)
-        first = size[0] if ndim == 1 else None
-        writable = plan.ignore_lock or not self._locked
-        trusting = self._device is None and not plan.clone and not plan.inplace and writable
-        fresh: dict[str, Any] = {}
-        for key, item in source.items():
-            if type(key) is str:
-                try:
-                    fits = (
-                        type(item) is Tensor
-                        and trusting
-                        and (
-                            not ndim
-                            or (item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first)
-                        )
-                    )
-                except RuntimeError:
-                    fits = False  # see `_write_name`
-                if fits:
-                    fresh[key] = item
-                    continue
-            else:
-                name, *rest = path_of(key)
-                key, item = name, nested_under(rest, item)
-            current = fresh.get(key)
-            if current is None:
-                current = mapping.get(key)
-            path = (*prefix, key)
-            if isinstance(current, Writing) and not current._is_non_tensor and plan.merges(item):
-                current._plan_update(item, path, plan)
-            elif plan.inplace and isinstance(current, Contract) and current._is_non_tensor:
-                plan.targets.writes.append(overwriting(current, self, key, item, path))
-            elif plan.inplace and isinstance(current, Tensor):
-                _plan_copy(current, item, path, plan.targets, plan.values)
-            elif not writable:
-                raise_locked(f"update the entry {joined(path)!r}")
-            else:
-                value: Any = self._admit(item, path, plan.non_blocking)
-                if plan.clone and (value is item or isinstance(value, Contract)):
-                    value = value.clone()  # type: ignore[union-attr]
-                fresh[key] = value
-        if fresh:
-            plan.writes.append((self, fresh))
+    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+        """Check what is written to this container, at `prefix`, and add it to the plan of `write`."""
+        write.into(self, source, prefix)
 
     def _update_with_batch_size(self, source: Contract, clone: bool) -> Self:
         if self._locked:
@@ -418,34 +332,29 @@ class Writing(Reading, Locking):
             >>> a
             tensor([1., 1.])
         """
-        if type(key) is str:
-            self._copy_into(key, item, None, non_blocking)
-        else:
-            path = path_of(key)
-            node, name = self._holder(path)
-            node._copy_into(name, item, path, non_blocking)
-        return self
-
-    def _copy_into(self, name: str, item: Any, path: Path | None, non_blocking: bool) -> None:
-        """Copy `item` into the entry of this name; `path` leads there from where the write began."""
-        current = self._existing(name)
-        if is_node(current):
-            if current._is_non_tensor:
-                overwriting(current, self, name, item, path or (name,))()
-            else:
-                current.update_(item, non_blocking=non_blocking)
-        else:
+        node: Any
+        node, name = (self, key) if type(key) is str else self._holder(path_of(key))
+        entries = node._entries
+        if type(item) is Tensor and type(entries) is dict:
+            # The most frequent case: 0.5 us, 4 us through a plan.
+            current: Any = entries.get(name)
             try:
-                alike = type(item) is Tensor and item.shape == current.shape
+                alike = isinstance(current, Tensor) and item.shape == current.shape
             except RuntimeError:
                 alike = False  # see `_write_name`
             if alike:
                 current.copy_(item, non_blocking)
-            else:
-                targets: list[Tensor] = []
-                values: list[Any] = []
-                _plan_copy(current, item, path or (name,), targets, values)
-                foreach.copy_(targets, values, non_blocking)
+                return self
+        if name not in entries:
+            raise node._missing(name)
+        inner = node._node(name)
+        if is_node(inner) and not inner._is_non_tensor:
+            inner.update_(item, non_blocking=non_blocking)
+        else:
+            write = Update(False, True)
+            node._plan_write(write, {name: item}, path_of(key)[:-1])
+            write.plan.run(node, non_blocking)
+        return self
 
     def update_(
         self,
@@ -470,48 +379,14 @@ class Writing(Reading, Locking):
             return self
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
-        targets = _Copies()
-        values: list[Any] = []
-        self._plan_copies(source, (), targets, values)
-        if targets.absent is not None and not targets and not targets.writes:
-            raise_no_entry(targets.absent)
-        foreach.copy_(targets, values, self._queues(non_blocking), self)
-        for write in targets.writes:
-            write()
+        write = Update(False, True)
+        self._plan_write(write, source)
+        plan = write.plan
+        if plan.absent is not None and not plan.targets and not plan.steps:
+            raise_no_entry(plan.absent)
+        plan.run(self, self._queues(non_blocking))
         self._settle(non_blocking)
         return self
-
-    def _plan_copies(self, source: Any, prefix: Path, targets: _Copies, values: list[Any]) -> None:
-        mapping = self._entries
-        for key, item in source.items():
-            if type(key) is not str:
-                key, *rest = path_of(key)
-                item = nested_under(rest, item)
-            current: Any = mapping.get(key)
-            if type(current) is Tensor or isinstance(current, Tensor):
-                try:
-                    alike = type(item) is Tensor and item.shape == current.shape
-                except RuntimeError:
-                    alike = False  # see `_write_name`
-                if alike:
-                    targets.append(current)
-                    values.append(item)
-                else:
-                    _plan_copy(current, item, (*prefix, key), targets, values)
-                continue
-            path = (*prefix, key)
-            if current is None:
-                # TorchRL's processes write a step that has more entries than the specs, and the reference lets them.
-                targets.absent = targets.absent or path
-                continue
-            if current._is_non_tensor:
-                targets.writes.append(overwriting(current, self, key, item, path))
-                continue
-            if not isinstance(item, (Contract, Mapping)):
-                raise TypeError(
-                    f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}"
-                )
-            current._plan_copies(item, path, targets, values)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
         """Copy the values of another container into the entries of this one (as `Tensor.copy_`)."""
@@ -636,28 +511,9 @@ class Writing(Reading, Locking):
 
         Every entry is checked before anything changes.
         """
-        changes: list[tuple[Contract, torch.Size]] = []
-        self._plan_rebatch(size, path, changes)
-        for node, new in changes:
-            node._batch_size = new
-            if node._names is not None:
-                names = (node._names + [None] * len(new))[: len(new)]
-                node._names = names if any(name is not None for name in names) else None
-
-    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
-        ndim = len(size)
-        changes.append((self, size))
-        for name, value in self._entries.items():
-            if type(value) is not Tensor and isinstance(value, Writing):
-                if value._batch_size[:ndim] != size:
-                    value._plan_rebatch(size, (*path, name), changes)
-            elif isinstance(value, Contract):
-                changes.append((value, size))
-            elif ndim and ragged.shape_of(value)[:ndim] != size:
-                raise RuntimeError(
-                    f"entry {joined((*path, name))!r} has shape {list(ragged.shape_of(value))}, which is incompatible "
-                    f"with the batch-size {list(size)}: it does not begin with it"
-                )
+        write = Resize()
+        self._plan_write(write, size, path)
+        write.plan.run()
 
     def _queues(self, non_blocking: bool | None) -> bool:
         """Whether transfers to the device of this container are queued, to be waited for once at the end."""
@@ -704,40 +560,6 @@ def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
     return node
 
 
-def _copyable(target: Tensor, item: Any, path: Path) -> Any:
-    """`item` as a tensor that `target.copy_` takes, which broadcasts; raises naming `path` when it does not fit."""
-    if not isinstance(item, Tensor):
-        if isinstance(item, (Contract, Mapping)):
-            raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be updated with a container")
-        item = to_tensor(item, path, None)
-        if not item.ndim:
-            return item
-    shape = ragged.shape_of(item)
-    if shape == target.shape:
-        return item
-    if target.is_nested or len(shape) > len(target.shape):
-        raise ShapeError(
-            f"entry {joined(path)!r} has shape {list(target.shape)} and cannot be updated in place with a value of "
-            f"shape {list(shape)}"
-        )
-    _check_expandable(shape, target.shape, path)
-    return item
-
-
-def _plan_copy(target: Tensor, item: Any, path: Path, targets: list[Tensor], values: list[Any]) -> None:
-    """List what copies `item` into `target`; raises naming `path` when the shapes differ."""
-    if not target.is_nested or not isinstance(item, Tensor):
-        values.append(_copyable(target, item, path))
-        targets.append(target)
-        return
-    try:
-        parts = ragged.copies(target, item)
-    except ShapeError as error:
-        raise named_error(error, path) from None
-    targets += parts[0]
-    values += parts[1]
-
-
 def check_way(member: Any, way: Path, path: Path) -> None:
     """Raise when the way to an entry of a member of a lazy stack leads through a tensor."""
     node = member
@@ -748,24 +570,3 @@ def check_way(member: Any, way: Path, path: Path) -> None:
         if inner is None:
             return
         node = inner
-
-
-def raise_no_entry(path: Path) -> NoReturn:
-    """Raise the error of a write in place to an entry that is not there."""
-    raise KeyError(f"The key {joined(path)!r} was not found in the dest tensordict: use update to add it")
-
-
-def without_leading(item: Tensor, ndim: int) -> Tensor:
-    """`item` without what it has of dims of size 1 before its last `ndim`, as torch assigns it."""
-    return item if item.ndim <= ndim else item.reshape(item.shape[item.ndim - ndim :])
-
-
-def _check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:
-    """Raise unless a value of `shape` broadcasts to `target`."""
-    if shape == target:
-        return
-    if len(shape) <= len(target) or all(n == 1 for n in shape[: len(shape) - len(target)]):
-        tail = shape[-len(target) :] if target else ()
-        if all(n in (1, m) for n, m in zip(reversed(tail), reversed(target))):
-            return
-    raise ShapeError(f"entry {joined(path)!r}: a value of shape {list(shape)} does not broadcast to {list(target)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,9 @@ from tensordict.core import settings
 from tensordict.core.context import remember
 from tensordict.core.contract import Contract, Names, Rename
 from tensordict.core.errors import ShapeError, StackError
-from tensordict.core.indexing import checked_size, is_beyond, leaf_index, result_size
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.indexing import leaf_index, result_size
 from tensordict.core.shapes import as_dim, as_dims, as_ints, as_new_dim, expanded, inferred
-from tensordict.ops.indexing import _Assignment, _fitting, _is_mask, _refuse_container
-from tensordict.ops.numbers import stored
-from tensordict.ops.writing import _check_expandable, without_leading
+from tensordict.ops.indexing import _is_mask
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -172,86 +169,6 @@ class LazyDims(LazyCore):
         columns = [elements_of(member) for member in store.containers]
         count = len(columns)
         return [columns[n // inner % count][n // (inner * count) * inner + n % inner] for n in range(math.prod(size))]
-
-    # --- assignment -------------------------------------------------------------------------------------------------
-
-    def _plan_assign(self, value: Any, prefix: Path, plan: _Assignment) -> None:
-        members, own = self._entries.containers, self._batch_size
-        # An assignment to one entry may index its dims behind the batch.
-        size, behind = plan.size + own[len(plan.lead) :], plan.lead[len(own) :]
-        picks = self._picks(plan.at)
-        if picks is None:
-            self._plan_elements(value, prefix, plan, size)
-            return
-        targets = [members[position] for position in picks.positions]
-        inner = size[: picks.dim] + size[picks.dim + len(picks.block) :]
-        lead = len(own) + len(behind)
-        pieces = _pieces(value, len(targets), picks.dim, len(picks.block), size, prefix, self, lead)
-        for member, piece in zip(targets, pieces, strict=True):
-            part = _Assignment(picks.rest, member._batch_size + behind, inner, plan.adds)
-            member._plan_assign(piece, prefix, part)
-            plan.parts.append(part)
-
-    def _plan_at(self, name: str, value: Any, index: Any, path: Path) -> _Assignment:
-        own = self._batch_size
-        if self._node(name) is not None:
-            return super()._plan_at(name, value, index, path)
-        shape = self._shape_of(name)
-        at = leaf_index(index, shape)
-        picks, even = self._picks(at), -1 not in shape
-        if even and picks is not None:
-            return super()._plan_at(name, value, index, path)
-        plan = _Assignment((), own, own, adds=False)
-        if even:
-            whole = self._entries.read(name)
-            whole[at] = _fitting(whole, value, checked_size(at, shape), path)
-            plan.writes.append(lambda: self._copy_into(name, whole, path, False))
-        elif picks is not None and (not picks.block or not isinstance(value, Tensor) or not value.ndim):
-            members = self._entries.containers
-            plan.parts += [members[i]._plan_at(name, value, picks.rest, path) for i in picks.positions]
-        elif is_beyond(index, own):
-            raise ShapeError(
-                f"entry {joined(path)!r} has the shape {list(shape)}, which differs between the members: assign to "
-                "each of them, as in td[0].set_at_(key, value, index)"
-            )
-        else:
-            at = leaf_index(index, own)
-            plan = _Assignment(at, own, checked_size(at, own), adds=False)
-            self._plan_assign({name: value}, path[:-1], plan)
-        return plan
-
-    def _plan_elements(self, value: Any, prefix: Path, plan: _Assignment, size: torch.Size) -> None:
-        """As `_plan_assign` for an index that mixes up the members: element by element."""
-        numbers = self._numbers()[plan.at]
-        elements = self._elements()
-        targets = [elements[number] for number in numbers.flatten().tolist()]
-        pieces = _pieces(value, len(targets), 0, len(size), size, prefix, self, len(self._batch_size))
-        nothing = torch.Size(())
-        for element, piece in zip(targets, pieces, strict=True):
-            part = _Assignment((), nothing, nothing, plan.adds)
-            if self._locked:
-                element._lock_tree()
-            element._plan_assign(piece, prefix, part)
-            if part.allocations:
-                raise KeyError(
-                    f"cannot allocate the entry {part.allocations[0][1]!r} of a lazy stack through an index that takes "
-                    "single elements of several members: set it first"
-                )
-            plan.parts.append(part)
-
-    def _assign_everywhere(self, at: Any, size: torch.Size, value: Any) -> None:
-        picks = self._picks(at)
-        if isinstance(value, (int, float, complex)) and picks is not None:
-            inner = size[: picks.dim] + size[picks.dim + len(picks.block) :]
-            for position in picks.positions:
-                self._entries.containers[position]._assign_everywhere(picks.rest, inner, value)
-            return
-        plan = _Assignment(at, self._batch_size, size)
-        self._plan_everywhere(torch.as_tensor(value), (), plan)
-        plan.run()
-
-    def _plan_everywhere(self, value: Any, prefix: Path, plan: _Assignment) -> None:
-        self._plan_assign(dict.fromkeys(self.keys(True, True), value), prefix, plan)
 
     # --- cutting ----------------------------------------------------------------------------------------------------
 
@@ -544,12 +461,6 @@ class LazyDims(LazyCore):
         moves = tuple(zip(*elsewhere, strict=True))
         return self._lazily([member.roll(*moves) for member in members], store.dim)
 
-    def _plan_rebatch(self, size: torch.Size, path: Path, changes: list[tuple[Contract, torch.Size]]) -> None:
-        inner = self._inner_size(size)
-        for member in self._entries.sample:
-            member._plan_rebatch(inner, path, changes)
-        changes.append((self, size))
-
     def _reshaped(
         self,
         fn: Callable[[Any], Any],
@@ -619,54 +530,3 @@ def _basic_before(items: list[Any]) -> bool:
 def _running(lengths: list[int]) -> list[tuple[int, int]]:
     """The (start, stop) of pieces of these lengths, one behind the other."""
     return list(itertools.pairwise([0, *itertools.accumulate(lengths)]))
-
-
-def _pieces(
-    value: Any, count: int, dim: int, width: int, size: torch.Size, path: Path, target: Any, lead: int
-) -> list[Any]:
-    """What is assigned to a part of a lazy stack, in one piece for each element of some of its dims.
-
-    Args:
-        value: a container or tensor over the batch of the part, what broadcasts to it, or a mapping of these.
-        count: the number of pieces.
-        dim: the first of the dims that are taken apart.
-        width: how many dims are.
-        size: the batch size of the part.
-        path: what errors name.
-        target: the container that is assigned to, or the shape of the features of a leaf; `None` when there is neither.
-        lead: the number of batch dims of the stack.
-    """
-    if isinstance(value, Mapping) and not isinstance(value, Contract):
-        columns = {
-            key: _pieces(item, count, dim, width, size, (*path, *path_of(key)), _entry(target, key, lead), lead)
-            for key, item in value.items()
-        }
-        return [{key: column[i] for key, column in columns.items()} for i in range(count)]
-    if not isinstance(value, (Tensor, Contract)):
-        value = stored(value, path, size, None)
-    if isinstance(target, torch.Size) and not isinstance(value, Tensor):
-        _refuse_container(value, path)
-    if isinstance(value, Tensor):
-        if not value.ndim:
-            return [value] * count
-        if isinstance(target, torch.Size):
-            shape = size + target
-            if value.ndim < len(shape) or value.shape[: len(size)] != size:
-                _check_expandable(value.shape, shape, path)
-                value = without_leading(value, len(shape)).expand(shape)
-    if not width:
-        return [value]
-    if width > 1:
-        value = value.flatten(dim, dim + width - 1)
-    return list(value.unbind(dim))
-
-
-def _entry(node: Any, key: Any, lead: int) -> Any:
-    """The nested container at `key`, or the shape of the features of the leaf there; `None` when there is neither."""
-    path = path_of(key)
-    for name in path[:-1]:
-        node = node._node(name) if isinstance(node, Contract) else None
-    if not isinstance(node, Contract) or path[-1] not in node._entries:
-        return None
-    inner = node._node(path[-1])
-    return node._shape_of(path[-1])[lead:] if inner is None else inner

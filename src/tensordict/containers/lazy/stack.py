@@ -14,6 +14,7 @@ from tensordict.containers.lazy.members import Hook, Members
 from tensordict.containers.lazy.ops import LazyOps
 from tensordict.containers.lazy.ragged import nested, padded
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
+from tensordict.containers.lazy.writes import LazyWrites
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @registry.register
-class LazyStackedTensorDict(LazyDims, LazyOps):
+class LazyStackedTensorDict(LazyWrites, LazyOps):
     """A stack of containers along a batch dim, which are kept as they are and stacked when an entry is read.
 
     The members may differ: in the shapes of their leaves, in which entries they have, in device and in nesting. The
@@ -580,4 +581,4 @@ def _absent(known: Tensor, store: Members, path: Path) -> Tensor:
 
 
 pytree.register(LazyStackedTensorDict, flatten_stack, unflatten_stack, flatten_stack_with_keys)
-registry.speak_for(LazyStackedTensorDict, (LazyDims, LazyOps, LazyCore))
+registry.speak_for(LazyStackedTensorDict, (LazyWrites, LazyDims, LazyOps, LazyCore))

@@ -1,0 +1,254 @@
+"""Assignment to parts of containers: what `td[index] = value`, `set_at_` and `update_at_` write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import setitem
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.core import ragged, registry
+from tensordict.core.contract import Contract, Names, is_node, named_error
+from tensordict.core.errors import ShapeError
+from tensordict.core.indexing import checked_size, is_basic, leaf_index
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.ragged import REFUSALS
+from tensordict.ops.locking import raise_locked
+from tensordict.ops.numbers import stored, to_tensor
+from tensordict.ops.sources import nested_under
+from tensordict.ops.writes import Write, WritePlan, check_expandable, raise_no_entry
+
+# Stands for the size of a ragged dim.
+_ANY_LENGTH = 2**30
+
+
+class Assign(Write):
+    """What is assigned to a part of the batch: a mapping or container, or one tensor or number to every leaf.
+
+    Attributes:
+        at: the index, an output of `leaf_index`.
+        lead: the shape that it indexes: the batch size, or that of an entry whose other dims it reaches.
+        size: the shape of the part.
+        fills: whether torch is given a number as it is, and refuses what the dtype cannot hold.
+    """
+
+    __slots__ = ("at", "basic", "fills", "lead", "size")
+
+    def __init__(
+        self,
+        at: Any,
+        lead: torch.Size,
+        size: torch.Size,
+        adds: bool = True,
+        fills: bool = False,
+        plan: WritePlan | None = None,
+    ) -> None:
+        self.plan = WritePlan() if plan is None else plan
+        self.adds = adds
+        self.inplace = True
+        self.at = at
+        self.lead = lead
+        self.size = size
+        self.fills = fills
+        # A basic index makes views to copy into, all in one call; otherwise the leaves themselves are indexed.
+        self.basic = is_basic(at)
+
+    def part_of(self, leaf: Any) -> torch.Size:
+        """The shape of the part of a leaf or value that is assigned: what is behind the dims indexed stays."""
+        part: torch.Size = self.size + leaf.shape[len(self.lead) :]
+        return part
+
+    def to_leaf(self, leaf: Any, item: Any, path: Path) -> None:
+        """Have `item` assigned to its part of a leaf; raises naming `path` when it does not fit."""
+        item = fitting(leaf, item, self.part_of(leaf), path)
+        if self.basic:
+            self.plan.targets.append(leaf[self.at])
+            self.plan.values.append(item)
+        else:
+            self.plan.assigned.append((leaf, self.at, item))
+
+    def into(self, node: Any, source: Any, prefix: Path) -> None:
+        if not isinstance(source, (Contract, Mapping)):
+            self._to_every_leaf(node, source, prefix)
+            return
+        items: Any = source
+        mapping, plan = node._entries, self.plan
+        at, basic = self.at, self.basic
+        # As a member of a lazy stack is assigned: making a view of each leaf would double the time.
+        all_of_it = basic and at == ()
+        for key, item in items.items():
+            if type(key) is not str:
+                key, *rest = path_of(key)
+                item = nested_under(rest, item)
+            current: Any = mapping.get(key)
+            if type(current) is Tensor or isinstance(current, Tensor):
+                if type(current) is not Tensor and isinstance(current, Contract):
+                    continue  # An `UnbatchedTensor`, which has no part for the index.
+                try:
+                    if basic:
+                        # A view has the shape to compare with, and torch casts what is copied into it.
+                        if not all_of_it:
+                            current = current[at]
+                        if type(item) is not Tensor or item.shape != current.shape:
+                            item = fitting(current, item, current.shape, (*prefix, key))
+                        plan.targets.append(current)
+                        plan.values.append(item)
+                    else:
+                        expected = self.part_of(current)
+                        if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:
+                            item = fitting(current, item, expected, (*prefix, key))
+                        plan.assigned.append((current, at, item))
+                except REFUSALS:
+                    leaf = mapping[key]
+                    if not leaf.is_nested:
+                        raise
+                    plan.steps.append((_ragged_write(leaf, at, item, (*prefix, key)), ()))
+                continue
+            path = (*prefix, key)
+            if current is None:
+                self._allocate(node, key, item, path)
+            elif current._is_non_tensor:
+                plan.steps.append((current._replacing(node, key, item, at, self.part_of(current), path), ()))
+            else:
+                current._plan_write(self, item, path)
+
+    def _to_every_leaf(self, node: Any, value: Any, prefix: Path) -> None:
+        leaf: Any
+        for name, leaf in node._entries.items():
+            path = (*prefix, name)
+            if type(leaf) is not Tensor and is_node(leaf):
+                if not leaf._is_non_tensor:
+                    leaf._plan_write(self, value, path)
+            elif type(leaf) is not Tensor and isinstance(leaf, Contract):
+                continue  # An `UnbatchedTensor`, which has no part for the index.
+            elif leaf.is_nested:
+                self.plan.steps.append((_ragged_write(leaf, self.at, value, path), ()))
+            elif self.fills:
+                self.plan.assigned.append((leaf, self.at, value))
+            else:
+                self.to_leaf(leaf, value, path)
+
+    def _allocate(self, node: Any, name: str, item: Any, path: Path) -> None:
+        """Have zeros for all of the batch added, with `item` assigned to its part."""
+        if not self.adds:
+            raise_no_entry(path)
+        if node._locked:
+            raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
+        fresh = node._admit(_allocated(item, self.at, self.lead, self.size, path), path)
+        self.plan.steps.append((setitem, (node._entries, name, fresh)))
+
+
+class AssignWithin(Write):
+    """What is assigned to a part of one entry, `{name: value}`; the index may reach its dims behind the batch.
+
+    Attributes:
+        index: as it was given. That into a nested container, or into values that are no tensors, is one into the batch.
+    """
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: Any, plan: WritePlan | None = None) -> None:
+        self.plan = WritePlan() if plan is None else plan
+        self.adds = False
+        self.inplace = True
+        self.index = index
+
+    def into(self, node: Any, source: Mapping[str, Any], prefix: Path) -> None:
+        ((name, value),) = source.items()
+        inner = node._node(name)
+        shape = node._batch_size if is_node(inner) else node._shape_of(name)
+        if any(type(n) is not int or n < 0 for n in shape):
+            # The ragged dim has no size; whether an index fits it is seen row by row.
+            shape = torch.Size([n if type(n) is int and n >= 0 else _ANY_LENGTH for n in shape])
+        at = leaf_index(self.index, shape)
+        write = Assign(at, shape, checked_size(at, shape), adds=False, plan=self.plan)
+        if isinstance(inner, Tensor):
+            for leaf in node._leaves_of(name):
+                write.to_leaf(leaf, value, (*prefix, name))
+        else:
+            node._plan_write(write, source, prefix)
+
+
+def without_leading(item: Tensor, ndim: int) -> Tensor:
+    """`item` without what it has of dims of size 1 before its last `ndim`, as torch assigns it."""
+    return item if item.ndim <= ndim else item.reshape(item.shape[item.ndim - ndim :])
+
+
+def fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any:
+    """`item` if it can be assigned to a part of `target` of shape `expected`; raises naming `path` when not."""
+    if not isinstance(item, Tensor):
+        item = assignable(item, path, target.device)
+    if target.is_nested:
+        raise ShapeError(f"entry {joined(path)!r} is ragged")
+    shape = ragged.shape_of(item)
+    if shape != expected:
+        check_expandable(shape, expected, path)
+        item = without_leading(item, len(expected))
+    # Torch casts when a basic index is assigned and refuses when an advanced one is; here both cast.
+    return item if item.dtype == target.dtype else item.to(target.dtype)
+
+
+def assignable(item: Any, path: Path, device: torch.device) -> Tensor:
+    """Numbers, lists and arrays of them as a tensor, to be assigned to a part of one."""
+    refuse_container(item, path)
+    return to_tensor(item, path, device)
+
+
+def refuse_container(item: Any, path: Path) -> None:
+    """Raise when a container or a mapping is to be assigned to a part of a tensor."""
+    if isinstance(item, (Contract, Mapping)):
+        raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
+
+
+def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], Any]:
+    """What assigns `item` to a part of a ragged leaf, once called; raises naming `path` when it does not fit."""
+    if isinstance(item, Contract) or not isinstance(item, (Tensor, int, float, complex)):
+        item = assignable(item, path, leaf.device)
+    try:
+        return ragged.assignment(leaf, at, item)
+    except (RuntimeError, ValueError) as error:
+        raise named_error(error, path) from None
+
+
+def _spread(holder: Any, at: Any, lead: torch.Size, ndim: int) -> Any:
+    """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned.
+
+    The first `ndim` batch dims of `holder` are those of the part.
+    """
+    make = registry.lookup("NonTensorData")
+    if not isinstance(holder, registry.lookup("NonTensorStack")):
+        return make._of(holder._value, lead)
+    return make._of(None, lead + holder._batch_size[ndim:])._assigned(at, holder)
+
+
+def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
+    """Zeros for all of the batch, shaped after `item`, with `item` assigned at the index."""
+    if isinstance(item, Contract):
+        if isinstance(item, Tensor):
+            return item
+        if item._is_non_tensor:
+            return _spread(item, at, lead, len(new_size))
+        size = lead + item._batch_size[len(new_size) :]
+        entries = {name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._entries.items()}
+        names: Names | None = None
+        if item._names is not None:
+            names = [*([None] * len(lead)), *item._names[len(new_size) :]]
+        return item._build(entries, size, item._device, names)
+    if isinstance(item, Mapping):
+        return {key: _allocated(value, at, lead, new_size, (*path, *path_of(key))) for key, value in item.items()}
+    if not isinstance(item, Tensor):
+        item = stored(item, path, new_size, None)
+        if isinstance(item, Contract):
+            return _spread(item, at, lead, len(new_size))
+    if item.is_nested:
+        raise ShapeError(f"entry {joined(path)!r} is ragged and not there yet: set all of it before assigning to parts")
+    if item.shape[: len(new_size)] != new_size:
+        raise ShapeError(
+            f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the size "
+            f"{list(new_size)} of the part of the batch it is assigned to"
+        )
+    fresh = item.new_zeros(lead + item.shape[len(new_size) :])
+    fresh[at] = item
+    return fresh

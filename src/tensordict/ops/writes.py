@@ -1,0 +1,282 @@
+"""What is written: an operation that writes is a `Write`, which fills a plan while it checks; then the plan is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from tensordict.core import foreach, ragged
+from tensordict.core.contract import Contract, is_node, named_error
+from tensordict.core.errors import ShapeError
+from tensordict.core.key_views import IsLeaf
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.ops.locking import adopt, raise_locked
+from tensordict.ops.naming import take_names
+from tensordict.ops.numbers import overwriting, to_tensor
+from tensordict.ops.sources import nested_under
+
+
+class WritePlan:
+    """What one call writes: filled while everything is checked, then carried out by `run`.
+
+    Attributes:
+        targets, values: the tensors that are copied into, and what is copied into each: all in one call, and first.
+        assigned: tensors, an index into each, and what is assigned there: then.
+        steps: what is done at last, in this order: functions, and the arguments of each.
+        parts: the plans that are carried out as steps of this one.
+        absent: the first path at which the source has an entry and the container none.
+    """
+
+    __slots__ = ("absent", "assigned", "parts", "steps", "targets", "values")
+
+    def __init__(self) -> None:
+        self.targets: list[Tensor] = []
+        self.values: list[Any] = []
+        self.assigned: list[tuple[Tensor, Any, Any]] = []
+        self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self.parts: tuple[WritePlan, ...] = ()
+        self.absent: Path | None = None
+
+    def copy(self, target: Tensor, item: Any, path: Path) -> None:
+        """Have `item`, which broadcasts, copied into a tensor; raises naming `path` when it does not fit."""
+        if not target.is_nested or not isinstance(item, Tensor):
+            self.values.append(_copyable(target, item, path))
+            self.targets.append(target)
+            return
+        try:
+            targets, values = ragged.copies(target, item)
+        except ShapeError as error:
+            raise named_error(error, path) from None
+        self.targets += targets
+        self.values += values
+
+    def part(self) -> WritePlan:
+        """A plan that is carried out as a step of this one: for copies that may read what those before them write."""
+        part = WritePlan()
+        self.parts += (part,)
+        self.steps.append((part.run, ()))
+        return part
+
+    def run(self, container: Any = None, non_blocking: bool = False) -> None:
+        """Write everything; `container`, which is written to, names the entry in errors.
+
+        Raises:
+            RuntimeError: a tensor is a leaf of the autograd graph that requires grad; nothing has changed.
+        """
+        if self.assigned or self.parts:
+            foreach.refuse_graph_leaves(self._written(), container)
+        if self.targets:
+            foreach.copy_(self.targets, self.values, non_blocking, container)
+        for target, at, item in self.assigned:
+            target[at] = item
+        for step, operands in self.steps:
+            step(*operands)
+
+    def _written(self) -> list[Tensor]:
+        """All tensors that are written into."""
+        found = [*self.targets, *[target for target, _, _ in self.assigned]]
+        for part in self.parts:
+            found += part._written()
+        return found
+
+
+class Write:
+    """What is written, and how: `into` says it for a container that holds its entries.
+
+    A container gets it through `Writing._plan_write`; one that consists of others, or is the form of another one, hands
+    it on to these.
+
+    Attributes:
+        plan: what `into` fills.
+        adds: whether entries that are not there yet are added.
+        inplace: whether entries that are there keep their memory.
+    """
+
+    __slots__ = ("adds", "inplace", "plan")
+
+    plan: WritePlan
+    adds: bool
+    inplace: bool
+
+    def into(self, node: Any, source: Any, prefix: Path) -> None:
+        """Check what is written to a container that holds its entries, and add it to the plan.
+
+        Args:
+            node: the container.
+            source: what is written to it.
+            prefix: the path of the container, for errors.
+        """
+        raise NotImplementedError
+
+
+class Update(Write):
+    """The entries of a mapping or container: `update`, and in place and without new entries `update_` and `set_`."""
+
+    __slots__ = ("clone", "ignore_lock", "is_leaf", "non_blocking")
+
+    def __init__(
+        self,
+        adds: bool = True,
+        inplace: bool = False,
+        clone: bool = False,
+        non_blocking: bool = False,
+        is_leaf: IsLeaf | None = None,
+        ignore_lock: bool = False,
+        plan: WritePlan | None = None,
+    ) -> None:
+        self.plan = WritePlan() if plan is None else plan
+        self.adds = adds
+        self.inplace = inplace
+        self.clone = clone
+        self.non_blocking = non_blocking
+        self.is_leaf = is_leaf
+        self.ignore_lock = ignore_lock
+
+    def merges(self, item: Any) -> bool:
+        """Whether `item` is merged into a nested container, rather than put in its place."""
+        if self.is_leaf is not None and self.is_leaf(type(item)):
+            return False
+        # A value that is no tensor has nothing to be copied into the entries of a container.
+        return isinstance(item, Mapping) or (is_node(item) and not (item._is_non_tensor and self.adds))
+
+    def into(self, node: Any, source: Any, prefix: Path) -> None:
+        mapping, plan = node._entries, self.plan
+        targets, values = plan.targets, plan.values
+        size = node._batch_size
+        ndim = len(size)
+        first = size[0] if ndim == 1 else None
+        inplace = self.inplace
+        writable = self.ignore_lock or not node._locked
+        trusting = writable and not inplace and node._device is None and not self.clone
+        fresh: dict[str, Any] = {}
+        for key, item in source.items():
+            # A plain tensor that fits is by far the most frequent item.
+            if type(key) is not str:
+                key, *rest = path_of(key)
+                item = nested_under(rest, item)
+            elif type(item) is Tensor:
+                try:
+                    if trusting:
+                        fits = not ndim or (
+                            item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first
+                        )
+                        if fits:
+                            fresh[key] = item
+                            continue
+                    elif inplace and isinstance(target := mapping.get(key), Tensor) and item.shape == target.shape:
+                        targets.append(target)
+                        values.append(item)
+                        continue
+                except RuntimeError:
+                    fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
+            path = (*prefix, key)
+            current: Any = fresh.get(key)
+            if current is None:
+                current = mapping.get(key)
+            if current is None and not self.adds:
+                # TorchRL's processes write a step that has more entries than the specs, and the reference lets them.
+                plan.absent = plan.absent or path
+            elif is_node(current) and not current._is_non_tensor and self.merges(item):
+                current._plan_write(self, item, path)
+            elif inplace and isinstance(current, Contract) and current._is_non_tensor:
+                plan.steps.append((overwriting(current, node, key, item, path), ()))
+            elif inplace and isinstance(current, Tensor):
+                plan.copy(current, item, path)
+            elif not self.adds:
+                raise TypeError(
+                    f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}"
+                )
+            elif not writable:
+                raise_locked(f"update the entry {joined(path)!r}")
+            else:
+                value: Any = node._admit(item, path, self.non_blocking)
+                if self.clone and (value is item or isinstance(value, Contract)):
+                    value = value.clone()  # type: ignore[union-attr]
+                fresh[key] = value
+        if fresh:
+            plan.steps.append((_store, (node, fresh)))
+
+
+class Resize(Write):
+    """A batch size, which is the `source`: for a container, and for nested ones whose own would not begin with it."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.plan = WritePlan()
+        self.adds = False
+        self.inplace = True
+
+    def into(self, node: Any, source: torch.Size, prefix: Path) -> None:
+        ndim = len(source)
+        steps = self.plan.steps
+        steps.append((resize, (node, source)))
+        for name, value in node._entries.items():
+            if type(value) is not Tensor and is_node(value):
+                if value._batch_size[:ndim] != source:
+                    value._plan_write(self, source, (*prefix, name))
+            elif isinstance(value, Contract):
+                steps.append((resize, (value, source)))
+            elif ndim and ragged.shape_of(value)[:ndim] != source:
+                raise RuntimeError(
+                    f"entry {joined((*prefix, name))!r} has shape {list(ragged.shape_of(value))}, which is "
+                    f"incompatible with the batch-size {list(source)}: it does not begin with it"
+                )
+
+
+def resize(node: Contract, size: torch.Size) -> None:
+    """Give one container a batch size, and keep the names of the dims that it still has."""
+    node._batch_size = size
+    if node._names is not None:
+        names = (node._names + [None] * len(size))[: len(size)]
+        node._names = names if any(name is not None for name in names) else None
+
+
+def _store(node: Any, entries: dict[str, Any]) -> None:
+    """Add or replace entries that were checked."""
+    if node._locked:  # with `ignore_lock`
+        for value in filter(is_node, entries.values()):
+            adopt(node, value)
+    node._entries.update(entries)
+    if node._names is None:
+        for value in filter(is_node, entries.values()):
+            take_names(node, value)
+
+
+def _copyable(target: Tensor, item: Any, path: Path) -> Any:
+    """`item` as a tensor that `target.copy_` takes, which broadcasts; raises naming `path` when it does not fit."""
+    if not isinstance(item, Tensor):
+        if isinstance(item, (Contract, Mapping)):
+            raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be updated with a container")
+        item = to_tensor(item, path, None)
+        if not item.ndim:
+            return item
+    shape = ragged.shape_of(item)
+    if shape == target.shape:
+        return item
+    if target.is_nested or len(shape) > len(target.shape):
+        raise ShapeError(
+            f"entry {joined(path)!r} has shape {list(target.shape)} and cannot be updated in place with a value of "
+            f"shape {list(shape)}"
+        )
+    check_expandable(shape, target.shape, path)
+    return item
+
+
+def check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:
+    """Raise unless a value of `shape` broadcasts to `target`."""
+    if shape == target:
+        return
+    if len(shape) <= len(target) or all(n == 1 for n in shape[: len(shape) - len(target)]):
+        tail = shape[-len(target) :] if target else ()
+        if all(n in (1, m) for n, m in zip(reversed(tail), reversed(target))):
+            return
+    raise ShapeError(f"entry {joined(path)!r}: a value of shape {list(shape)} does not broadcast to {list(target)}")
+
+
+def raise_no_entry(path: Path) -> NoReturn:
+    """Raise the error of a write in place to an entry that is not there."""
+    raise KeyError(f"The key {joined(path)!r} was not found in the dest tensordict: use update to add it")
