@@ -185,7 +185,7 @@ class OnDisk(GivesTensorDicts):
         for name in self._listed():
             value = self._target(name)
             if isinstance(value, Contract) and not isinstance(value, Tensor):
-                entries[name] = value._placed(fn, device)  # type: ignore[attr-defined]
+                entries[name] = value._placed(fn, device)
             else:
                 # A tensor that only changes its device stays in the file, and is moved when it is read.
                 entries[name] = fn(value)

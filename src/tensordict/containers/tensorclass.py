@@ -373,7 +373,7 @@ def _field(cls: type[TensorClass], name: str) -> property:
         if type(value) is Tensor:
             return value
         # As `unwrap`, without its calls: 60 of 200 ns.
-        return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value  # type: ignore[attr-defined]
+        return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value
 
     def write(self: Any, value: Any) -> None:
         if type(value) is not Tensor or not stores_tensors:

@@ -108,7 +108,7 @@ def _place(tree: dict[str, Any], path: Path, value: object, prefix: Path) -> Non
         held = tree[name]
         if isinstance(held, Contract) and not held._is_non_tensor and not isinstance(held, Tensor):
             items = [(rest, value)] if rest else (value.items() if isinstance(value, dict) else None)
-            if items is None or any(held._has(path_of(key)) for key, _ in items):  # type: ignore[attr-defined]
+            if items is None or any(held._has(path_of(key)) for key, _ in items):
                 raise _twice(here if not rest else (*here, *rest))
             tree[name] = held.copy().update(dict(items))  # type: ignore[attr-defined]
             return

@@ -80,6 +80,17 @@ class Contract:
     _memmap_prefix: pathlib.Path | None = _backing_field("memmap_prefix")
     _consolidated: tuple[Tensor, int] | None = _backing_field("consolidated")
 
+    if TYPE_CHECKING:
+        # What families of operations call of each other, and of lazy stacks and values.
+        @property
+        def stack_dim(self) -> int: ...
+        def copy(self) -> Self: ...
+        def _has(self, path: tuple[str, ...]) -> bool: ...
+        def _index(self, index: Any) -> Any: ...
+        def _peek(self, path: tuple[str, ...]) -> Any: ...
+        def _placed(self, fn: LeafFn, device: torch.device) -> Self: ...
+        def _unwrapped(self) -> Any: ...
+
     # --- primitives ---------------------------------------------------------------------------------------------
     # The entries of this level, name -> leaf or node. Reading gives what is stored (or made on reading), writing takes
     # what has been checked already (shape, device, lock). An attribute, because every access goes through it: a method
@@ -287,7 +298,7 @@ class Contract:
         if type(mapping) is not dict:
             if (members := self._members()) is not None:
                 if not members:
-                    return self.copy()  # type: ignore[attr-defined, no-any-return]
+                    return self.copy()
                 return self._restacked([member._rebuilt(leaves) for member in members])
             mapping = self._outline()
         if is_flat(mapping):

@@ -359,6 +359,6 @@ def _run_where_possible(module: Any, tensordict: Any) -> Any:
         return module(tensordict)
     members: Sequence[Contract] | None = getattr(tensordict, "tensordicts", None)
     for member in members or ():
-        if all(map(member._has, paths)):  # type: ignore[attr-defined]
+        if all(map(member._has, paths)):
             module(member)
     return tensordict

@@ -522,7 +522,7 @@ def _back(result: Any, source: Any) -> Any:
             if isinstance(old, Contract):
                 value = _back(value, old)
             elif device is not None:
-                value = value._placed(partial(Tensor.to, device=device), device)  # type: ignore[attr-defined]
+                value = value._placed(partial(Tensor.to, device=device), device)
         elif isinstance(old, Tensor):
             value = _leaf_back(value, old)
         elif device is not None:

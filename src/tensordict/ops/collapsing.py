@@ -181,7 +181,7 @@ class Collapsing(Leaves, Naming):
             StackError: the reduction runs along the stack dim, or the entry is not a tensor in every member.
         """
         members = [member for member, _ in self._paired(self) or ()]
-        at: int = self.stack_dim  # type: ignore[attr-defined]
+        at: int = self.stack_dim
         if at in way.dims or (way.along is None and any(_is_mixed(members, name) for name in self._outline())):
             # Reading says what is wrong.
             dict(self._entries)
@@ -247,7 +247,7 @@ class Collapsing(Leaves, Naming):
         except StackError:
             if (pairs := self._paired(self)) is None:
                 raise
-            at: int = self.stack_dim  # type: ignore[attr-defined]
+            at: int = self.stack_dim
             return torch.stack([one._over_all_features(how) for one, _ in pairs], at + (how.added is not None))
         result: Tensor = self._over_all(how.op, row, -1)
         return result

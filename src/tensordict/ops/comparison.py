@@ -46,42 +46,42 @@ class Comparison(Leaves):
             >>> (td == 1)["a"], (td == td).all()
             (tensor([False,  True, False]), True)
         """
-        return self._compared(other, torch.eq)  # type: ignore[no-any-return]
+        return self._compared(other, torch.eq)
 
     def __ne__(self, other: object) -> Self:  # type: ignore[override]
         """Where the entries differ; as `==`."""
-        return self._compared(other, torch.ne)  # type: ignore[no-any-return]
+        return self._compared(other, torch.ne)
 
     def __lt__(self, other: object) -> Self:
         """Where the entries are less than those of `other`; as `==`."""
-        return self._compared(other, torch.lt)  # type: ignore[no-any-return]
+        return self._compared(other, torch.lt)
 
     def __le__(self, other: object) -> Self:
         """Where the entries are at most those of `other`; as `==`."""
-        return self._compared(other, torch.le)  # type: ignore[no-any-return]
+        return self._compared(other, torch.le)
 
     def __gt__(self, other: object) -> Self:
         """Where the entries are greater than those of `other`; as `==`."""
-        return self._compared(other, torch.gt)  # type: ignore[no-any-return]
+        return self._compared(other, torch.gt)
 
     def __ge__(self, other: object) -> Self:
         """Where the entries are at least those of `other`; as `==`."""
-        return self._compared(other, torch.ge)  # type: ignore[no-any-return]
+        return self._compared(other, torch.ge)
 
     # Equality is element by element, so it cannot back a hash.
     __hash__ = None  # type: ignore[assignment]
 
     def __and__(self, other: object) -> Self:
         """The bitwise "and" of the entries, which is the logical one of bools; the right side as for `==`."""
-        return self._compared(other, torch.bitwise_and)  # type: ignore[no-any-return]
+        return self._compared(other, torch.bitwise_and)
 
     def __or__(self, other: object) -> Self:
         """The bitwise "or" of the entries, which is the logical one of bools; the right side as for `==`."""
-        return self._compared(other, torch.bitwise_or)  # type: ignore[no-any-return]
+        return self._compared(other, torch.bitwise_or)
 
     def __xor__(self, other: object) -> Self:
         """The bitwise "exclusive or" of the entries; the right side as for `==`."""
-        return self._compared(other, torch.bitwise_xor)  # type: ignore[no-any-return]
+        return self._compared(other, torch.bitwise_xor)
 
     __rand__ = __and__
     __ror__ = __or__
@@ -105,7 +105,7 @@ class Comparison(Leaves):
             "td.any(), td.is_empty() or `td is None`"
         )
 
-    def _compared(self, other: object, op: BinaryOp) -> Any:
+    def _compared(self, other: object, op: BinaryOp) -> Self:
         """`op` on every leaf and its counterpart in `other`; `NotImplemented` when `other` cannot have one."""
         try:
             return self._compared_as(other, op)
@@ -114,7 +114,7 @@ class Comparison(Leaves):
                 raise
         return self._compared_as(other, partial(ragged.elementwise, op))
 
-    def _compared_as(self, other: object, op: BinaryOp) -> Any:
+    def _compared_as(self, other: object, op: BinaryOp) -> Self:
         if isinstance(other, Tensor):
             pass
         elif isinstance(other, Contract):
@@ -126,7 +126,7 @@ class Comparison(Leaves):
         elif isinstance(other, (np.ndarray, np.generic)):
             other = torch.as_tensor(other)
         else:
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]
         if other.ndim == 0:
             return self._map(lambda leaf: op(leaf, other))
         return self._map_with(op, spread_over(other, self._batch_size))
@@ -135,7 +135,7 @@ class Comparison(Leaves):
         result = self._compared_by_leaf(other, op)
         if self._device is not None and other._device is None:
             # What is on the left decides: tensors that met one another are on its device.
-            return result._placed(lambda leaf: leaf, self._device)  # type: ignore[attr-defined, no-any-return]
+            return result._placed(lambda leaf: leaf, self._device)
         return result
 
     def _compared_by_leaf(self, other: Contract, op: BinaryOp) -> Self:

@@ -162,7 +162,7 @@ class Consolidating(Leaves):
         if device is None:
             result = self._rebuilt(found)
         else:
-            result = self._placed(  # type: ignore[attr-defined]
+            result = self._placed(
                 lambda leaf: leaf._rebuilt(found) if isinstance(leaf, Contract) else next(found), device
             )
         if inplace:

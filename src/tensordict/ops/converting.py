@@ -209,7 +209,7 @@ class Converting(Contract):
             raise TypeError("from_dict_instance reads one mapping")
         entries = {}
         for key, value in input_dict.items():
-            known = self._peek(path_of(key))  # type: ignore[attr-defined]
+            known = self._peek(path_of(key))
             if isinstance(known, Converting) and isinstance(value, Mapping):
                 value = known.from_dict_instance(value)
             elif getattr(self, "_is_tensorclass", False) and hasattr(known, "_value") and isinstance(value, Number):

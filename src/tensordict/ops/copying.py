@@ -71,7 +71,7 @@ class Copying(Leaves):
         entries = dict(mapping)
         for name, value in entries.items():
             if type(value) is not Tensor and isinstance(value, Contract):
-                entries[name] = value.copy()  # type: ignore[attr-defined]
+                entries[name] = value.copy()
         if type(mapping) is not dict:
             return self._subset(entries)
         return self._build(entries, self._batch_size, self._device, self._names)

@@ -119,7 +119,7 @@ _FEW = 6
 
 
 def _tensor_at(container: Any, key: Any, what: str) -> Tensor:
-    value = container._peek(path_of(key)) if isinstance(container, Contract) else None  # type: ignore[attr-defined]
+    value = container._peek(path_of(key)) if isinstance(container, Contract) else None
     if not isinstance(value, Tensor):
         found = "nothing" if value is None else f"a {type(value).__name__}"
         raise KeyError(f"there is no tensor at {key!r} in {what}, found {found}")

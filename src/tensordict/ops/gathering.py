@@ -85,7 +85,7 @@ class Gathering(Contract):
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
         """
-        return self._index(_checked_mask(mask))  # type: ignore[attr-defined, no-any-return]
+        return self._index(_checked_mask(mask))  # type: ignore[no-any-return]
 
     def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
         """Copies with `value` written where the mask holds.

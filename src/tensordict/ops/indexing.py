@@ -307,7 +307,7 @@ class Indexing(Writing):
 
 def given(value: Any) -> Any:
     """What `td[key]` gives for an entry: the value of a holder, anything else as it is."""
-    return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value  # type: ignore[attr-defined]
+    return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value
 
 
 def _all_but_first(names: Names) -> Names:

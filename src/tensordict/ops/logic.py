@@ -47,7 +47,7 @@ def combining(container: Any, other: Contract, op: object) -> WritePlan:
     """
     fresh: dict[Any, Any] = {}
     for key, holder in container.non_tensor_items(include_nested=True):
-        theirs: Any = other._peek(path_of(key))  # type: ignore[attr-defined]
+        theirs: Any = other._peek(path_of(key))
         if isinstance(theirs, Contract) and theirs._is_non_tensor:
             try:
                 if not (hasattr(holder, "_value") and hasattr(theirs, "_value")):
@@ -98,7 +98,7 @@ class Operators(Comparison):
         """
         fn = _ON_VALUES.get(op)
         if fn is None:
-            return self.copy()  # type: ignore[attr-defined]
+            return self.copy()
         size, device = self._batch_size, self._device
         _check_sizes(self, other)
         result = self._combined(other, fn)

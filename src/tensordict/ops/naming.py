@@ -226,7 +226,7 @@ def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path,
             _collect(value, path, names, found)
     if members := node._members():
         # What only some members have lies in these, which lack the stack dim.
-        dim: int = node.stack_dim  # type: ignore[attr-defined]
+        dim: int = node.stack_dim
         rest = names[:dim] + names[dim + 1 :]
         for member in members:
             for name, value in member._outline().items():

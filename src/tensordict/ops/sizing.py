@@ -174,7 +174,7 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
         # Entries that only some of them have count too.
         for size in (_common_size(member, None) for member in members):
             common = size if common is None else common if size is None else _shared(common, size)
-        dim: int = node.stack_dim  # type: ignore[attr-defined]
+        dim: int = node.stack_dim
         return None if common is None else torch.Size((*common[:dim], len(members), *common[dim:])[:limit])
     # What a lazy stack makes on reading is asked for its shape only: where its members differ it cannot be made.
     outline = node._outline()

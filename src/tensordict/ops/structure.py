@@ -213,7 +213,7 @@ class Structure(Writing):
         names = source._entries if isinstance(source, Contract) else source
         if not len(names) and not kwargs:
             return self
-        return self.copy().update(source, **kwargs)  # type: ignore[attr-defined, no-any-return]
+        return self.copy().update(source, **kwargs)
 
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
         """One level of entries, whose names are the nested keys joined by `separator`.
@@ -334,13 +334,13 @@ class Structure(Writing):
         """
         if (members := self._members(or_template=True)) is not None:
             return self._restacked([member.rename_keys(mapping, safe=safe) for member in members])
-        out = self.copy()  # type: ignore[attr-defined]
+        out = self.copy()
         moved = {path_of(new): out.pop(old) for old, new in mapping.items()}
         for path, value in moved.items():
             if safe and out._peek(path) is not None:
                 raise KeyError(f"cannot rename to {joined(path)!r}: there is such an entry already (safe=True)")
             out._write(path, value)
-        return out  # type: ignore[no-any-return]
+        return out
 
     def split_keys(
         self,
@@ -383,7 +383,7 @@ class Structure(Writing):
         if (members := self._members(or_template=True)) is not None:
             columns = [member._split_by(moves, default, reproduce_struct) for member in members]
             return [self._restacked(column) for column in zip(*columns, strict=True)]
-        last = self.copy()  # type: ignore[attr-defined]
+        last = self.copy()
         outs: list[Any] = []
         for pairs in moves:
             out = self.empty(recurse=reproduce_struct)
@@ -513,7 +513,7 @@ def _level(root: Any, path: Path, levels: dict[Any, Any]) -> Any:
             child = level.get(name)
             if child is not None and not isinstance(child, Contract):
                 raise KeyError(f"unflatten_keys: a container is needed at {joined(prefix)!r}, where there is a tensor")
-            child = level[name] = root._child() if child is None else child.copy()  # type: ignore[attr-defined]
+            child = level[name] = root._child() if child is None else child.copy()
             levels[prefix] = child._entries
         level = levels[prefix]
     return level

@@ -66,7 +66,7 @@ class Values(Writing):
             raise self._missing(key) from None
         if type(value) is Tensor or not isinstance(value, Contract) or not value._is_non_tensor:
             return value
-        return value._unwrapped()  # type: ignore[attr-defined]
+        return value._unwrapped()
 
     def is_non_tensor(self, key: Any) -> bool:
         """Whether the entry at a nested key holds a value that is no tensor; raises `KeyError` when there is none.

@@ -299,7 +299,7 @@ class Writing(Reading, Locking):
         if self._locked:
             raise_locked("update the batch size")
         size = source._batch_size
-        kept = [key for key in self.keys(True, True) if not source._has(path_of(key))]  # type: ignore[attr-defined]
+        kept = [key for key in self.keys(True, True) if not source._has(path_of(key))]
         if kept:
             raise ShapeError(
                 f"the batch size {list(self._batch_size)} cannot become {list(size)}: Some keys of the dest tensordict "
