@@ -29,7 +29,7 @@ def lock_blocked(func: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(func)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: object, **kwargs: object) -> Any:
         if self._locked:
             raise_locked(f"call {func.__name__}()")
         return func(self, *args, **kwargs)
@@ -65,7 +65,7 @@ class cache:
             raise TypeError(f"cache is for methods of containers, and {owner.__name__} does not derive from one")
 
         @wraps(function)
-        def method(container: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(container: Any, *args: object, **kwargs: object) -> Any:
             if not container._locked:
                 return function(container, *args, **kwargs)
             key = (name, args, tuple(sorted(kwargs.items())))
@@ -89,7 +89,7 @@ def erase_cache(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Have a method of a container forget what methods decorated with :class:`cache` returned."""
 
     @wraps(fun)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: object, *args: object, **kwargs: object) -> Any:
         self.__dict__.pop("_remembered", None)
         return fun(self, *args, **kwargs)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tensordict.core.keys import Key, Path, is_nested_key, path_of, unravel_key
 
 
-def _unravel_key_to_tuple(key: Any) -> Path:
+def _unravel_key_to_tuple(key: object) -> Path:
     """The names of a nested key as a tuple; the empty tuple for anything that is no nested key.
 
     `tensordict.utils._unravel_key_to_tuple`: TorchRL (`RewardSum`), its tests and BenchMARL.
@@ -21,7 +20,7 @@ def _unravel_key_to_tuple(key: Any) -> Path:
     return path_of(key) if is_nested_key(key) else ()
 
 
-def unravel_keys(key: Any) -> Key:
+def unravel_keys(key: object) -> Key:
     """:func:`~tensordict.unravel_key` under another name: `tensordict._C.unravel_keys`, of TorchRL's tests.
 
     Example:
@@ -32,7 +31,7 @@ def unravel_keys(key: Any) -> Key:
     return unravel_key(key)
 
 
-def is_seq_of_nested_key(seq: Any) -> bool:
+def is_seq_of_nested_key(seq: object) -> bool:
     """Whether an object is a sequence of nested keys: TorchRL, of the `in_keys` and `out_keys` of its KL transforms.
 
     Example:

@@ -44,7 +44,7 @@ class KeyDependentDefaultDict(defaultdict[Any, Any]):
         super().__init__()
         self._make = fun
 
-    def __missing__(self, key: Any) -> Any:
+    def __missing__(self, key: object) -> Any:
         made = self[key] = self._make(key)
         return made
 
@@ -85,7 +85,7 @@ def prod(sequence: Iterable[Any]) -> Any:
     return math.prod(sequence)
 
 
-def is_namedtuple(obj: Any) -> bool:
+def is_namedtuple(obj: object) -> bool:
     """Whether an object is a named tuple.
 
     Example:
@@ -97,7 +97,7 @@ def is_namedtuple(obj: Any) -> bool:
     return isinstance(obj, tuple) and is_namedtuple_class(type(obj))
 
 
-def is_namedtuple_class(cls: Any) -> bool:
+def is_namedtuple_class(cls: object) -> bool:
     """Whether a class is one of named tuples, as :func:`collections.namedtuple` makes them."""
     return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_asdict")
 

@@ -14,7 +14,7 @@ from tensordict.core.indexing import _consumed, leaf_index, result_size
 from tensordict.core.shapes import as_dim, as_size, inferred
 
 
-def _getitem_batch_size(batch_size: Any, index: Any) -> torch.Size:
+def _getitem_batch_size(batch_size: Any, index: object) -> torch.Size:
     """The shape of what has shape `batch_size` once it is indexed.
 
     `tensordict.utils._getitem_batch_size`: TorchRL, for the shapes of its specs and of `EnvMetaData`.

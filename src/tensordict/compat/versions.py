@@ -65,7 +65,7 @@ class implement_for:
         chosen = (len(candidates), found)
 
         @wraps(fn)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             nonlocal chosen
             count, found = chosen
             if found is None or count != len(candidates):

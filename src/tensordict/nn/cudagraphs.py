@@ -151,7 +151,7 @@ class CudaGraphModule:
 
     # --- recordings ---------------------------------------------------------------------------------------------------
 
-    def _recording_of(self, values: list[Any], spec: Any) -> _Recording:
+    def _recording_of(self, values: list[Any], spec: object) -> _Recording:
         """The recording for values of this form, or a new one, which has recorded nothing yet."""
         form = (spec, getattr(self.module, "training", None), interaction_type(), [_form_of(value) for value in values])
         for recording in self._recordings:
@@ -225,7 +225,7 @@ class _Recording:
     # How many calls there were before the recording.
     calls: int = 0
 
-    def __init__(self, form: Any) -> None:
+    def __init__(self, form: object) -> None:
         self.form = form
 
     def replayed(self, values: list[Any]) -> Any:
@@ -240,7 +240,7 @@ class _Recording:
 class _Value:
     """A value that is no tensor; a recording holds for one that is equal."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -273,7 +273,7 @@ def _tensors_of(values: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     """A copy of a tensor or a container; anything else itself."""
     return value.clone() if isinstance(value, (Tensor, TensorCollection)) else value
 
@@ -290,7 +290,7 @@ def _check_no_gradients(values: Sequence[Any], verb: str = "take") -> None:
         )
 
 
-def _keys(keys: Any, module: Any, name: str) -> Any:
+def _keys(keys: Any, module: object, name: str) -> Any:
     """The keys that were given, or those of the module; `None` if it has none."""
     keys = getattr(module, name, None) if keys is None else keys
     return None if keys is None else unravel_key_list(list(keys))

@@ -91,7 +91,7 @@ class _Dispatch:
             )
 
         @functools.wraps(func)
-        def dispatched(_self: Any, first: Any = _ABSENT, /, *args: Any, **kwargs: Any) -> Any:
+        def dispatched(_self: object, first: object = _ABSENT, /, *args: object, **kwargs: object) -> Any:
             if isinstance(first, Contract):
                 return func(_self, first, *args, **kwargs)
             if first is not _ABSENT:
@@ -104,7 +104,9 @@ class _Dispatch:
         dispatched.__signature__ = _optional(signature)  # type: ignore[attr-defined]
         return dispatched
 
-    def _dispatched(self, func: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dispatched(
+        self, func: Callable[..., Any], module: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         in_keys = getattr(module, self.source) if isinstance(self.source, str) else self.source
         entries: dict[Any, Any] = dict(zip(in_keys, args))
         for position, key in enumerate(in_keys if kwargs else ()):
@@ -139,7 +141,7 @@ if TYPE_CHECKING:
         dest: str | Sequence[Key] = ...,
         auto_batch_size: bool = ...,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-    def dispatch(*args: Any, **kwargs: Any) -> Any: ...
+    def dispatch(*args: object, **kwargs: object) -> Any: ...
 else:
     dispatch = _Dispatch
     _Dispatch.__name__ = _Dispatch.__qualname__ = "dispatch"
@@ -148,7 +150,7 @@ _modules = _Dispatch(auto_batch_size=False)
 
 
 def entries_as_container(
-    module: Any, forward: Callable[..., Any], args: tuple[Any, ...], tensordict_out: Any, kwargs: dict[str, Any]
+    module: object, forward: Callable[..., Any], args: tuple[Any, ...], tensordict_out: object, kwargs: dict[str, Any]
 ) -> Any:
     """Call `forward` of one of this package's modules, which got no container, as `dispatch` does."""
     if "tensordict" in kwargs or not _enabled:

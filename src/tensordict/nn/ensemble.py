@@ -97,7 +97,7 @@ class EnsembleModule(TensorDictModuleBase):
             )
         return tensordict
 
-    def _run_copy(self, params: Any, tensordict: Any) -> Any:
+    def _run_copy(self, params: Any, tensordict: object) -> Any:
         with params.to_module(self.module):
             return self.module(tensordict)
 

@@ -50,7 +50,7 @@ def is_functional(module: nn.Module) -> NoReturn:
     raise _removed("is_functional")
 
 
-def repopulate_module(model: nn.Module, tensordict: Any) -> NoReturn:
+def repopulate_module(model: nn.Module, tensordict: object) -> NoReturn:
     """Refused, as :func:`make_functional`.
 
     Raises:
@@ -59,7 +59,7 @@ def repopulate_module(model: nn.Module, tensordict: Any) -> NoReturn:
     raise _removed("repopulate_module")
 
 
-def extract_weights_and_buffers(model: nn.Module, *args: Any, **kwargs: Any) -> NoReturn:
+def extract_weights_and_buffers(model: nn.Module, *args: object, **kwargs: object) -> NoReturn:
     """Refused, as :func:`make_functional`.
 
     Raises:

@@ -138,7 +138,7 @@ class _Steps(nn.Module):
         return values[0] if len(values) == 1 else values
 
 
-def _steps_of(module: Any) -> Iterator[Any]:
+def _steps_of(module: object) -> Iterator[Any]:
     """The modules that call something, in their order."""
     if isinstance(module, TensorDictSequential) and type(module).forward is TensorDictSequential.forward:
         if module.partial_tolerant:

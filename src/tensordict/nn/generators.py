@@ -17,7 +17,7 @@ Source: TypeAlias = "torch.Generator | int | Key | None"
 _SEEDS = 2**62
 
 
-def as_source(generator: Any) -> torch.Generator | Key | None:
+def as_source(generator: object) -> torch.Generator | Key | None:
     """Where a module gets its generator from: a generator, or the key of an entry of the container."""
     if isinstance(generator, int) and not isinstance(generator, bool):
         return torch.Generator().manual_seed(generator)

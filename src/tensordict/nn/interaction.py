@@ -162,7 +162,7 @@ def _deterministic(dist: Any, samples: int) -> Any:
     return _mode(dist, samples) if isinstance(support, _FINITE) else _mean(dist, samples)
 
 
-def _device_of(dist: Any) -> torch.device | None:
+def _device_of(dist: object) -> torch.device | None:
     """The device of the first parameter that is a tensor."""
     for name in getattr(dist, "arg_constraints", {}):
         value = getattr(dist, name, None)

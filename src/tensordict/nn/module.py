@@ -70,7 +70,7 @@ class TensorDictModuleBase(nn.Module):
     _out_keys_apparent: list[Key] | None = None
     _selecting: Any = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("in_keys", "out_keys"):
             keys = cls.__dict__.get(name)
@@ -204,7 +204,7 @@ class TensorDictModuleBase(nn.Module):
             self._reset_parameters(self)
         return parameters.apply(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad))
 
-    def _assign(self, **attributes: Any) -> None:
+    def _assign(self, **attributes: object) -> None:
         """Set attributes that are neither modules nor parameters, which takes torch 3 us each to find out."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
@@ -243,7 +243,7 @@ def reset_modules(module: nn.Module) -> bool:
     return found
 
 
-def as_keys(keys: Any, what: str) -> list[Key]:
+def as_keys(keys: object, what: str) -> list[Key]:
     """A list of keys, each of them flat; `ValueError` for what is no list of keys, nor a name."""
     if isinstance(keys, str):
         keys = [keys]
@@ -252,7 +252,7 @@ def as_keys(keys: Any, what: str) -> list[Key]:
     return [unravel_key(key) for key in keys]
 
 
-def _one_or_more(keys: Any) -> Any:
+def _one_or_more(keys: object) -> Any:
     """A list of keys where there may be a single one, which can be a tuple."""
     return [keys] if is_nested_key(keys) else keys
 
@@ -418,7 +418,7 @@ class TensorDictModule(TensorDictModuleBase):
         # Called for what is no `nn.Module`.
         self.__dict__["module"] = value
 
-    def _call_module(self, tensors: Sequence[Any], **kwargs: Any) -> Any:
+    def _call_module(self, tensors: Sequence[Any], **kwargs: object) -> Any:
         """Call the method that is asked for, with its arguments by name where they have names."""
         module: Any = self.module
         if self.method is not None:
@@ -441,7 +441,7 @@ class TensorDictModule(TensorDictModuleBase):
         name = getattr(module, "__name__", type(module).__name__)
         return f"{type(self).__name__}({name}, in_keys={self.in_keys}, out_keys={self._out_keys})"
 
-    def _as_results(self, results: Any) -> Sequence[Any]:
+    def _as_results(self, results: object) -> Sequence[Any]:
         """One result per out-key."""
         keys = self._out_keys
         if type(results) is not Tensor:
@@ -468,7 +468,11 @@ class TensorDictModule(TensorDictModuleBase):
         )
 
     def _write_to_tensordict(
-        self, tensordict: Any, tensors: Sequence[Any], tensordict_out: Any = None, out_keys: Sequence[Key] | None = None
+        self,
+        tensordict: object,
+        tensors: Sequence[Any],
+        tensordict_out: Any = None,
+        out_keys: Sequence[Key] | None = None,
     ) -> Any:
         """Write results to the out-keys, all or none, and return the container that has them."""
         if tensordict_out is None:
@@ -552,11 +556,11 @@ class _PickledFunction:
             return cloudpickle.loads, (cloudpickle.dumps(self.function),)
         return _same, (self.function,)
 
-    def __deepcopy__(self, memo: Any) -> FunctionType:
+    def __deepcopy__(self, memo: object) -> FunctionType:
         return self.function
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 
@@ -687,7 +691,7 @@ class as_tensordict_module:  # a function to its callers, as in the public API
         is_method = "." in func.__qualname__.rpartition("<locals>.")[2]
 
         @functools.wraps(func)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: object, **kwargs: object) -> Any:
             if not is_method:
                 return as_function(*args, **kwargs)
             bound = functools.partial(func, args[0])

@@ -354,7 +354,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return generators.resolve(self._generator, tensordict, torch.device("cpu"))
 
     def _dist_sample(
-        self, dist: Any, interaction_type: InteractionType | None = None, *, generator: torch.Generator | None = None
+        self, dist: object, interaction_type: InteractionType | None = None, *, generator: torch.Generator | None = None
     ) -> Any:
         """A value of a distribution, taken as the interaction type says; the module's own by default."""
         kind = self.default_interaction_type if interaction_type is None else interaction_type
@@ -427,7 +427,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def __init__(
         self,
-        *modules: Any,
+        *modules: object,
         partial_tolerant: bool = False,
         return_composite: bool | None = None,
         selected_out_keys: Sequence[Key] | None = None,
@@ -572,7 +572,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return dist.log_prob(tensordict)
 
     def _dist_sample(
-        self, dist: Any, interaction_type: InteractionType | None = None, *, generator: torch.Generator | None = None
+        self, dist: object, interaction_type: InteractionType | None = None, *, generator: torch.Generator | None = None
     ) -> Any:
         return self._last_probabilistic()._dist_sample(dist, interaction_type, generator=generator)
 
@@ -590,7 +590,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 _PROBABILISTIC = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)
 
 
-def _add_parts(dists: dict[Key, Any], module: Any, dist: Any) -> None:
+def _add_parts(dists: dict[Key, Any], module: Any, dist: object) -> None:
     """Add the distribution of a module, or its parts, under the keys of its values."""
     if isinstance(dist, CompositeDistribution):
         dists.update(dist.dists)

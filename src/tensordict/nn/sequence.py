@@ -61,7 +61,7 @@ class TensorDictSequential(TensorDictModule):
 
     def __init__(
         self,
-        *modules: Any,
+        *modules: object,
         partial_tolerant: bool = False,
         selected_out_keys: Sequence[Key] | None = None,
         inplace: Inplace | None = None,
@@ -215,7 +215,7 @@ class TensorDictSequential(TensorDictModule):
             tensordict_out = output_of(container, inplace)
         return tensordict_out.update(result.select(*self.out_keys, strict=False))
 
-    def _through(self, tensordict: Any, modules: Sequence[Any]) -> Any:
+    def _through(self, tensordict: object, modules: Sequence[Any]) -> Any:
         """Run modules one after the other; what the last one returns."""
         if self.partial_tolerant:
             for module in modules:
@@ -322,7 +322,7 @@ def _as_modules(modules: tuple[Any, ...]) -> nn.ModuleList | nn.ModuleDict:
     return nn.ModuleList([_as_module(module) for module in modules])
 
 
-def _as_module(module: Any) -> nn.Module:
+def _as_module(module: object) -> nn.Module:
     if not callable(module):
         raise TypeError(
             f"a sequence is made of modules and functions that take a container, got {type(module).__name__}"

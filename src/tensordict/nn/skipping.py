@@ -52,7 +52,7 @@ class set_skip_existing(_DecoratorContextManager):  # a function to its callers,
         mode, in_key_attr, out_key_attr = self.mode, self.in_key_attr, self.out_key_attr
 
         @functools.wraps(func)
-        def skipping(_self: Any, tensordict: Any, *args: Any, **kwargs: Any) -> Any:
+        def skipping(_self: object, tensordict: object, *args: object, **kwargs: object) -> Any:
             if (_skip if mode is None else mode) and _exists(
                 tensordict, getattr(_self, in_key_attr), getattr(_self, out_key_attr)
             ):

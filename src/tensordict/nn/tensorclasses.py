@@ -45,7 +45,7 @@ class TensorClassModuleBase(Generic[In, Out], ABC, nn.Module):
     input_type: type[In]
     output_type: type[Out]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         for base in cls.__dict__.get("__orig_bases__", ()):
             origin = get_origin(base)
@@ -181,7 +181,7 @@ def _keys_of(kind: Any) -> list[Key]:
     return keys
 
 
-def _class_in(hint: Any) -> Any:
+def _class_in(hint: object) -> Any:
     """The tensorclass that an annotation names, alone or besides `None`; `None` if it names another type."""
     kinds = get_args(hint) if get_origin(hint) in UNION else (hint,)
     found = [kind for kind in kinds if isinstance(kind, type) and is_tensorclass(kind)]

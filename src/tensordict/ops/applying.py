@@ -66,20 +66,20 @@ class Applying(Writing):
     def apply(
         self,
         fn: Callable[..., Any],
-        *others: Any,
-        batch_size: Any = None,
-        device: Any = NO_DEFAULT,
-        names: Any = NO_DEFAULT,
+        *others: object,
+        batch_size: object = None,
+        device: object = NO_DEFAULT,
+        names: object = NO_DEFAULT,
         inplace: bool = False,
-        default: Any = NO_DEFAULT,
+        default: object = NO_DEFAULT,
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
         is_leaf: IsLeaf | None = None,
-        out: Any = None,
+        out: object = None,
         named: bool = False,
         nested_keys: bool = False,
-        **constructor_kwargs: Any,
+        **constructor_kwargs: object,
     ) -> Self | None:
         """Call `fn` on every leaf and collect the results in a container of the same structure.
 
@@ -148,19 +148,19 @@ class Applying(Writing):
     def named_apply(
         self,
         fn: Callable[..., Any],
-        *others: Any,
+        *others: object,
         nested_keys: bool = False,
-        batch_size: Any = None,
-        device: Any = NO_DEFAULT,
-        names: Any = NO_DEFAULT,
+        batch_size: object = None,
+        device: object = NO_DEFAULT,
+        names: object = NO_DEFAULT,
         inplace: bool = False,
-        default: Any = NO_DEFAULT,
+        default: object = NO_DEFAULT,
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
         is_leaf: IsLeaf | None = None,
-        out: Any = None,
-        **constructor_kwargs: Any,
+        out: object = None,
+        **constructor_kwargs: object,
     ) -> Self | None:
         """As :meth:`apply`, for an `fn` that takes the name of the leaf first.
 
@@ -261,7 +261,7 @@ class Applying(Writing):
             return None
         return self._build_applied(entries, size, call)
 
-    def _as_applied(self, value: Any, result: Any, size: torch.Size, call: _Call, path: Path) -> Any:
+    def _as_applied(self, value: object, result: Any, size: torch.Size, call: _Call, path: Path) -> Any:
         """What is stored for a result of the function in the place of `value`, in a container of this batch size."""
         if not isinstance(result, (Tensor, Contract)):
             result = stored(result, path, size, self._device)
@@ -348,14 +348,14 @@ def _fitted(result: Any, size: torch.Size, path: Path) -> Any:
     return result
 
 
-def _is_inner(value: Any, call: _Call) -> bool:
+def _is_inner(value: object, call: _Call) -> bool:
     """Whether a nested container is gone into, rather than given to the function."""
     if call.call_on_nested or not isinstance(value, Applying):
         return False
     return call.is_leaf is None or not call.is_leaf(type(value))
 
 
-def _size(batch_size: Any) -> torch.Size | None:
+def _size(batch_size: object) -> torch.Size | None:
     return None if batch_size is None else as_size(batch_size)
 
 

@@ -13,14 +13,14 @@ from tensordict.core.keys import Path, joined, path_of
 
 
 def assert_close(
-    actual: Any,
-    expected: Any,
+    actual: object,
+    expected: object,
     rtol: float | None = None,
     atol: float | None = None,
     equal_nan: bool = True,
     intersection: bool = False,
     msg: str = "",
-    prefix: Any = (),
+    prefix: object = (),
 ) -> bool:
     """Check that two containers have the same keys and, up to a tolerance, the same values.
 

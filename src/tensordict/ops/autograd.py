@@ -141,10 +141,10 @@ class Autograd(Leaves):
 
     def backward(
         self,
-        gradient: Any = None,
+        gradient: object = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
-        inputs: Any = None,
+        inputs: object = None,
     ) -> None:
         """Add to `.grad` of the graph's leaves the derivative of all entries that require grad, in one pass.
 
@@ -241,11 +241,11 @@ def gradients(
     return results[0] if len(inputs) == 1 and isinstance(inputs[0], Contract) else results
 
 
-def _under_keys(item: Any) -> list[Any]:
+def _under_keys(item: object) -> list[Any]:
     return [leaf for _, leaf in _entries_of(item)] if isinstance(item, Contract) else [item]
 
 
-def _gradients_like(item: Any, remaining: Iterator[Tensor | None]) -> Any:
+def _gradients_like(item: object, remaining: Iterator[Tensor | None]) -> Any:
     """The next of the gradients, in the structure of one input."""
     if not isinstance(item, Autograd):
         return next(remaining)
@@ -270,7 +270,7 @@ def _paired(given: Sequence[Any], outputs: Sequence[Any]) -> list[Tensor | None]
     return found
 
 
-def _matching(gradient: Any, path: tuple[str, ...], leaf: Tensor) -> Tensor:
+def _matching(gradient: object, path: tuple[str, ...], leaf: Tensor) -> Tensor:
     """The gradient with respect to the entry at `path`, which must have its shape."""
     if not isinstance(gradient, Contract):
         raise TypeError(f"the gradient of a container is a container with the same keys, got {type(gradient).__name__}")

@@ -154,7 +154,7 @@ class Checkpointing(Contract):
 
     @classmethod
     def from_safetensors(
-        cls, filename: PathLike, *, separator: str | None = ".", device: Any = None, progress: bool = False
+        cls, filename: PathLike, *, separator: str | None = ".", device: object = None, progress: bool = False
     ) -> Self:
         """Load a safetensors file, of :meth:`to_safetensors` or of any other program.
 

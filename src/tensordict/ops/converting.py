@@ -139,13 +139,13 @@ class Converting(Contract):
     @classmethod
     def from_dict(
         cls,
-        input_dict: Any,
+        input_dict: object,
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: object = None,
+        device: object = None,
         batch_dims: int | None = None,
-        names: Any = None,
+        names: object = None,
     ) -> Self:
         """A container made from a (nested) dict, or from another container.
 
@@ -191,12 +191,12 @@ class Converting(Contract):
     def from_dict_instance(
         self,
         input_dict: Any,
-        *others: Any,
+        *others: object,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: object = None,
+        device: object = None,
         batch_dims: int | None = None,
-        names: Any = None,
+        names: object = None,
     ) -> Self:
         """A container made from a dict, in which nested containers are of the kinds that this one has there.
 
@@ -283,7 +283,7 @@ class Converting(Contract):
         )
 
     @classmethod
-    def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> Self:
+    def fromkeys(cls, keys: Iterable[Any], value: object = 0) -> Self:
         """A container without batch dims that has the same value under every (nested) key.
 
         Example:
@@ -320,7 +320,7 @@ class LinkedList(list[Any]):
         # Elsewhere there is no container to write to: a pickle, or a copy, is a plain list.
         return list, (list(self),)
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("the length of this list is a batch dim of a container and cannot change")
 
     append = extend = insert = pop = remove = clear = __delitem__ = __iadd__ = __imul__ = _refuse

@@ -87,7 +87,7 @@ def fitted(node: Contract, description: Contract, path: Path = ()) -> Any:
     return node._build(entries, node._batch_size, device, node._names)
 
 
-def _leaf_fitted(leaf: Tensor, target: Any, path: Path) -> Tensor:
+def _leaf_fitted(leaf: Tensor, target: object, path: Path) -> Tensor:
     if not isinstance(target, registry.lookup("TensorAttrs")):
         raise TypeError(f"entry {joined(path)!r} is a tensor, but a container in the description")
     device = leaf.device if target.tgt_device is None else target.tgt_device

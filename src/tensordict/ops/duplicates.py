@@ -13,7 +13,7 @@ from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_dim
 
 
-def isin(input: Any, reference: Any, key: Any, dim: int = 0) -> Tensor:
+def isin(input: Any, reference: Any, key: object, dim: int = 0) -> Tensor:
     """Which elements of an entry along a batch dim are found in the same entry of another container too.
 
     Args:

@@ -27,9 +27,9 @@ class Factories(Reading):
 
     def new_empty(
         self,
-        *size: Any,
+        *size: object,
         dtype: torch.dtype | None = None,
-        device: Any = NO_DEFAULT,
+        device: object = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool | None = None,
@@ -60,9 +60,9 @@ class Factories(Reading):
 
     def new_zeros(
         self,
-        *size: Any,
+        *size: object,
         dtype: torch.dtype | None = None,
-        device: Any = NO_DEFAULT,
+        device: object = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool | None = None,
@@ -81,9 +81,9 @@ class Factories(Reading):
 
     def new_ones(
         self,
-        *size: Any,
+        *size: object,
         dtype: torch.dtype | None = None,
-        device: Any = NO_DEFAULT,
+        device: object = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool | None = None,
@@ -123,7 +123,7 @@ class Factories(Reading):
         options = _options(dtype, device, requires_grad, layout, pin_memory)
         return self._new(as_size(as_ints((size,))), lambda v, shape: v.new_full(shape, fill_value, **options), device)
 
-    def _new(self, size: torch.Size, make: Callable[[Tensor, tuple[int, ...]], Tensor], device: Any) -> Self:
+    def _new(self, size: torch.Size, make: Callable[[Tensor, tuple[int, ...]], Tensor], device: object) -> Self:
         head, lead = tuple(size), len(self._batch_size)
         keep_names = (lambda names: names) if len(size) == lead else None
         result = self._map(lambda v: make(v, (*head, *v.shape[lead:])), size, lead, keep_names)
@@ -190,7 +190,7 @@ class Factories(Reading):
             leaf.fill_(0)
         return self
 
-    def fill_(self, key: Any, value: float | bool) -> Self:
+    def fill_(self, key: object, value: float | bool) -> Self:
         """Write a number into all elements of the entry at a nested key; returns the same container.
 
         Raises:
@@ -213,7 +213,7 @@ class Factories(Reading):
         return self
 
 
-def like(container: Any, make: Callable[..., Tensor], *, device: Any = None, **kwargs: Any) -> Any:
+def like(container: Any, make: Callable[..., Tensor], *, device: object = None, **kwargs: Any) -> Any:
     """A container of the same structure and sizes with leaves `make(leaf, ...)`: `torch.zeros_like` and its kin."""
     if device is not None:
         kwargs["device"] = device
@@ -222,7 +222,7 @@ def like(container: Any, make: Callable[..., Tensor], *, device: Any = None, **k
 
 
 def _options(
-    dtype: torch.dtype | None, device: Any, requires_grad: bool, layout: torch.layout, pin_memory: bool | None
+    dtype: torch.dtype | None, device: object, requires_grad: bool, layout: torch.layout, pin_memory: bool | None
 ) -> _Options:
     options: _Options = {}
     if layout is not torch.strided:

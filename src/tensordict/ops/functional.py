@@ -59,7 +59,7 @@ __all__ = [
 def stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
 @overload
 def stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ...) -> _Container: ...
-def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+def stack(input: Iterable[Any], dim: int = 0, *, out: object = None) -> Any:
     """Stack containers along a new batch dim; plain tensors go to :func:`torch.stack`.
 
     Args:
@@ -89,7 +89,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
 def cat(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) -> Tensor: ...
 @overload
 def cat(input: Iterable[_Container], dim: int = ..., *, out: Any = ...) -> _Container: ...
-def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+def cat(input: Iterable[Any], dim: int = 0, *, out: object = None) -> Any:
     """Concatenate containers along an existing batch dim; plain tensors go to :func:`torch.cat`.
 
     Arguments and errors as :func:`stack`.
@@ -113,7 +113,7 @@ def lazy_stack(
 ) -> LazyStackedTensorDict: ...
 @overload
 def lazy_stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any) -> _Container: ...
-def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
     """Stack containers along a new batch dim, keeping them as they are; plain tensors go to :func:`torch.stack`.
 
     Args:
@@ -150,7 +150,7 @@ def maybe_dense_stack(
 ) -> TensorDictBase: ...
 @overload
 def maybe_dense_stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any) -> _Container: ...
-def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
     """:func:`stack` for containers of the same keys, shapes and devices, :func:`lazy_stack` for others.
 
     Arguments and errors as :func:`lazy_stack`.
@@ -258,8 +258,8 @@ def pad_sequence(
     list_of_tensordicts: Iterable[_Container],
     pad_dim: int = 0,
     padding_value: float = 0.0,
-    out: Any = None,
-    return_mask: Any = False,
+    out: object = None,
+    return_mask: object = False,
 ) -> _Container:
     """Stack containers whose entries differ in length along one dim, the shorter ones padded at their end.
 
@@ -295,7 +295,7 @@ def pad_sequence(
     return pad_and_stack(list_of_tensordicts, pad_dim, padding_value, out, return_mask)  # type: ignore[no-any-return]
 
 
-def merge_tensordicts(*tensordicts: _Container, callback_exist: Any = None) -> _Container:
+def merge_tensordicts(*tensordicts: _Container, callback_exist: object = None) -> _Container:
     """A container with the entries of several; of entries that more than one has, the first counts.
 
     Args:
@@ -365,7 +365,7 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
     return result
 
 
-def _is_uneven(node: Any) -> bool:
+def _is_uneven(node: Contract) -> bool:
     """Whether the members of a lazy stack have entries that make no tensor, or that only some of them have."""
     members = node._members()
     if not members:
@@ -390,7 +390,7 @@ def is_batchedtensor(tensor: Tensor) -> bool:
     return torch._C._functorch.is_batchedtensor(tensor)
 
 
-def _are_tensors(input: Any) -> bool:
+def _are_tensors(input: object) -> bool:
     return isinstance(input, (list, tuple)) and bool(input) and isinstance(input[0], Tensor)
 
 
@@ -402,7 +402,7 @@ def from_module(
 def from_module(
     module: nn.Module, as_module: Literal[True], lock: bool = ..., use_state_dict: bool = ...
 ) -> TensorDictParams: ...
-def from_module(module: Any, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
+def from_module(module: object, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
     """The parameters and buffers of a module in a container, locked by default; see :meth:`TensorDict.from_module`.
 
     Example:
@@ -428,7 +428,7 @@ def from_modules(
     *modules: nn.Module, as_module: Literal[False] = ..., lazy_stack: Literal[False] = ..., **options: Unpack[_Options]
 ) -> TensorDict: ...
 def from_modules(
-    *modules: Any,
+    *modules: object,
     as_module: bool = False,
     lock: bool = True,
     use_state_dict: bool = False,

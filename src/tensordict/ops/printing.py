@@ -69,7 +69,7 @@ class set_printoptions(_DecoratorContextManager):  # a function to its callers, 
             batch_size=torch.Size([]))
     """
 
-    def __init__(self, *, verbose: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *, verbose: bool = True, **kwargs: object) -> None:
         super().__init__()
         unknown = kwargs.keys() - _DEFAULTS.keys()
         if unknown:
@@ -169,7 +169,7 @@ class Leaf:
         return repr(ragged.shape_of(self.tensor) if self.shape is None else self.shape)
 
 
-def shown(container: Any) -> dict[str, Any]:
+def shown(container: Contract) -> dict[str, Any]:
     """The entries of a container as they are shown, a nested container or a :class:`Leaf` each; none is made for it."""
     outline = container._outline()
     made = outline is not container._entries
@@ -179,13 +179,13 @@ def shown(container: Any) -> dict[str, Any]:
     }
 
 
-def _leaf_of(container: Any, name: str, value: Any) -> Leaf:
+def _leaf_of(container: Contract, name: str, value: object) -> Leaf:
     if isinstance(value, Contract) or not isinstance(value, Tensor):
         return Leaf(value)
     return Leaf(value, container._shape_of(name), _parts_of(container, name) if container._members() else [value])
 
 
-def _parts_of(container: Any, name: str) -> list[Any]:
+def _parts_of(container: Contract, name: str) -> list[Any]:
     members = container._members()
     if members is None:
         return [container._outline()[name]]
@@ -240,7 +240,7 @@ def fields_text(entries: Mapping[str, Any]) -> str:
     return "\n        " + ",\n        ".join(lines) if lines else "\n    "
 
 
-def entry_text(value: Any, indent: str) -> str:
+def entry_text(value: object, indent: str) -> str:
     """The text of one of the entries that :func:`shown` gives, `indent` before all lines of it but the first."""
     return leaf_repr(value) if isinstance(value, Leaf) else repr(value).replace("\n", f"\n{indent}")
 
@@ -284,7 +284,7 @@ def _statistics(leaf: Leaf) -> list[str]:
 _TABLE = '<table style="border-collapse: collapse; text-align: left">'
 
 
-def container_html(node: Any, entries: Mapping[str, Any]) -> str:
+def container_html(node: Contract, entries: Mapping[str, Any]) -> str:
     """The table of a container with these entries, which are those that :func:`shown` gives."""
     head = (
         f"<strong>{html.escape(type(node).__name__)}</strong> "

@@ -59,7 +59,7 @@ def leaf_items(source: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield path, item
 
 
-def nested_under(path: Sequence[str], value: Any) -> Any:
+def nested_under(path: Sequence[str], value: object) -> Any:
     """`value` inside one mapping per name."""
     for name in reversed(path):
         value = {name: value}

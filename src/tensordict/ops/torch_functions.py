@@ -41,7 +41,7 @@ def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] 
 def _method(name: str, **renamed: str) -> Callable[..., Any]:
     """The method `name` of the first argument; `renamed` maps torch's keywords to those of the method."""
 
-    def implementation(*args: Any, **kwargs: Any) -> Any:
+    def implementation(*args: object, **kwargs: object) -> Any:
         container, *rest = args or (kwargs.pop("input"),)
         if not isinstance(container, Contract):
             raise TypeError(f"{name} needs a container as its first argument here, got {type(container).__name__}")
@@ -58,7 +58,7 @@ def _compared(name: str, mirrored: str) -> Callable[..., Any]:
     Outside compiled code Python finds the container's own method by itself. Dynamo calls this, for `td < tensor` too.
     """
 
-    def implementation(input: Any, other: Any) -> Any:
+    def implementation(input: object, other: object) -> Any:
         if isinstance(input, Contract):
             return getattr(input, name)(other)
         return getattr(other, mirrored)(input)
@@ -67,7 +67,7 @@ def _compared(name: str, mirrored: str) -> Callable[..., Any]:
 
 
 def _joining(join: Callable[[Any, int, Any], Any]) -> Callable[..., Any]:
-    def implementation(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
+    def implementation(tensors: object, dim: int = 0, *, out: object = None) -> Any:
         return join(tensors, dim, out)
 
     return implementation
@@ -93,7 +93,7 @@ def _clone(input: Any, *, memory_format: torch.memory_format = torch.preserve_fo
     return input._map(partial(torch.clone, memory_format=memory_format))
 
 
-def _full_like(input: Any, fill_value: Any, **kwargs: Any) -> Any:
+def _full_like(input: object, fill_value: object, **kwargs: object) -> Any:
     return like(input, torch.full_like, fill_value=fill_value, **kwargs)
 
 

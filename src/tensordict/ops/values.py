@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Values(Writing):
     """`set_non_tensor`, `get_non_tensor` and their kin."""
 
-    def set_non_tensor(self, key: Any, value: Any) -> Self:
+    def set_non_tensor(self, key: object, value: object) -> Self:
         """Store a value as it is, whatever it is: a dict is not made a container, nor a number a tensor.
 
         Args:
@@ -43,7 +43,7 @@ class Values(Writing):
         self._write(path_of(key), value)
         return self
 
-    def get_non_tensor(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+    def get_non_tensor(self, key: object, default: object = NO_DEFAULT) -> Any:
         """The value at a nested key; a tensor or a container is given as :meth:`get` gives it.
 
         Args:
@@ -68,7 +68,7 @@ class Values(Writing):
             return value
         return value._unwrapped()
 
-    def is_non_tensor(self, key: Any) -> bool:
+    def is_non_tensor(self, key: object) -> bool:
         """Whether the entry at a nested key holds a value that is no tensor; raises `KeyError` when there is none.
 
         Example:

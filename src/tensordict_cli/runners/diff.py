@@ -54,7 +54,7 @@ def _text(difference: Difference) -> str:
     return f"{_shown(difference.one, difference.what)} and {_shown(difference.other, difference.what)}"
 
 
-def _shown(value: Any, what: str) -> str:
+def _shown(value: object, what: str) -> str:
     return printable(value) if isinstance(value, str) and what != "value" else shortened(value)
 
 

@@ -183,6 +183,6 @@ def _as_json(node: Form | LeafSpec, depth: int | None) -> dict[str, Any]:
     return {**form, "value": json_value(node.value), "pickled": _holds_pickled(node.value)}
 
 
-def _holds_pickled(value: Any) -> bool:
+def _holds_pickled(value: object) -> bool:
     """Whether a value, or one in the lists of a stack of values, was pickled."""
     return isinstance(value, Pickled) or (isinstance(value, list) and any(map(_holds_pickled, value)))

@@ -46,12 +46,12 @@ def aligned(rows: Sequence[Line]) -> list[Line]:
     return lines
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """A value in a few words."""
     return printable(_shorten.repr(value))
 
 
-def json_value(value: Any) -> Any:
+def json_value(value: object) -> Any:
     """A value for JSON; `None` when it has no form there, as one that is pickled."""
     try:
         return plain(value)

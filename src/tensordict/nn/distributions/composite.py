@@ -165,7 +165,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
 
     def __init__(
         self,
-        params: Any,
+        params: object,
         distribution_map: Mapping[Key, Callable[..., Any]],
         *,
         name_map: Mapping[Key, Key] | None = None,
@@ -356,7 +356,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
 
     # --- log-probabilities --------------------------------------------------------------------------------------------
 
-    def _log_probs(self, sample: Any) -> list[Any]:
+    def _log_probs(self, sample: object) -> list[Any]:
         return [dist.log_prob(_value(sample, key)) for key, dist in self.dists.items()]
 
     def _suffixed(self, values: list[Any], suffix: str) -> dict[Key, Any]:
