@@ -104,9 +104,7 @@ class _Dispatch:
         dispatched.__signature__ = _optional(signature)  # type: ignore[attr-defined]
         return dispatched
 
-    def _dispatched(
-        self, func: Callable[..., Any], module: object, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _dispatched(self, func: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         in_keys = getattr(module, self.source) if isinstance(self.source, str) else self.source
         entries: dict[Any, Any] = dict(zip(in_keys, args))
         for position, key in enumerate(in_keys if kwargs else ()):

@@ -468,11 +468,7 @@ class TensorDictModule(TensorDictModuleBase):
         )
 
     def _write_to_tensordict(
-        self,
-        tensordict: object,
-        tensors: Sequence[Any],
-        tensordict_out: Any = None,
-        out_keys: Sequence[Key] | None = None,
+        self, tensordict: Any, tensors: Sequence[Any], tensordict_out: Any = None, out_keys: Sequence[Key] | None = None
     ) -> Any:
         """Write results to the out-keys, all or none, and return the container that has them."""
         if tensordict_out is None:
