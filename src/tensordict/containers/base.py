@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tensordict.ops.collection import TensorCollection
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from tensordict.containers.dense import TensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.persistent import PersistentTensorDict
@@ -127,6 +129,14 @@ if TYPE_CHECKING:
         def pow(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
         def add(self, other: Any, *, alpha: Any = None, default: Any = None) -> TensorDict: ...  # type: ignore[override]
         def sub(self, other: Any, *, alpha: Any = None, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def copy(self) -> TensorDictBase: ...  # type: ignore[override]
+        @overload  # type: ignore[override]
+        def consolidate(
+            self, filename: Any = ..., *, return_early: Literal[True], **options: Any
+        ) -> Future[TensorDict]: ...
+        @overload
+        def consolidate(self, filename: Any = ..., **options: Any) -> TensorDict: ...
+        def consolidate(self, filename: Any = ..., **options: Any) -> Any: ...
         def select(self, *keys: Any, **options: Any) -> TensorDictBase: ...  # type: ignore[override]
         def exclude(self, *keys: Any, **options: Any) -> TensorDictBase: ...  # type: ignore[override]
         def expand(self, *args: Any, size: Any = None, shape: Any = None) -> TensorDict: ...  # type: ignore[override]

@@ -59,9 +59,9 @@ class _Holding(Saved, Operators, TensorCollection):
         """What this becomes when the values of `new` are assigned to a part of the batch: itself, or a stack."""
         raise NotImplementedError
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Self:  # type: ignore[override]
-        """A copy: values have no other form."""
-        return self.clone()
+    if TYPE_CHECKING:
+
+        def to_tensordict(self, *, retain_none: bool | None = None) -> Self: ...  # type: ignore[override]
 
     def update(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
         """Take over the value of another holder, or any other value; a stack takes lists and stacks too.
@@ -430,7 +430,7 @@ class MetaData(OfType[V], NonTensorDataBase):  # type: ignore[misc]
 
 
 @registry.register
-class NonTensorStack(_Holding, LazyStackedTensorDict):  # type: ignore[misc]
+class NonTensorStack(_Holding, LazyStackedTensorDict):
     """Values that are no tensors, one for each element along a batch dim: a lazy stack of holders.
 
     A list that is assigned to a container becomes one, as does the stack of unequal values; `td[key]` gives the list.
@@ -561,14 +561,6 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):  # type: ignore[misc]
     def to_dict(self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
         """The list of the values, which is what a dict of the entries of a container has in the place of the stack."""
         return self.tolist()
-
-    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:  # type: ignore[override]
-        """The stack itself."""
-        return self
-
-    def densify(self, layout: torch.layout = torch.strided) -> Self:  # type: ignore[override]
-        """The stack itself; values have no dense form."""
-        return self
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

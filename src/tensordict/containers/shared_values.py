@@ -128,7 +128,7 @@ class FollowingMetaData(_FollowingOne, MetaData):
 
 
 @registry.register
-class FollowingNonTensorStack(_Following, NonTensorStack):  # type: ignore[misc]
+class FollowingNonTensorStack(_Following, NonTensorStack):
     """A :class:`NonTensorStack` whose values are shared between processes."""
 
     _stored_as = "NonTensorStack"

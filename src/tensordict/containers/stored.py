@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
 from tensordict.core import context, pytree, registry
 from tensordict.core.contract import Contract, Names
-from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.indexing import leaf_index
 from tensordict.core.keys import Path, path_of
 from tensordict.memory.datasets import Rows, Stored, in_memory
@@ -21,8 +20,6 @@ from tensordict.ops.reading import AS_SET
 from tensordict.ops.writes import Write
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from typing_extensions import Self
 
 
@@ -77,6 +74,7 @@ class OnDisk(GivesTensorDicts):
 
     # What is saved of it elsewhere is what was read.
     _stored_as = "TensorDict"
+    _is_in_file = True
     # The results of operations are in memory.
     _make: Any = TensorDict._make
     # The class that gives the entries unread.
@@ -126,10 +124,6 @@ class OnDisk(GivesTensorDicts):
         # A tensor of the class and the shape of what is read.
         return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
 
-    def _shape_of(self, name: str) -> torch.Size:
-        value = self._target(name)
-        return value.shape  # type: ignore[no-any-return]
-
     def _node(self, name: str) -> Any:
         value = self._sketch(name) if self._holds(name) else None
         return value if isinstance(value, Contract) else None
@@ -140,7 +134,7 @@ class OnDisk(GivesTensorDicts):
         read = {name: in_memory(value) for name, value in entries.items()}
         return self._make(read, batch_size, device, names)  # type: ignore[no-any-return]
 
-    def _dense(self) -> Any:
+    def _dense(self, hooked: bool = False) -> Any:
         return self._map(_itself)
 
     # --- the walks: leaf by leaf, so that no more than the results are in memory --------------------------------------
@@ -204,47 +198,6 @@ class OnDisk(GivesTensorDicts):
         if not _is_stored(value):
             return super().get_at(key, index, default)
         return in_memory(value[leaf_index(index, value.shape)])
-
-    # --- what a file cannot be ----------------------------------------------------------------------------------------
-
-    def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not possible: the entries stay in the file.
-
-        Raises:
-            UnsupportedEntryError: always; `memmap` gives a memory-mapped copy.
-        """
-        raise UnsupportedEntryError(
-            "a container over a file cannot become a memory-mapped one in place; memmap() gives such a copy"
-        )
-
-    @overload  # type: ignore[override]
-    def consolidate(
-        self, filename: Any = ..., *, return_early: Literal[True], **options: Any
-    ) -> Future[TensorDict]: ...
-    @overload
-    def consolidate(self, filename: Any = ..., **options: Any) -> TensorDict: ...
-    def consolidate(self, filename: Any = None, **options: Any) -> Any:
-        """What is read, side by side in one storage; arguments, result and errors as for any container.
-
-        Raises:
-            UnsupportedEntryError: with `inplace=True`, since the entries stay in the file.
-        """
-        if options.get("inplace"):
-            raise UnsupportedEntryError("a container over a file cannot be consolidated in place; inplace=False can")
-        if filename is None:
-            return self._dense().consolidate(**options)
-        return super().consolidate(filename, **options)
-
-    def share_memory_(self) -> Self:
-        """Not possible: the entries are not in memory.
-
-        Raises:
-            UnsupportedEntryError: always; `to_tensordict` gives a copy that can.
-        """
-        raise UnsupportedEntryError(
-            "a container over a file has no memory to share; to_tensordict().share_memory_() has, and other processes "
-            "can open the file themselves"
-        )
 
 
 class Twin(OnDisk):

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from tensordict.containers.base import TensorDictBase
-
     C = TypeVar("C")
     V = TypeVar("V")
 
@@ -256,10 +254,6 @@ class TensorClass(Declared, metaclass=_Dataclass):
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return its value; arguments and errors as for any container."""
         return unwrap(self._tensordict.pop(key, default))
-
-    def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
-        """The address of every leaf, as a plain container; arguments as for any container."""
-        return self._tensordict.data_ptr(storage=storage)  # type: ignore[no-any-return]
 
     def extend(self, *args: Any, **kwargs: Any) -> None:
         """Add members to a lazy stack of instances, see :meth:`LazyStackedTensorDict.extend`.

@@ -199,6 +199,7 @@ class LazyView(TensorDictBase):
 
     def is_memmap(self) -> bool:
         """Whether the source is memory-mapped."""
+        # Its own state says that no files back it: what is added to the view has none.
         return self._source.is_memmap()  # type: ignore[no-any-return]
 
     # --- the state is that of the source ----------------------------------------------------------------------------

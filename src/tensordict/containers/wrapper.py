@@ -118,8 +118,8 @@ class Face(TensorCollection):
             members.template = members.template._tensordict
         return self._over(stack)
 
-    def _dense(self) -> Any:
-        return self._rewrap(self._tensordict._dense())
+    def _dense(self, hooked: bool = False) -> Any:
+        return self._rewrap(self._tensordict._dense(hooked))
 
     def _lazy(self, size: torch.Size, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> Self:
         return self._over(self._tensordict._lazy(size, forward, backward))
@@ -128,9 +128,6 @@ class Face(TensorCollection):
 
     def _outline(self) -> Mapping[str, Any]:
         return self._tensordict._outline()  # type: ignore[no-any-return]
-
-    def _shape_of(self, name: str) -> torch.Size:
-        return self._tensordict._shape_of(name)  # type: ignore[no-any-return]
 
     def _node(self, name: str) -> Any:
         return self._tensordict._node(name)

@@ -70,6 +70,10 @@ class Contract:
     _device: torch.device | None = None
     _names: Names | None = None
     _locked: bool = False
+    # Whether the entries are in a file, and stay there.
+    _is_in_file: bool = False
+    # Whether a lazy stack was locked itself, and not its members one by one.
+    _sealed: bool = False
     _lock_owners: list[weakref.ref[Any]] | None = None
     _backing: Backing = NOT_BACKED
     # Whether the class stands for a value that is no tensor.
@@ -122,8 +126,16 @@ class Contract:
 
     def _shape_of(self, name: str) -> torch.Size:
         """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
-        value = self._entries[name]
-        return ragged.shape_of(value) if isinstance(value, Tensor) else value.shape
+        if (members := self._members(or_template=True)) is None:
+            value = self._targets()[name]
+            return ragged.shape_of(value) if isinstance(value, Tensor) else value.shape
+        shapes = [member._shape_of(name) for member in members]
+        if len({len(shape) for shape in shapes}) > 1:
+            return torch.Size((-1,))
+        dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
+        at: int = self.stack_dim  # type: ignore[attr-defined]
+        dims.insert(at, self._batch_size[at])
+        return torch.Size(dims)
 
     def _node(self, name: str) -> Any:
         """The nested container of this name, `None` when there is none."""
@@ -402,8 +414,8 @@ class Contract:
         """The lazy stack of containers of which this is the first, in the form in which it is read and returned."""
         return stack
 
-    def _dense(self) -> Any:
-        """This container without a lazy stack at its root."""
+    def _dense(self, hooked: bool = False) -> Any:
+        """This container without a lazy stack at its root; `hooked` calls the `hook_out` of the stack on its leaves."""
         return self
 
     def _wrapped_container(self) -> Any:

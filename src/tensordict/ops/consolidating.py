@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device, wait_for
+from tensordict.core.errors import UnsupportedEntryError
 from tensordict.io import checksums, consolidated
 from tensordict.io.consolidated import Plan, SaveOptions
 from tensordict.memory import flat_buffers
@@ -101,9 +102,9 @@ class Consolidating(Leaves):
             CPU. This container itself if it is consolidated already and no `filename` is given.
 
         Raises:
-            RuntimeError: the container has to be changed in place and is locked, an entry has no content or cannot be
-                stored (it is named), there is no such memory here, or there is a file of another kind, or another
-                process or thread is saving to it.
+            RuntimeError: the container has to be changed in place and is locked or over a file, an entry has no content
+                or cannot be stored (it is named), there is no such memory here, or there is a file of another kind, or
+                another process or thread is saving to it.
             OSError: the file cannot be written; what was there before stays.
 
         Example:
@@ -118,6 +119,9 @@ class Consolidating(Leaves):
         """
         if filename is None and self.is_consolidated():
             return self
+        in_file = self._wrapped_container()._is_in_file
+        if in_file and inplace:
+            raise UnsupportedEntryError("a container over a file cannot be consolidated in place; inplace=False can")
         if inplace:
             self._refuse_if_locked("replace its leaves")
         target = _CPU if self._device is None else self._device
@@ -129,9 +133,10 @@ class Consolidating(Leaves):
             raise ValueError("checksum and progress are for a file: pass filename too")
         if return_early and (use_buffer or non_blocking):
             raise ValueError("return_early is not to be had together with use_buffer or non_blocking")
+        source = self._dense() if in_file and filename is None else self
         run: Callable[[], tuple[list[Any], Tensor]]
         if filename is None:
-            copies = Copies(self, content=target.type != "meta")
+            copies = Copies(source, content=target.type != "meta")
             run = partial(_copied, copies, target, num_threads, non_blocking, share_memory, pin_memory)
         else:
             target = _CPU
@@ -140,7 +145,7 @@ class Consolidating(Leaves):
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 
         def finished() -> Any:
-            return self._over_block(*run(), moved, inplace)
+            return source._over_block(*run(), moved, inplace)
 
         if not return_early or num_threads < 2:
             return finished()  # type: ignore[no-any-return]

@@ -73,7 +73,15 @@ class Converting(Contract):
 
         Args:
             retain_none: `False` leaves out entries that are `None`.
+
+        Raises:
+            RuntimeError: an entry of a lazy stack cannot be stacked; see :meth:`densify`. Those that not all members
+                have are left out.
         """
+        if self._is_non_tensor:
+            return self.clone()  # type: ignore[attr-defined, no-any-return]
+        if self._members() is not None:
+            return self._dense(hooked=True)  # type: ignore[no-any-return]
         entries = {
             name: value.to_tensordict(retain_none=retain_none)
             if isinstance(value, Converting)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict.core import registry
 from tensordict.core.contract import Contract, is_node
+from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path
 from tensordict.ops.locking import Locking
 
@@ -68,7 +69,7 @@ class Leaves(Locking):
 
     def is_contiguous(self) -> bool:
         """Whether every leaf is contiguous; lazy stacks, and stacks of values, are not."""
-        return all(value.is_contiguous() for value in self._entries.values())
+        return self._members() is None and all(value.is_contiguous() for value in self._entries.values())
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """A container whose leaves are contiguous; leaves that already are, are shared, others are copied.
@@ -84,7 +85,8 @@ class Leaves(Locking):
             a new, unlocked container; the same one with `inplace`.
 
         Raises:
-            RuntimeError: with `inplace`, the container is locked and a leaf has to be replaced.
+            RuntimeError: with `inplace`, the container is locked and a leaf has to be replaced, or it is a lazy stack,
+                which has no memory of its own; or the members of a lazy stack cannot be stacked.
 
         Example:
             >>> import torch
@@ -93,6 +95,12 @@ class Leaves(Locking):
             >>> td.is_contiguous(), td.contiguous().is_contiguous()
             (False, True)
         """
+        if self._members() is not None:
+            if self._is_non_tensor:
+                return self
+            if inplace:
+                raise ShapeError("a lazy stack cannot be made contiguous in place: use contiguous()")
+            return self._dense(hooked=True)  # type: ignore[no-any-return]
         fn = _canonical if canonical else Tensor.contiguous
         if inplace:
             return self._replace_leaves(self._map(fn))
@@ -105,6 +113,8 @@ class Leaves(Locking):
     def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
         """The address of every leaf, as a container of int64 scalars without batch dims.
 
+        Those of a lazy stack are under the numbers of its members.
+
         Args:
             storage: give the address of the leaf's storage instead of that of its first element.
 
@@ -115,11 +125,13 @@ class Leaves(Locking):
             >>> bool((td.data_ptr() == td.copy().data_ptr()).all())
             True
         """
+        members = self._members()
+        numbered = self._entries if members is None else {str(i): member for i, member in enumerate(members)}
         entries = {
             name: value.data_ptr(storage=storage)
             if isinstance(value, Leaves)
             else torch.tensor(value.untyped_storage().data_ptr() if storage else value.data_ptr())
-            for name, value in self._entries.items()
+            for name, value in numbered.items()
             if type(value) is Tensor or not (isinstance(value, Contract) and value._is_non_tensor)
         }
         return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)

@@ -63,8 +63,14 @@ class Locking(Contract):
         ends the memory-mapped or shared state of the container, since its entries may then be replaced.
 
         Raises:
-            RuntimeError: when a locked parent holds this container: unlock the parent instead.
+            RuntimeError: when a locked parent holds this container, or a member of this lazy stack: unlock the parent
+                instead.
         """
+        if type(self._entries) is not dict and not self._wrapped_container()._sealed and _has_held_members(self):
+            raise LockedError(
+                "the members of this lazy stack are held by a locked container and cannot be unlocked alone; "
+                "call unlock_() on the outermost container"
+            )
         was_locked = self._locked
         if was_locked:
             if _locked_owners(self):
@@ -130,6 +136,12 @@ def _locked_owners(node: Contract, but: Any = None) -> list[weakref.ref[Any]]:
         if owner is not None and owner is not but and owner._locked:
             owners.append(ref)
     return owners
+
+
+def _has_held_members(container: Contract) -> bool:
+    """Whether a locked container holds a member of this lazy stack, or of one of its members."""
+    members = container._members(or_template=True) or ()
+    return any(_locked_owners(member) or _has_held_members(member) for member in members)
 
 
 def _lock(container: Any) -> None:

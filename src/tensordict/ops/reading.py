@@ -15,6 +15,7 @@ from tensordict.core.errors import MissingKeyError
 from tensordict.core.indexing import leaf_index
 from tensordict.core.key_views import IsLeaf, _Items, _Keys, _Values
 from tensordict.core.keys import Path, joined, path_of
+from tensordict.ops import uneven
 
 
 class _NoDefault(enum.Enum):
@@ -178,12 +179,25 @@ class Reading(Contract):
             default: returned when there is no such entry; `tensordict.base.NO_DEFAULT` makes that a `KeyError`. Without
                 a default, a missing entry gives `None`, or a `KeyError` after
                 :func:`~tensordict.set_get_defaults_to_none` was called with `False`.
-            as_list, as_padded_tensor, as_nested_tensor, padding_side, layout, padding_value, return_mask: how an entry
-                of a nested lazy stack is given; see :meth:`LazyStackedTensorDict.get`. Any other entry is given as it
-                is.
+            as_list: of a lazy stack, give the list of the members' leaves, which are not copied; lists of lists for
+                stacks of stacks. Nested containers are given as lazy stacks whatever the form; entries of other
+                containers are given as they are.
+            as_padded_tensor: of a lazy stack, give one tensor, the leaves being filled up to the largest size in every
+                dim.
+            as_nested_tensor: of a lazy stack, give a nested tensor, over dim 0.
+            padding_side: `"right"` to fill up behind the elements, `"left"` before them.
+            layout: that of the nested tensor: `torch.jagged` (the default) or `torch.strided`.
+            padding_value: what to fill up with.
+            return_mask: with `as_padded_tensor`, give a pair: the tensor, and a bool tensor of its shape that is `True`
+                where it holds elements of the members.
 
         Returns:
-            the stored tensor or container itself, not a copy; for a value that is no tensor its holder.
+            the stored tensor or container itself, not a copy; for a value that is no tensor its holder. Of a lazy
+            stack, the stack of the members' leaves, or a lazy stack of their nested containers.
+
+        Raises:
+            RuntimeError: the leaves of a lazy stack cannot be put in this form; their key and shapes are named.
+            ValueError: more than one form is asked for of a lazy stack, or a mask without padding.
 
         Example:
             >>> import torch
@@ -193,21 +207,27 @@ class Reading(Contract):
             tensor([0, 1, 2])
             >>> td.get("missing", "nothing")
             'nothing'
+            >>> from tensordict import lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(n)) for n in (1, 2)])
+            >>> stack.get("a", as_list=True)
+            [tensor([1.]), tensor([1., 1.])]
+            >>> stack.get("a", as_padded_tensor=True, padding_side="left", padding_value=-1)
+            tensor([[-1.,  1.],
+                    [ 1.,  1.]])
+            >>> stack.get("a", as_nested_tensor=True).offsets()
+            tensor([0, 1, 3])
         """
-        if as_list or as_padded_tensor or as_nested_tensor:
-            stack, rest = self._to_stack(path_of(key))
-            if stack is not None:
-                return stack.get(
-                    rest,
-                    default,
-                    as_list=as_list,
-                    as_padded_tensor=as_padded_tensor,
-                    as_nested_tensor=as_nested_tensor,
-                    padding_side=padding_side,
-                    layout=layout,
-                    padding_value=padding_value,
-                    return_mask=return_mask,
-                )
+        if as_list or as_padded_tensor or as_nested_tensor or return_mask:
+            path = path_of(key)
+            holder = self._uneven_holder(path)
+            if holder is not None or self._members() is not None:
+                uneven.check_form(as_list, as_padded_tensor, as_nested_tensor, return_mask)
+            if holder is not None and as_list:
+                return uneven.column(holder, path[-1])
+            if holder is not None and as_nested_tensor:
+                return uneven.as_nested(holder, path, layout or torch.jagged)
+            if holder is not None:
+                return uneven.as_padded(holder, path, padding_side, padding_value, return_mask)
         try:
             if type(key) is str:
                 return self._entries[key]
@@ -219,16 +239,14 @@ class Reading(Contract):
                 raise self._missing(key) from None
             return default
 
-    def _to_stack(self, path: Path) -> tuple[Any, Path]:
-        """The first container on the way to an entry that has its own `get`, if any, and the way from there."""
+    def _uneven_holder(self, path: Path) -> Any:
+        """The lazy stack that has the leaf at `path`, whose members may have it in different shapes; `None` without."""
         node: Any = self
-        for depth, name in enumerate(path[:-1], 1):
-            node = node._node(name)
-            if node is None:
-                break
-            if type(node).get is not Reading.get and type(self) is not type(node):
-                return node, path[depth:]
-        return None, path
+        for name in path[:-1]:
+            node = None if node is None else node._node(name)
+        if node is None or node._members() is None or path[-1] not in node._entries or node._node(path[-1]) is not None:
+            return None
+        return node._wrapped_container()
 
     def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
         """A part of the entry at a nested key: `td.get(key)[index]`.

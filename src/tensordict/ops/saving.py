@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
-from tensordict.core.errors import SaveError
+from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
@@ -200,6 +200,9 @@ class Saving(Contract):
             This container, now locked and on the CPU, its entries replaced by `MemoryMappedTensor`s. When saving
             fails it is unchanged.
 
+        Raises:
+            UnsupportedEntryError: the entries are in a file, and stay there; `memmap` gives a memory-mapped copy.
+
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -207,6 +210,10 @@ class Saving(Contract):
             >>> td.memmap_() is td, td["a"]
             (True, MemoryMappedTensor([0., 0.]))
         """
+        if self._wrapped_container()._is_in_file:
+            raise UnsupportedEntryError(
+                "a container over a file cannot become a memory-mapped one in place; memmap() gives such a copy"
+            )
         options = SaveOptions(
             copy_existing,
             existsok,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tensordict.core.errors import UnsupportedEntryError
 from tensordict.ops.leaves import Leaves
 from tensordict.parallel import sharing
 
@@ -27,7 +28,7 @@ class Sharing(Leaves):
 
         Raises:
             RuntimeError: a leaf has a layout that cannot be shared, or the system has no more shared memory; the entry
-                is named.
+                is named. The entries are in a file: `to_tensordict` gives a copy that can be shared.
 
         Example:
             >>> import torch
@@ -36,6 +37,11 @@ class Sharing(Leaves):
             >>> td.is_shared(), td["a"].is_shared(), td.is_locked
             (True, True, True)
         """
+        if self._wrapped_container()._is_in_file:
+            raise UnsupportedEntryError(
+                "a container over a file has no memory to share; to_tensordict().share_memory_() has, and other "
+                "processes can open the file themselves"
+            )
         sharing.share(self)
         if not self._locked:
             self._lock_tree()

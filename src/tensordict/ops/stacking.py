@@ -17,6 +17,7 @@ from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.core.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
+from tensordict.ops import uneven
 from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.naming import check_agreement
 from tensordict.ops.refusals import has_ragged, retried
@@ -260,6 +261,8 @@ class Stacking(Writing):
         """
         names = self._names
         dim = as_dim(dim, len(self._batch_size))
+        if self._members() is not None and self.stack_dim == dim:  # type: ignore[attr-defined]
+            return self
         stack = registry.lookup("LazyStackedTensorDict")(
             *self.unbind(dim),
             stack_dim=dim,
@@ -269,7 +272,10 @@ class Stacking(Writing):
         return self._as_result(stack)  # type: ignore[no-any-return]
 
     def densify(self, layout: torch.layout = torch.strided) -> Self:
-        """The same entries with every lazy stack in the tree made dense.
+        """The same entries with every lazy stack in the tree made dense; what cannot be stacked as a nested tensor.
+
+        The `TensorDict` that a lazy stack becomes has all entries of all members; one that lacks an entry has an empty
+        leaf in its place.
 
         Args:
             layout: the layout of the nested tensors that stand for leaves of unequal shapes.
@@ -279,7 +285,8 @@ class Stacking(Writing):
             `TensorDict` of copies in the place of each lazy stack.
 
         Raises:
-            RuntimeError: the leaves of a lazy stack are no nested tensor of that layout; the entry is named.
+            RuntimeError: the leaves of a lazy stack are no nested tensor of that layout, or its stack dim is not the
+                first; the entry is named.
 
         Example:
             >>> import torch
@@ -287,7 +294,14 @@ class Stacking(Writing):
             >>> stack = lazy_stack([TensorDict(a=torch.zeros(2), b=torch.zeros(1)) for _ in range(3)])
             >>> type(stack.densify()).__name__, stack.densify()["a"].shape
             ('TensorDict', torch.Size([3, 2]))
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2), b=torch.ones(2))])
+            >>> [row.shape[0] for row in stack.densify()["b"].unbind()]
+            [0, 2]
         """
+        if self._is_non_tensor:
+            return self
+        if self._members() is not None:
+            return self._rewrap(uneven.densified(self._wrapped_container(), layout, ()))  # type: ignore[no-any-return]
         entries = {}
         changed = False
         for name, value in self._entries.items():

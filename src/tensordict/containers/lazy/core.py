@@ -11,9 +11,8 @@ from tensordict.containers.base import TensorDictBase
 from tensordict.containers.lazy.members import Members, common_size
 from tensordict.core import registry
 from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names
-from tensordict.core.errors import LockedError, ShapeError
+from tensordict.core.errors import ShapeError
 from tensordict.io import pickled
-from tensordict.ops.locking import _locked_owners
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,7 +60,7 @@ class LazyCore(TensorDictBase):
         for name in store.names():
             value = read(name)
             if isinstance(value, Contract) and not value._is_non_tensor:
-                value = value._dense(hooked) if isinstance(value, LazyCore) else value._dense()
+                value = value._dense(hooked)
             entries[name] = value
         return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
 
@@ -171,19 +170,6 @@ class LazyCore(TensorDictBase):
     def _backing(self, backing: Backing) -> None:
         self.__dict__["_backing"] = backing
 
-    def unlock_(self) -> Self:
-        """Unlock the stack and its members; arguments, result and errors as for any container.
-
-        Raises:
-            RuntimeError: when a locked parent holds this stack, or the stack that it was read from is locked.
-        """
-        if not self._sealed and _held(self):
-            raise LockedError(
-                "the members of this lazy stack are held by a locked container and cannot be unlocked alone; "
-                "call unlock_() on the outermost container"
-            )
-        return super().unlock_()
-
     # --- what there is ----------------------------------------------------------------------------------------------
 
     def _outline(self) -> Mapping[str, Any]:
@@ -217,15 +203,6 @@ def elements_of(container: Any) -> list[Any]:
     for _ in container._batch_size:
         found = [element for part in found for element in part.unbind(0)]
     return found
-
-
-def _held(stack: Any) -> bool:
-    """Whether a locked container holds a member of a stack, or one of a member that is a stack."""
-    for member in stack._entries.sample:
-        inner = member._wrapped_container()
-        if _locked_owners(member) or (isinstance(inner, LazyCore) and _held(inner)):
-            return True
-    return False
 
 
 def _common_names(columns: list[Names]) -> Names | None:

@@ -12,17 +12,16 @@ from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.dims import LazyDims
 from tensordict.containers.lazy.members import Hook, Members
 from tensordict.containers.lazy.ops import LazyOps
-from tensordict.containers.lazy.ragged import nested, padded
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
 from tensordict.containers.lazy.writes import LazyWrites
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
-from tensordict.core.errors import ShapeError, StackError
-from tensordict.core.keys import Path, joined, path_of
-from tensordict.core.shapes import as_dim, as_new_dim, as_size
-from tensordict.ops import printing
-from tensordict.ops.reading import AS_SET, NO_DEFAULT
+from tensordict.core.errors import ShapeError
+from tensordict.core.keys import joined, path_of
+from tensordict.core.shapes import as_new_dim, as_size
+from tensordict.ops import printing, uneven
+from tensordict.ops.reading import NO_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import KeysView
@@ -145,6 +144,8 @@ class LazyStackedTensorDict(LazyWrites, LazyOps):
         def __getitem__(self, index: Any) -> Self: ...
         def __getitem__(self, index: Any) -> Any: ...
         def __iter__(self) -> Iterator[TensorCollection]: ...  # type: ignore[override]
+        def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> TensorDict: ...  # type: ignore[override]
+        def densify(self, layout: torch.layout = torch.strided) -> TensorDict: ...  # type: ignore[override]
 
     @property
     def tensordicts(self) -> list[TensorCollection]:
@@ -253,82 +254,6 @@ class LazyStackedTensorDict(LazyWrites, LazyOps):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def get(
-        self,
-        key: Any,
-        default: Any = AS_SET,
-        *,
-        as_list: bool = False,
-        as_padded_tensor: bool = False,
-        as_nested_tensor: bool = False,
-        padding_side: str = "right",
-        layout: torch.layout | None = None,
-        padding_value: float | int | bool = 0.0,
-        return_mask: bool = False,
-    ) -> Any:
-        """The entry at a nested key: stacked, or in one of the forms for leaves of unequal shapes.
-
-        Nested containers are given as lazy stacks whatever the form.
-
-        Args:
-            key: a string or a tuple of strings.
-            default: returned when some member lacks the entry; see any container's.
-            as_list: give the list of the members' leaves, which are not copied; lists of lists for stacks of stacks.
-            as_padded_tensor: give one tensor, the leaves being filled up to the largest size in every dim.
-            as_nested_tensor: give a nested tensor, over dim 0.
-            padding_side: `"right"` to fill up behind the elements, `"left"` before them.
-            layout: that of the nested tensor: `torch.jagged` (the default) or `torch.strided`.
-            padding_value: what to fill up with.
-            return_mask: with `as_padded_tensor`, give a pair: the tensor, and a bool tensor of its shape that is `True`
-                where it holds elements of the members.
-
-        Raises:
-            RuntimeError: the leaves cannot be put in this form; their key and shapes are named.
-            ValueError: more than one form is asked for, or a mask without padding.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict, lazy_stack
-            >>> stack = lazy_stack([TensorDict(a=torch.ones(n)) for n in (1, 2)])
-            >>> stack.get("a", as_list=True)
-            [tensor([1.]), tensor([1., 1.])]
-            >>> stack.get("a", as_padded_tensor=True, padding_side="left", padding_value=-1)
-            tensor([[-1.,  1.],
-                    [ 1.,  1.]])
-            >>> stack.get("a", as_nested_tensor=True).offsets()
-            tensor([0, 1, 3])
-        """
-        forms = as_list + as_padded_tensor + as_nested_tensor
-        if return_mask and not as_padded_tensor:
-            raise ValueError(
-                "get gives a mask with as_padded_tensor=True only: return_mask says where there is no padding"
-            )
-        if not forms:
-            return super().get(key, default)
-        if forms > 1:
-            raise ValueError("get takes one of as_list, as_padded_tensor and as_nested_tensor")
-        path = path_of(key)
-        holder: Any = self
-        for name in path[:-1]:
-            holder = None if holder is None else holder._node(name)
-        holder = None if holder is None else holder._wrapped_container()
-        if holder is None or path[-1] not in holder._entries:
-            return super().get(key, default)
-        if not isinstance(holder, LazyCore) or holder._node(path[-1]) is not None:
-            return holder._entries[path[-1]]
-        if as_list:
-            return _column(holder, path[-1])
-        if as_padded_tensor:
-            leaves = holder._leaves_of(path[-1])
-            if not leaves:
-                return holder._entries.read(path[-1])
-            tensor = _restacked(holder, iter(padded(leaves, padding_side, padding_value, path)))
-            if not return_mask:
-                return tensor
-            there = [torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
-            return tensor, _restacked(holder, iter(padded(there, padding_side, False, path)))
-        return _nested(holder, _rows(holder, path), torch.jagged if layout is None else layout, path)
-
     def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Tensor:
         """The members' leaves at a nested key as a nested tensor, over dim 0.
 
@@ -365,16 +290,7 @@ class LazyStackedTensorDict(LazyWrites, LazyOps):
                 return default  # type: ignore[no-any-return]
             if isinstance(column[-1], Contract):
                 raise TypeError(f"entry {joined(path)!r} is a container, and no nested tensor: read it with get")
-        return _nested(self, column, torch.strided if layout is None else layout, path)
-
-    def _shape_of(self, name: str) -> torch.Size:
-        store = self._entries
-        shapes = [member._shape_of(name) for member in store.sample]
-        if len({len(shape) for shape in shapes}) > 1:
-            return torch.Size((-1,))
-        dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
-        dims.insert(store.dim, len(store.containers))
-        return torch.Size(dims)
+        return uneven.nested_of(self, column, torch.strided if layout is None else layout, path)
 
     def valid_keys(
         self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False
@@ -383,60 +299,6 @@ class LazyStackedTensorDict(LazyWrites, LazyOps):
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
 
     # --- dense forms ------------------------------------------------------------------------------------------------
-
-    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> TensorDict:  # type: ignore[override]
-        """The dense stack of the members, as a `TensorDict` of copies; see :meth:`to_tensordict`.
-
-        Raises:
-            RuntimeError: with `inplace`, since a lazy stack has no memory of its own; or an entry cannot be stacked.
-        """
-        if inplace:
-            raise ShapeError("a lazy stack cannot be made contiguous in place: use contiguous()")
-        return self._dense(hooked=True)  # type: ignore[no-any-return]
-
-    def is_contiguous(self) -> bool:
-        """`False`: the members have memory of their own each."""
-        return False
-
-    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
-        """The dense stack of the members, as a `TensorDict` of copies; entries that not all members have are left out.
-
-        Raises:
-            RuntimeError: an entry cannot be stacked; see :meth:`densify`.
-        """
-        return self._dense(hooked=True)  # type: ignore[no-any-return]
-
-    def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
-        """The lazy stack along another dim, of views of the members; itself, along its own. See any container's."""
-        return self if as_dim(dim, len(self._batch_size)) == self.stack_dim else super().to_lazystack(dim)
-
-    def densify(  # type: ignore[override]
-        self, layout: torch.layout = torch.strided
-    ) -> TensorDict:
-        """A `TensorDict` of all entries of all members; what cannot be stacked becomes a nested tensor.
-
-        A member that lacks an entry has an empty leaf in its place.
-
-        Args:
-            layout: the layout of the nested tensors.
-
-        Raises:
-            RuntimeError: leaves are no nested tensor of that layout, or the stack dim is not the first; the entry is
-                named.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict, lazy_stack
-            >>> stack = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2), b=torch.ones(2))])
-            >>> [row.shape[0] for row in stack.densify()["b"].unbind()]
-            [0, 2]
-        """
-        return _densified(self, layout, ())  # type: ignore[no-any-return]
-
-    def data_ptr(self, *, storage: bool = False) -> LazyStackedTensorDict:
-        """The addresses of the members' leaves, each member's under its number; arguments as for any container."""
-        found = {str(i): member.data_ptr(storage=storage) for i, member in enumerate(self._entries.containers)}
-        return self._build(found, torch.Size(()), torch.device("cpu"), None)
 
     # --- printing ---------------------------------------------------------------------------------------------------
 
@@ -485,99 +347,6 @@ def _checked_size(members: list[Any], strict: bool) -> torch.Size:
                 f"position 0 and {list(theirs)} at position {position}{hint}"
             )
     return size
-
-
-def _column(stack: Any, name: str) -> list[Any]:
-    """The leaves of one name, in lists of lists where members are lazy stacks."""
-    return [
-        _column(member, name) if isinstance(member, LazyCore) else member._entries[name]
-        for member in stack._entries.containers
-    ]
-
-
-def _restacked(stack: Any, leaves: Iterator[Tensor]) -> Tensor:
-    """One tensor of leaves of the same shape, one for each innermost member."""
-    store = stack._entries
-    parts = [
-        _restacked(member, leaves) if isinstance(member, LazyCore) else next(leaves) for member in store.containers
-    ]
-    return torch.stack(parts, store.dim)
-
-
-def _rows(stack: Any, path: Path) -> list[Tensor]:
-    """The members' leaves of the last name of `path`; those of members that are lazy stacks, stacked."""
-    try:
-        return [
-            member._entries.read(path[-1]) if isinstance(member, LazyCore) else member._entries[path[-1]]
-            for member in stack._entries.containers
-        ]
-    except StackError as error:
-        raise StackError(
-            f"entry {joined(path)!r} is in a lazy stack of lazy stacks that have leaves of different shapes each, "
-            f"which is no nested tensor: read it with get({joined(path)!r}, as_list=True) or as_padded_tensor=True"
-        ) from error
-
-
-def _nested(stack: Any, column: list[Any], layout: torch.layout, path: Path) -> Tensor:
-    if not column:
-        raise StackError(f"entry {joined(path)!r} of a lazy stack without members is no nested tensor")
-    if stack._entries.dim != 0:
-        raise StackError(
-            f"entry {joined(path)!r} of a lazy stack along dim {stack._entries.dim} is no nested tensor, whose rows "
-            "are along dim 0: use to_lazystack(0) first"
-        )
-    return nested(column, layout, path)
-
-
-def _densified(stack: Any, layout: torch.layout, path: Path) -> Any:
-    """See :meth:`LazyStackedTensorDict.densify`; `path` leads to this stack."""
-    store = stack._entries
-    entries: dict[str, Any] = {}
-    for name in dict.fromkeys(name for member in store.sample for name in member._entries):
-        value: Any = None
-        if name in store:
-            try:
-                value = store.read(name)
-            except StackError:
-                value = None
-        if value is None:
-            value = _stacked_or_nested(stack, name, layout, (*path, name))
-        if (
-            isinstance(value, Contract)
-            and isinstance(value._wrapped_container(), LazyCore)
-            and not value._is_non_tensor
-        ):
-            value = value._rewrap(_densified(value._wrapped_container(), layout, (*path, name)))
-        entries[name] = value
-    return registry.lookup("TensorDict")._make(entries, stack._batch_size, stack._device, stack._names)
-
-
-def _stacked_or_nested(stack: Any, name: str, layout: torch.layout, path: Path) -> Any:
-    """An entry that is no tensor, or that some members lack: nested containers as a lazy stack, or a nested tensor."""
-    store = stack._entries
-    column = [member._entries.get(name) for member in store.containers]
-    known: Any = next(value for value in column if value is not None)
-    if isinstance(known, Contract) and isinstance(known, Tensor):
-        # An `UnbatchedTensor` is one for all of them.
-        return registry.lookup("UnbatchedTensor")._over(known, stack._batch_size)
-    if isinstance(known, Contract):
-        absent: Any = known.empty()  # type: ignore[attr-defined]
-        if known._is_non_tensor:
-            absent = registry.lookup("NonTensorData")._of(None, known._batch_size)
-        return store.nested(name, [absent.copy() if value is None else value for value in column])
-    filled = [_absent(known, store, path) if value is None else value for value in column]
-    return _nested(stack, filled, layout, path)
-
-
-def _absent(known: Tensor, store: Members, path: Path) -> Tensor:
-    """A leaf without elements for a member that lacks it."""
-    lead = len(store.containers[0]._batch_size)
-    if known.ndim == lead:
-        raise StackError(
-            f"entry {joined(path)!r} is missing in some members of the lazy stack and has no feature dim that could be "
-            "empty there: set it in these, or exclude it"
-        )
-    return known.new_empty((*known.shape[:lead], 0, *known.shape[lead + 1 :]))
 
 
 pytree.register(LazyStackedTensorDict, flatten_stack, unflatten_stack, flatten_stack_with_keys)
