@@ -133,7 +133,7 @@ class Contract:
         if len({len(shape) for shape in shapes}) > 1:
             return torch.Size((-1,))
         dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
-        at: int = self.stack_dim  # type: ignore[attr-defined]
+        at: int = self.stack_dim
         dims.insert(at, self._batch_size[at])
         return torch.Size(dims)
 

@@ -261,7 +261,7 @@ class Stacking(Writing):
         """
         names = self._names
         dim = as_dim(dim, len(self._batch_size))
-        if self._members() is not None and self.stack_dim == dim:  # type: ignore[attr-defined]
+        if self._members() is not None and self.stack_dim == dim:
             return self
         stack = registry.lookup("LazyStackedTensorDict")(
             *self.unbind(dim),
