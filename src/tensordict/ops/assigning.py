@@ -34,8 +34,6 @@ class Assign(Write):
         fills: whether torch is given a number as it is, and refuses what the dtype cannot hold.
     """
 
-    __slots__ = ("at", "basic", "fills", "lead", "size")
-
     def __init__(
         self,
         at: Any,
@@ -47,7 +45,6 @@ class Assign(Write):
     ) -> None:
         self.plan = WritePlan() if plan is None else plan
         self.adds = adds
-        self.inplace = True
         self.at = at
         self.lead = lead
         self.size = size
@@ -147,12 +144,8 @@ class AssignWithin(Write):
         index: as it was given. That into a nested container, or into values that are no tensors, is one into the batch.
     """
 
-    __slots__ = ("index",)
-
     def __init__(self, index: Any, plan: WritePlan | None = None) -> None:
         self.plan = WritePlan() if plan is None else plan
-        self.adds = False
-        self.inplace = True
         self.index = index
 
     def into(self, node: Any, source: Mapping[str, Any], prefix: Path) -> None:

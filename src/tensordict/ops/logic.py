@@ -17,7 +17,7 @@ from tensordict.core.errors import ShapeError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import nested_lists
 from tensordict.ops.comparison import Comparison
-from tensordict.ops.writes import Update, WritePlan
+from tensordict.ops.writes import Copy, WritePlan
 
 
 def or_with_right(left: Any, right: Any) -> Any:
@@ -55,7 +55,7 @@ def combining(container: Any, other: Contract, op: object) -> WritePlan:
                 fresh[key] = holder._combined(theirs, _ON_VALUES[op])
             except (TypeError, ShapeError) as error:
                 raise named_error(error, path_of(key)) from None
-    write = Update(adds=False, inplace=True)
+    write = Copy()
     container._plan_write(write, fresh)
     return write.plan
 

@@ -30,15 +30,14 @@ class WritePlan:
         absent: the first path at which the source has an entry and the container none.
     """
 
-    __slots__ = ("absent", "assigned", "parts", "steps", "targets", "values")
+    parts: tuple[WritePlan, ...] = ()
+    absent: Path | None = None
 
     def __init__(self) -> None:
         self.targets: list[Tensor] = []
         self.values: list[Any] = []
         self.assigned: list[tuple[Tensor, Any, Any]] = []
         self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self.parts: tuple[WritePlan, ...] = ()
-        self.absent: Path | None = None
 
     def copy(self, target: Tensor, item: Any, path: Path) -> None:
         """Have `item`, which broadcasts, copied into a tensor; raises naming `path` when it does not fit."""
@@ -95,11 +94,9 @@ class Write:
         inplace: whether entries that are there keep their memory.
     """
 
-    __slots__ = ("adds", "inplace", "plan")
-
     plan: WritePlan
-    adds: bool
-    inplace: bool
+    adds: bool = False
+    inplace: bool = True
 
     def into(self, node: Any, source: Any, prefix: Path) -> None:
         """Check what is written to a container that holds its entries, and add it to the plan.
@@ -113,22 +110,14 @@ class Write:
 
 
 class Update(Write):
-    """The entries of a mapping or container: `update`, and in place and without new entries `update_` and `set_`."""
+    """The entries of a mapping or container: they are added, or replace what is there, or are copied into it."""
 
-    __slots__ = ("clone", "ignore_lock", "is_leaf", "non_blocking")
+    adds = True
 
     def __init__(
-        self,
-        adds: bool = True,
-        inplace: bool = False,
-        clone: bool = False,
-        non_blocking: bool = False,
-        is_leaf: IsLeaf | None = None,
-        ignore_lock: bool = False,
-        plan: WritePlan | None = None,
+        self, inplace: bool, clone: bool, non_blocking: bool, is_leaf: IsLeaf | None, ignore_lock: bool
     ) -> None:
-        self.plan = WritePlan() if plan is None else plan
-        self.adds = adds
+        self.plan = WritePlan()
         self.inplace = inplace
         self.clone = clone
         self.non_blocking = non_blocking
@@ -139,18 +128,21 @@ class Update(Write):
         """Whether `item` is merged into a nested container, rather than put in its place."""
         if self.is_leaf is not None and self.is_leaf(type(item)):
             return False
-        # A value that is no tensor has nothing to be copied into the entries of a container.
-        return isinstance(item, Mapping) or (is_node(item) and not (item._is_non_tensor and self.adds))
+        if isinstance(item, Contract):
+            # A value that is no tensor has nothing to be copied into the entries of a container.
+            return not isinstance(item, Tensor) and not (item._is_non_tensor and self.adds)
+        return isinstance(item, Mapping)
 
     def into(self, node: Any, source: Any, prefix: Path) -> None:
         mapping, plan = node._entries, self.plan
         targets, values = plan.targets, plan.values
-        size = node._batch_size
-        ndim = len(size)
-        first = size[0] if ndim == 1 else None
-        inplace = self.inplace
-        writable = self.ignore_lock or not node._locked
+        adds, inplace = self.adds, self.inplace
+        writable = not adds or self.ignore_lock or not node._locked
         trusting = writable and not inplace and node._device is None and not self.clone
+        if trusting:
+            size = node._batch_size
+            ndim = len(size)
+            first = size[0] if ndim == 1 else None
         fresh: dict[str, Any] = {}
         for key, item in source.items():
             # A plain tensor that fits is by far the most frequent item.
@@ -173,19 +165,18 @@ class Update(Write):
                 except RuntimeError:
                     fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
             path = (*prefix, key)
-            current: Any = fresh.get(key)
-            if current is None:
-                current = mapping.get(key)
-            if current is None and not self.adds:
+            current: Any = fresh[key] if key in fresh else mapping.get(key)
+            is_container = isinstance(current, Contract) and not isinstance(current, Tensor)
+            if current is None and not adds:
                 # TorchRL's processes write a step that has more entries than the specs, and the reference lets them.
                 plan.absent = plan.absent or path
-            elif is_node(current) and not current._is_non_tensor and self.merges(item):
+            elif is_container and not current._is_non_tensor and self.merges(item):
                 current._plan_write(self, item, path)
-            elif inplace and isinstance(current, Contract) and current._is_non_tensor:
+            elif inplace and is_container and current._is_non_tensor:
                 plan.steps.append((overwriting(current, node, key, item, path), ()))
             elif inplace and isinstance(current, Tensor):
                 plan.copy(current, item, path)
-            elif not self.adds:
+            elif not adds:
                 raise TypeError(
                     f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}"
                 )
@@ -200,39 +191,45 @@ class Update(Write):
             plan.steps.append((_store, (node, fresh)))
 
 
-class Resize(Write):
-    """A batch size, which is the `source`: for a container, and for nested ones whose own would not begin with it."""
+class Copy(Update):
+    """The entries of a mapping or container, copied into those that are there: `update_` and `set_`."""
 
-    __slots__ = ()
+    adds = False
+    inplace = True
+    clone = False
+    non_blocking = False
+    is_leaf = None
+    ignore_lock = False
+
+    def __init__(self, plan: WritePlan | None = None) -> None:
+        self.plan = WritePlan() if plan is None else plan
+
+
+class Resize(Write):
+    """A batch size, which is the `source`: for a container, and for nested ones whose own would not begin with it.
+
+    Attributes:
+        changes: the containers, and what becomes of their batch sizes once all has been checked.
+    """
 
     def __init__(self) -> None:
-        self.plan = WritePlan()
-        self.adds = False
-        self.inplace = True
+        self.changes: list[tuple[Contract, torch.Size]] = []
 
     def into(self, node: Any, source: torch.Size, prefix: Path) -> None:
         ndim = len(source)
-        steps = self.plan.steps
-        steps.append((resize, (node, source)))
+        changes = self.changes
+        changes.append((node, source))
         for name, value in node._entries.items():
-            if type(value) is not Tensor and is_node(value):
-                if value._batch_size[:ndim] != source:
-                    value._plan_write(self, source, (*prefix, name))
-            elif isinstance(value, Contract):
-                steps.append((resize, (value, source)))
+            if type(value) is not Tensor and isinstance(value, Contract):
+                if isinstance(value, Tensor):
+                    changes.append((value, source))
+                elif value._batch_size[:ndim] != source:
+                    value._plan_write(self, source, (*prefix, name))  # type: ignore[attr-defined]
             elif ndim and ragged.shape_of(value)[:ndim] != source:
                 raise RuntimeError(
                     f"entry {joined((*prefix, name))!r} has shape {list(ragged.shape_of(value))}, which is "
                     f"incompatible with the batch-size {list(source)}: it does not begin with it"
                 )
-
-
-def resize(node: Contract, size: torch.Size) -> None:
-    """Give one container a batch size, and keep the names of the dims that it still has."""
-    node._batch_size = size
-    if node._names is not None:
-        names = (node._names + [None] * len(size))[: len(size)]
-        node._names = names if any(name is not None for name in names) else None
 
 
 def _store(node: Any, entries: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from tensordict.ops.naming import checked_names, take_names
 from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.ops.sources import one_source, restricted
-from tensordict.ops.writes import Resize, Update, Write, raise_no_entry
+from tensordict.ops.writes import Copy, Resize, Update, Write, raise_no_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,8 +91,10 @@ class Writing(Reading, Locking):
         """Check `item` and store it at `path`."""
         node: Any = self
         for name in path[:-1]:
-            entries = node._entries
-            child = entries.get(name) if type(entries) is dict else node._node(name)
+            try:
+                child = node._entries.get(name)
+            except StackError:
+                child = None  # a tensor of different shapes in the members of a lazy stack
             if not isinstance(child, Contract):
                 self._write_branch(path, item, non_blocking)
                 return
@@ -284,7 +286,7 @@ class Writing(Reading, Locking):
                 return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
-        write = Update(True, inplace, clone, self._queues(non_blocking), is_leaf, ignore_lock)
+        write = Update(inplace, clone, self._queues(non_blocking), is_leaf, ignore_lock)
         self._plan_write(write, source)
         write.plan.run(self, write.non_blocking)
         if self._device is not None:
@@ -351,9 +353,9 @@ class Writing(Reading, Locking):
         if is_node(inner) and not inner._is_non_tensor:
             inner.update_(item, non_blocking=non_blocking)
         else:
-            write = Update(False, True)
+            write = Copy()
             node._plan_write(write, {name: item}, path_of(key)[:-1])
-            write.plan.run(node, non_blocking)
+            write.plan.run(self, non_blocking)
         return self
 
     def update_(
@@ -379,13 +381,14 @@ class Writing(Reading, Locking):
             return self
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
-        write = Update(False, True)
+        write = Copy()
         self._plan_write(write, source)
         plan = write.plan
         if plan.absent is not None and not plan.targets and not plan.steps:
             raise_no_entry(plan.absent)
         plan.run(self, self._queues(non_blocking))
-        self._settle(non_blocking)
+        if self._device is not None:
+            self._settle(non_blocking)
         return self
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
@@ -513,7 +516,11 @@ class Writing(Reading, Locking):
         """
         write = Resize()
         self._plan_write(write, size, path)
-        write.plan.run()
+        for node, new in write.changes:
+            node._batch_size = new
+            if node._names is not None:
+                names = (node._names + [None] * len(new))[: len(new)]
+                node._names = names if any(name is not None for name in names) else None
 
     def _queues(self, non_blocking: bool | None) -> bool:
         """Whether transfers to the device of this container are queued, to be waited for once at the end."""

@@ -20,7 +20,7 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.assigning import Assign, AssignWithin, fitting, refuse_container, without_leading
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored
-from tensordict.ops.writes import Resize, Update, Write, check_expandable, resize
+from tensordict.ops.writes import Copy, Resize, Write, check_expandable
 from tensordict.ops.writing import check_way
 
 _SCALAR = torch.Size(())
@@ -111,7 +111,7 @@ class LazyWrites(LazyDims):
             inner = self._inner_size(source)
             for member in self._entries.sample:
                 member._plan_write(write, inner, prefix)
-            write.plan.steps.append((resize, (self, source)))
+            write.changes.append((self, source))
         elif write.adds and not members:
             super()._plan_write(write, source, prefix)
         else:
@@ -172,7 +172,7 @@ class LazyWrites(LazyDims):
         elif even:
             entry = self._entries.read(name)
             entry[at] = fitting(entry, value, checked_size(at, shape), path)
-            self._plan_write(Update(adds=False, inplace=True, plan=write.plan), {name: entry}, prefix)
+            self._plan_write(Copy(write.plan), {name: entry}, prefix)
         elif picks is not None and (not picks.block or not isinstance(value, Tensor) or not value.ndim):
             for position in picks.positions:
                 self._entries.containers[position]._plan_write(AssignWithin(picks.rest, write.plan), source, prefix)
