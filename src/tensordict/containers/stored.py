@@ -12,7 +12,7 @@ from torch import Tensor
 from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
 from tensordict.core import context, pytree, registry
-from tensordict.core.contract import Contract, Names
+from tensordict.core.contract import Contract, EntryStore, Names
 from tensordict.core.indexing import leaf_index
 from tensordict.core.keys import Path, path_of
 from tensordict.memory.datasets import Rows, Stored, in_memory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Read(MutableMapping[str, Any]):
+class _Read(EntryStore, MutableMapping[str, Any]):
     """The entries: tensors that are read when they are asked for."""
 
     __slots__ = ("owner",)
@@ -55,6 +55,14 @@ class _Read(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(self.owner._listed())
+
+    def outline(self) -> Mapping[str, Any]:
+        return {name: self.owner._sketch(name) for name in self.owner._listed()}
+
+    def node(self, name: str) -> Any:
+        value = self.owner._sketch(name) if self.owner._holds(name) else None
+        return value if isinstance(value, Contract) else None
+
 
 
 class _Unread(_Read):
@@ -100,6 +108,14 @@ class OnDisk(GivesTensorDicts):
         """Delete an entry."""
         raise NotImplementedError
 
+    def _sketch(self, name: str) -> Any:
+        """An entry as those see it who only ask what there is."""
+        value = self._target(name)
+        if not _is_stored(value):
+            return value
+        # A tensor of the class and the shape of what is read.
+        return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+
     @property
     def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]
         return _Read(self)
@@ -111,22 +127,6 @@ class OnDisk(GivesTensorDicts):
         twin.__dict__ = self.__dict__
         return twin
 
-    # --- what there is ------------------------------------------------------------------------------------------------
-
-    def _outline(self) -> Mapping[str, Any]:
-        return {name: self._sketch(name) for name in self._listed()}
-
-    def _sketch(self, name: str) -> Any:
-        """An entry as those see it who only ask what there is."""
-        value = self._target(name)
-        if not _is_stored(value):
-            return value
-        # A tensor of the class and the shape of what is read.
-        return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
-
-    def _node(self, name: str) -> Any:
-        value = self._sketch(name) if self._holds(name) else None
-        return value if isinstance(value, Contract) else None
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None

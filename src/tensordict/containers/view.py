@@ -13,7 +13,7 @@ from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
 from tensordict.core import pytree, registry
 from tensordict.core.context import remember_state
-from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names, is_flat, named_error
+from tensordict.core.contract import NOT_BACKED, Backing, Contract, EntryStore, Names, is_flat, named_error
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path
 from tensordict.core.settings import set_lazy_legacy
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Operation = tuple[Any, ...]
 
 
-class _Through(MutableMapping[str, Any]):
+class _Through(EntryStore, MutableMapping[str, Any]):
     """The entries of a container, `forward` done to them on the way out and `backward` on the way in.
 
     `outer` are the batch dims of the source that `forward` makes `inner` of; the source may have more, which stay.
@@ -79,6 +79,14 @@ class _Through(MutableMapping[str, Any]):
 
     def items(self) -> ItemsView[str, Any]:
         return _Items(self)
+
+    def outline(self) -> Mapping[str, Any]:
+        # The leaves of the source will do, so that no leaf has to be reshaped, or might not let itself be.
+        outline: Mapping[str, Any] = self.source._outline()
+        if is_flat(outline):
+            return outline
+        shown = self.shown
+        return {name: shown(name, value) if isinstance(value, Contract) else value for name, value in outline.items()}
 
     def pairs(self) -> Iterator[tuple[str, Any]]:
         """The names and the entries as they are read."""
@@ -168,14 +176,6 @@ class LazyView(TensorDictBase):
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
         return self._make(entries, batch_size, device, names)  # type: ignore[return-value]
-
-    def _outline(self) -> Mapping[str, Any]:
-        # The leaves of the source will do, so that no leaf has to be reshaped, or might not let itself be.
-        outline = self._source._outline()
-        if is_flat(outline):
-            return outline  # type: ignore[no-any-return]
-        below = self._entries.shown
-        return {name: below(name, value) if isinstance(value, Contract) else value for name, value in outline.items()}
 
     def __repr__(self) -> str:
         """The source, and the operation that is done to it."""

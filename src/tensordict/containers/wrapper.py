@@ -124,17 +124,6 @@ class Face(TensorCollection):
     def _lazy(self, size: torch.Size, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> Self:
         return self._over(self._tensordict._lazy(size, forward, backward))
 
-    # --- what there is ----------------------------------------------------------------------------------------------
-
-    def _outline(self) -> Mapping[str, Any]:
-        return self._tensordict._outline()  # type: ignore[no-any-return]
-
-    def _node(self, name: str) -> Any:
-        return self._tensordict._node(name)
-
-    def _members(self, or_template: bool = False) -> Sequence[Any] | None:
-        return self._tensordict._members(or_template)  # type: ignore[no-any-return]
-
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         return self._over(self._tensordict._restacked(list(map(bare, members)), dim))
 

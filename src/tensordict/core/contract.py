@@ -59,6 +59,26 @@ def _backing_field(name: str) -> Any:
     return property(read, write)
 
 
+class EntryStore:
+    """The entries of a container that are kept elsewhere than in a dict: a mapping that makes them when they are read.
+
+    It also says what there is without making it.
+    """
+
+    def outline(self) -> Mapping[str, Any]:
+        """The names with nested containers, and any tensor in the place of a leaf."""
+        raise NotImplementedError
+
+    def node(self, name: str) -> Any:
+        """The nested container of this name, `None` when there is none."""
+        value = self.get(name)  # type: ignore[attr-defined]
+        return value if isinstance(value, Contract) else None
+
+    def members(self, or_template: bool = False) -> Sequence[Any] | None:
+        """The containers that a lazy stack consists of; see `Contract._members`."""
+        return None
+
+
 class Contract:
     """What a container of tensors supplies; `isinstance(value, Contract)` tells a node from a leaf.
 
@@ -106,7 +126,8 @@ class Contract:
 
         A container that makes its leaves when they are read gives any tensor in the place of a leaf.
         """
-        return self._entries
+        entries = self._entries
+        return entries.outline() if isinstance(entries, EntryStore) else entries
 
     def _targets(self) -> Mapping[str, Any]:
         """The entries for those who may write into them, as operands of what is done in place.
@@ -139,7 +160,10 @@ class Contract:
 
     def _node(self, name: str) -> Any:
         """The nested container of this name, `None` when there is none."""
-        value = self._entries.get(name)
+        entries = self._entries
+        if isinstance(entries, EntryStore):
+            return entries.node(name)
+        value = entries.get(name)
         return value if isinstance(value, Contract) else None
 
     def _members(self, or_template: bool = False) -> Sequence[Any] | None:
@@ -148,7 +172,8 @@ class Contract:
         Args:
             or_template: for a stack without members, give the container that knows which entries these would have.
         """
-        return None
+        entries = self._entries
+        return entries.members(or_template) if isinstance(entries, EntryStore) else None
 
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         """The lazy stack of what was made of each of `_members(or_template=True)`, along `dim` or the dim of this one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,15 +171,6 @@ class LazyCore(TensorDictBase):
         self.__dict__["_backing"] = backing
 
     # --- what there is ----------------------------------------------------------------------------------------------
-
-    def _outline(self) -> Mapping[str, Any]:
-        return self._entries.outline()
-
-    def _node(self, name: str) -> Any:
-        return self._entries.node(name)
-
-    def _members(self, or_template: bool = False) -> Sequence[Any] | None:
-        return self._entries.sample if or_template else self._entries.containers
 
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         return self._like(list(members), dim) if self._entries.containers else self._like([], dim, members[0])

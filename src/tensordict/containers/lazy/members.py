@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import registry
-from tensordict.core.contract import Contract
+from tensordict.core.contract import Contract, EntryStore
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.keys import Path, joined
 from tensordict.ops.locking import raise_locked
@@ -17,7 +17,7 @@ from tensordict.ops.locking import raise_locked
 Hook = Callable[[Any], Any] | None
 
 
-class Members(MutableMapping[str, Any]):
+class Members(EntryStore, MutableMapping[str, Any]):
     """What a lazy stack consists of, seen as its entries: the names are those that all members have.
 
     Attributes:
@@ -55,6 +55,9 @@ class Members(MutableMapping[str, Any]):
     def sample(self) -> list[Any]:
         """The members, or what stands for them."""
         return self.containers or [self.template]
+
+    def members(self, or_template: bool = False) -> list[Any]:
+        return self.sample if or_template else self.containers
 
     # --- the mapping ------------------------------------------------------------------------------------------------
 
