@@ -59,6 +59,14 @@ class _Read(EntryStore, MutableMapping[str, Any]):
     def outline(self) -> Mapping[str, Any]:
         return {name: self.owner._sketch(name) for name in self.owner._listed()}
 
+    def targets(self) -> Mapping[str, Any]:
+        return _Unread(self.owner)
+
+    def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
+        # Leaf by leaf, so that no more than the results are in memory. An index takes its part of the file; any other
+        # function is given what is read.
+        return _Indexed(fn, self.owner._batch_size) if isinstance(fn, itemgetter) else _OnRead(fn, position, keep)
+
     def node(self, name: str) -> Any:
         value = self.owner._sketch(name) if self.owner._holds(name) else None
         return value if isinstance(value, Contract) else None
@@ -127,7 +135,6 @@ class OnDisk(GivesTensorDicts):
         twin.__dict__ = self.__dict__
         return twin
 
-
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
@@ -136,15 +143,6 @@ class OnDisk(GivesTensorDicts):
 
     def _dense(self, hooked: bool = False) -> Any:
         return self._map(_itself)
-
-    # --- the walks: leaf by leaf, so that no more than the results are in memory --------------------------------------
-
-    def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
-        # An index takes its part of the file; any other function is given what is read.
-        return _Indexed(fn, self._batch_size) if isinstance(fn, itemgetter) else _OnRead(fn, position, keep)
-
-    def _targets(self) -> Mapping[str, Any]:
-        return _Unread(self)
 
     # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
 

@@ -69,6 +69,14 @@ class EntryStore:
         """The names with nested containers, and any tensor in the place of a leaf."""
         raise NotImplementedError
 
+    def targets(self) -> Mapping[str, Any]:
+        """The entries for those who write into them; see `Contract._targets`."""
+        return self  # type: ignore[return-value]
+
+    def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
+        """A function of leaves as it is called on `targets`; see `Contract._on_read`."""
+        return fn
+
     def node(self, name: str) -> Any:
         """The nested container of this name, `None` when there is none."""
         value = self.get(name)  # type: ignore[attr-defined]
@@ -135,7 +143,8 @@ class Contract:
         A container that makes its leaves when they are read gives, where it can, tensors that write to where it keeps
         them.
         """
-        return self._entries
+        entries = self._entries
+        return entries.targets() if isinstance(entries, EntryStore) else entries
 
     def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
         """A function of leaves as the walks call it on `_targets`, whose argument at `position` is the leaf.
@@ -143,7 +152,8 @@ class Contract:
         A container over a file has it called on what is read there; with `keep`, a leaf that the function gives back
         stays the one in the file.
         """
-        return fn
+        entries = self._entries
+        return entries.on_read(fn, position, keep) if isinstance(entries, EntryStore) else fn
 
     def _shape_of(self, name: str) -> torch.Size:
         """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
