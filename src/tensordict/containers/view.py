@@ -13,7 +13,7 @@ from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
 from tensordict.core import pytree, registry
 from tensordict.core.context import remember_state
-from tensordict.core.contract import NOT_BACKED, Backing, Contract, EntryStore, Names, is_flat, named_error
+from tensordict.core.contract import NOT_BACKED, Backing, Contract, EntryStore, Names, is_flat, named_error, state_of
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path
 from tensordict.core.settings import set_lazy_legacy
@@ -246,25 +246,9 @@ class LazyView(TensorDictBase):
             )
         self._source._names = theirs
 
-    @property
-    def _device(self) -> torch.device | None:
-        return self._source._device  # type: ignore[no-any-return]
-
-    @_device.setter
-    def _device(self, device: torch.device | None) -> None:
-        self._source._device = device
-
-    @property
-    def _locked(self) -> bool:  # type: ignore[override]
-        return self._source._locked  # type: ignore[no-any-return]
-
-    @property
-    def _lock_owners(self) -> Any:
-        return self._source._lock_owners
-
-    @_lock_owners.setter
-    def _lock_owners(self, owners: Any) -> None:
-        self._source._lock_owners = owners
+    _device: torch.device | None = state_of("_source", "_device", lambda self: self._source._device)
+    _locked: bool = state_of("_source", "_locked", lambda self: self._source._locked)
+    _lock_owners: Any = state_of("_source", "_lock_owners", lambda self: self._source._lock_owners)
 
     def _lock_tree(self) -> None:
         self._source._lock_tree()

@@ -59,6 +59,22 @@ def _backing_field(name: str) -> Any:
     return property(read, write)
 
 
+def state_of(holder: str, name: str, read: Callable[[Any], Any]) -> Any:
+    """An attribute of a container that is that of another one, which it has as its attribute `holder`.
+
+    `read` is written out for each: `operator.attrgetter` would take 50 ns instead of 63, but `torch.compile` cannot
+    trace it.
+    """
+
+    def write(self: Any, value: Any) -> None:
+        setattr(getattr(self, holder), name, value)
+
+    def delete(self: Any) -> None:
+        delattr(getattr(self, holder), name)
+
+    return property(read, write, delete)
+
+
 class EntryStore:
     """The entries of a container that are kept elsewhere than in a dict: a mapping that makes them when they are read.
 
