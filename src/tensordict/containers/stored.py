@@ -72,7 +72,6 @@ class _Read(EntryStore, MutableMapping[str, Any]):
         return value if isinstance(value, Contract) else None
 
 
-
 class _Unread(_Read):
     """The entries with tensors that stand for those in the file: what is written into them is written to it."""
 
