@@ -662,8 +662,8 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         one = bool(values) and all(same_value(values[0], value) for value in values)
         return NonTensorData._of(values[0] if one else None, batch_size, device, names)
 
-    def _collapsed(self, way: Any) -> Any:
-        size, names = way.after(self._batch_size, self._names)
+    def _reduced_by(self, plan: Any) -> Any:
+        size, names = plan.after(self._batch_size, self._names)
         return self._build({}, size, self._device, names)
 
     def __repr__(self) -> str:

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from tensordict.core.errors import ShapeError
-from tensordict.ops.collapsing import (
+from tensordict.ops.gathering import check_out
+from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.reduction_plans import (
     Casts,
-    Collapsing,
     Dims,
     KeyTransform,
     Op,
     Quantiles,
     Reduction,
+    ReductionBase,
     Spreads,
     Sums,
     along,
@@ -31,15 +33,13 @@ from tensordict.ops.collapsing import (
     staying,
     with_keys,
 )
-from tensordict.ops.gathering import check_out
-from tensordict.ops.reading import NO_DEFAULT
 from tensordict.ops.writes import raise_no_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class Reducing(Collapsing):
+class Reducing(ReductionBase):
     """Reductions. All of them take the same arguments:
 
     dim: what to reduce. A batch dim, by number or by name, or a tuple of them; `"feature"`, all dims that are no batch
@@ -612,8 +612,8 @@ class Reducing(Collapsing):
             pair = self._over_all(op, self._end_to_end(at), at)
         else:
             how = Reduction(op)
-            way = staying(lambda dims: partial(apply_along, how, dims, False), (at,))
-            pair = returned(self._split_by_level(way))
+            plan = staying(lambda dims: partial(apply_along, how, dims, False), (at,))
+            pair = returned(self._split_by_level(plan))
         return pair if return_indices else pair.values
 
     def _one_dim(self, dim: object) -> int:

@@ -27,6 +27,11 @@ class Chunk(NamedTuple):
     start: int
     stop: int | None
 
+    def __str__(self) -> str:
+        if self.stop is None:
+            return f"chunk {self.number} (element {self.start} of the dim)"
+        return f"chunk {self.number} (elements {self.start} to {self.stop - 1} of the dim)"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -220,15 +225,15 @@ class RemoteTraceback(Exception):
         return str(self.args[0])
 
 
-def raise_failure(failure: Failure, what: str) -> None:
+def raise_failure(failure: Failure, chunk: Chunk) -> None:
     """Raise the exception of a worker, which names the chunk."""
-    name_chunk(failure.error, what)
-    raise failure.error from RemoteTraceback(f"in {what}\n\n{failure.trace}")
+    name_chunk(failure.error, chunk)
+    raise failure.error from RemoteTraceback(f"in {chunk}\n\n{failure.trace}")
 
 
-def name_chunk(error: BaseException, what: str) -> None:
+def name_chunk(error: BaseException, chunk: Chunk) -> None:
     """Put the chunk in front of the message of an exception, or in its place; other arguments stay as they are."""
     if not error.args:
-        error.args = (what,)
+        error.args = (f"{chunk}",)
     elif len(error.args) == 1 and type(error.args[0]) is str:
-        error.args = (f"{what}: {error.args[0]}",)
+        error.args = (f"{chunk}: {error.args[0]}",)

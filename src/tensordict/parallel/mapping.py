@@ -19,7 +19,7 @@ from tensordict.core.errors import DimError, OptionError, WorkerError
 from tensordict.core.shapes import as_dim
 from tensordict.parallel import sharing
 from tensordict.parallel.jobs import Chunk, Job, fitting, name_chunk, raise_failure
-from tensordict.parallel.workers import CallersPool, WorkerPool, told
+from tensordict.parallel.workers import CallersPool, WorkerPool
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Mapped:
         with _bar(self._options.pbar, len(chunks)) as bar, pool:
             for chunk, done, value in pool.outcomes(take):
                 if not done:
-                    raise_failure(value, told(chunk))
+                    raise_failure(value, chunk)
                 if bar is not None:
                     bar.update(1)
                 waiting[chunk.number] = value
@@ -173,19 +173,19 @@ class Mapped:
             if (part := fitting(value, out[at])) is not None:
                 out[at] = part
         except Exception as error:
-            name_chunk(error, told(chunk))
+            name_chunk(error, chunk)
             raise
 
     def _check_joinable(self, value: object, chunk: Chunk) -> None:
         if not isinstance(value, (Tensor, Contract)):
             raise TypeError(
-                f"{told(chunk)}: the function gave a {type(value).__name__}; map joins containers or tensors, and "
+                f"{chunk}: the function gave a {type(value).__name__}; map joins containers or tensors, and "
                 "map_iter gives any results one by one"
             )
         shape = value._batch_size if isinstance(value, Contract) else value.shape
         if len(shape) < self.dim + (not self.takes_out):
             raise DimError(
-                f"{told(chunk)}: the function gave the {'batch size' if isinstance(value, Contract) else 'shape'} "
+                f"{chunk}: the function gave the {'batch size' if isinstance(value, Contract) else 'shape'} "
                 f"{list(shape)}, which has too few dims to be joined along dim {self.dim}; map_iter gives the results "
                 "one by one"
             )

@@ -514,14 +514,14 @@ def _outlined(node: Any, prefix: Path) -> Any:
         key = (*prefix, name)
         inner = node._node(name)
         if inner is None or isinstance(inner, Tensor):
-            yield key, _told(node, name)
+            yield key, _described(node, name)
         elif inner._is_non_tensor:
             yield key, "a value"
         else:
             yield from _outlined(inner, key)
 
 
-def _told(node: Any, name: str) -> str:
+def _described(node: Any, name: str) -> str:
     try:
         leaf = node._entries[name]
     except StackError:

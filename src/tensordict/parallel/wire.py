@@ -230,12 +230,12 @@ class Header:
         self.rows: dict[str, Row] = {}
         self.storages: dict[str, list[int]] = {}
         try:
-            told = json.loads(content)
-            if "refusal" in told:
-                raise TransferError(f"nothing was sent: {told['refusal']}")
-            self.node, self.values = told["node"], told["values"]
-            self.storages = {str(device): [int(cut), int(end)] for device, (cut, end) in told["storages"].items()}
-            columns = [told[name] for name in ("names", "dtypes", "shapes", "devices", "starts")]
+            fields = json.loads(content)
+            if "refusal" in fields:
+                raise TransferError(f"nothing was sent: {fields['refusal']}")
+            self.node, self.values = fields["node"], fields["values"]
+            self.storages = {str(device): [int(cut), int(end)] for device, (cut, end) in fields["storages"].items()}
+            columns = [fields[name] for name in ("names", "dtypes", "shapes", "devices", "starts")]
             sizes = list(itertools.chain(columns[4], *columns[2]))
             if not {*map(type, sizes)} <= {int} or min(sizes, default=0) < 0:
                 raise ValueError("a shape or a place is negative or no int")

@@ -208,7 +208,7 @@ class WorkerPool:
         worker.process.join(_PATIENCE)
         if worker.process.exitcode is None and worker.chunk is not None:
             return WorkerError(
-                f"the result of {told(worker.chunk)} did not arrive, though its process runs: what workers share comes "
+                f"the result of {worker.chunk} did not arrive, though its process runs: what workers share comes "
                 "as a file descriptor, and 'ulimit -n' says how many a process may have; larger chunks need fewer"
             )
         return lost(worker.process.pid, worker.process.exitcode, worker.chunk)
@@ -230,23 +230,16 @@ def _opened(chunk: Chunk, message: Message | LocalValue, common: CommonMemory) -
     try:
         return message.value(common)
     except Exception as error:
-        name_chunk(error, told(chunk))
+        name_chunk(error, chunk)
         raise
 
 
 def lost(pid: int | None, code: int | None, chunk: Chunk | None) -> WorkerError:
     """The error of a process that ended before its work did."""
-    during = "" if chunk is None else f" while it had {told(chunk)}"
+    during = "" if chunk is None else f" while it had {chunk}"
     if code is not None and code < 0:
         return WorkerError(f"worker process {pid} was ended by signal {-code} ({signal.strsignal(-code)}){during}")
     return WorkerError(f"worker process {pid} ended with exit code {code}{during}; what it wrote to stderr says why")
-
-
-def told(chunk: Chunk) -> str:
-    """A chunk as errors name it."""
-    if chunk.stop is None:
-        return f"chunk {chunk.number} (element {chunk.start} of the dim)"
-    return f"chunk {chunk.number} (elements {chunk.start} to {chunk.stop - 1} of the dim)"
 
 
 def _work(pipe: Any, others: Sequence[Any], job: Job, threads: int, seed: int) -> None:
@@ -349,7 +342,7 @@ class CallersPool:
                 # The pool puts new processes in the place of the dead, and never says what these had to do.
                 for process in self._look():
                     if process.exitcode not in (None, 0):
-                        names = ", ".join(told(chunk) for chunk, _ in given.values())
+                        names = ", ".join(f"{chunk}" for chunk, _ in given.values())
                         error = lost(process.pid, process.exitcode, None)
                         raise WorkerError(f"{error}; not done are {names}") from None
 
@@ -364,7 +357,7 @@ class CallersPool:
 
 def _refused(results: queue.SimpleQueue[Any], chunk: Chunk, error: BaseException) -> None:
     """Pass on what a pool has to say of a chunk that it could not send."""
-    name_chunk(error, told(chunk))
+    name_chunk(error, chunk)
     results.put(error)
 
 

@@ -31,7 +31,7 @@ After = Callable[[torch.Size, "Names | None"], "tuple[torch.Size, Names | None]"
 KeyTransform = Callable[[Any], Any]
 # Batch dims by number or by name, `"feature"`, or `None` for all elements of each leaf.
 Dims = int | str | Sequence[int | str] | None
-TreeT = TypeVar("TreeT", bound="Collapsing")
+TreeT = TypeVar("TreeT", bound="ReductionBase")
 
 
 class Casts(TypedDict, total=False):
@@ -113,7 +113,7 @@ class ReductionPlan(NamedTuple):
         return before + self.shift - (sum([dim < before for dim in self.dims]) if self.gone else 0)
 
 
-class Collapsing(Leaves, Naming):
+class ReductionBase(Leaves, Naming):
     """The mechanism behind `Reducing`, whose methods say what the arguments mean."""
 
     def _reduced(
@@ -141,74 +141,74 @@ class Collapsing(Leaves, Naming):
             return over_features(how)
         return along(how, keepdim, self._dims(dim))
 
-    def _by_level(self, way: ReductionPlan) -> Self:
-        """The same structure with all leaves replaced by what `way` gives for those of each level.
+    def _by_level(self, plan: ReductionPlan) -> Self:
+        """The same structure with all leaves replaced by what `plan` gives for those of each level.
 
         An error of torch is raised again with the key of the leaf in front.
         """
         try:
-            return self._collapsed(way)
+            return self._reduced_by(plan)
         except StackError:
             raise
         except TORCH_ERRORS as error:
-            raise _blamed(self, way, error, ()) from error
+            raise _naming_entry(self, plan, error, ()) from error
 
-    def _collapsed(self, way: ReductionPlan) -> Self:
+    def _reduced_by(self, plan: ReductionPlan) -> Self:
         own = self._batch_size
         try:
             # A copy, since a lazy stack makes its entries on reading.
             entries = dict(self._entries)
         except StackError:
-            return self._collapsed_apart(way)
-        apply = way.apply
+            return self._reduced_by_members(plan)
+        apply = plan.apply
         if is_flat(entries):
             entries = dict(zip(entries, apply(list(entries.values()), len(own)) if entries else ()))
         else:
             leaves = [value for value in entries.values() if not isinstance(value, Contract)]
             results = iter(apply(leaves, len(own)) if leaves else ())
             for name, value in entries.items():
-                if isinstance(value, Collapsing):
-                    entries[name] = value._collapsed(way)
+                if isinstance(value, ReductionBase):
+                    entries[name] = value._reduced_by(plan)
                 elif not isinstance(value, Contract):
                     entries[name] = next(results)
-        size, names = way.after(own, self._names)
+        size, names = plan.after(own, self._names)
         return self._build(entries, size, self._device, names)
 
-    def _collapsed_apart(self, way: ReductionPlan) -> Self:
-        """`_collapsed` for a lazy stack with an entry that cannot be stacked: along other dims each member by itself.
+    def _reduced_by_members(self, plan: ReductionPlan) -> Self:
+        """`_reduced_by` for a lazy stack with an entry that cannot be stacked: along other dims each member by itself.
 
         Raises:
             StackError: the reduction runs along the stack dim, or the entry is not a tensor in every member.
         """
         members = [member for member, _ in self._paired(self) or ()]
         at: int = self.stack_dim
-        if at in way.dims or (way.along is None and any(_is_mixed(members, name) for name in self._outline())):
+        if at in plan.dims or (plan.along is None and any(_is_mixed(members, name) for name in self._outline())):
             # Reading says what is wrong.
             dict(self._entries)
-        if way.along is None:
-            return self._whole_apart(way)
-        inner, name = way.inside(at), self._names[at] if self._names else None
-        parts = [member._collapsed(inner) for member in members]
+        if plan.along is None:
+            return self._whole_apart(plan)
+        inner, name = plan.inside(at), self._names[at] if self._names else None
+        parts = [member._reduced_by(inner) for member in members]
         made: Any = registry.lookup("LazyStackedTensorDict")
-        stack: Self = made(*parts, stack_dim=way.stack_dim(at), stack_dim_name=name)
+        stack: Self = made(*parts, stack_dim=plan.stack_dim(at), stack_dim_name=name)
         return stack
 
-    def _whole_apart(self, way: ReductionPlan) -> Self:
+    def _whole_apart(self, plan: ReductionPlan) -> Self:
         """The reduction of all elements of each entry, which the members have in different shapes."""
         lead = len(self._batch_size)
         entries: dict[str, Any] = {}
         for name, value in self._outline().items():
-            if isinstance(value, Collapsing):
-                entries[name] = value._collapsed(way)
+            if isinstance(value, ReductionBase):
+                entries[name] = value._reduced_by(plan)
                 continue
             leaves = self._leaves_of(name)
             ndim = 1 + max([leaf.dim() for leaf in leaves])
-            (entries[name],) = way.apply([row_of(leaves).view([1] * (ndim - 1) + [-1])], lead)
-        size, names = way.after(self._batch_size, self._names)
+            (entries[name],) = plan.apply([row_of(leaves).view([1] * (ndim - 1) + [-1])], lead)
+        size, names = plan.after(self._batch_size, self._names)
         return self._build(entries, size, self._device, names)
 
-    def _split_by_level(self, way: ReductionPlan) -> tuple[Self, Self]:
-        """`_by_level` where `way` gives pairs: a container of the first, and one of the second of each."""
+    def _split_by_level(self, plan: ReductionPlan) -> tuple[Self, Self]:
+        """`_by_level` where `plan` gives pairs: a container of the first, and one of the second of each."""
         seconds: list[Any] = []
 
         def collecting(apply: Apply) -> Apply:
@@ -219,10 +219,10 @@ class Collapsing(Leaves, Naming):
 
             return firsts
 
-        first = self._by_level(_with_apply(way, collecting))
+        first = self._by_level(_with_apply(plan, collecting))
         remaining = iter(seconds)
-        return first, self._collapsed(
-            _with_apply(way, lambda _: lambda leaves, lead: [next(remaining) for _ in leaves])
+        return first, self._reduced_by(
+            _with_apply(plan, lambda _: lambda leaves, lead: [next(remaining) for _ in leaves])
         )
 
     # --- one tensor of all leaves -----------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Collapsing(Leaves, Naming):
                 return combine(torch.stack([op(leaf) for leaf in _dense(leaves)]))  # type: ignore[no-any-return]
             return op(row_of(leaves))  # type: ignore[no-any-return]
         except TORCH_ERRORS as error:
-            raise _blamed(self, _for_each(op), error, ()) from error
+            raise _naming_entry(self, _for_each(op), error, ()) from error
 
     def _over_all_features(self, how: Reduction) -> Tensor:
         """`how` over the feature elements of all leaves; a lazy stack that cannot stack them asks its members."""
@@ -257,7 +257,7 @@ class Collapsing(Leaves, Naming):
         try:
             return op(joined, *args)
         except TORCH_ERRORS as error:
-            raise _blamed(self, _for_each(op), error, ()) from error
+            raise _naming_entry(self, _for_each(op), error, ()) from error
 
     def _end_to_end(self, dim: int) -> Tensor:
         """All leaves, which must have the same shape, concatenated along a batch dim."""
@@ -321,11 +321,11 @@ def _as_before(size: torch.Size, names: Names | None) -> tuple[torch.Size, Names
     return size, names
 
 
-def _with_apply(way: ReductionPlan, change: Callable[[Apply], Apply]) -> ReductionPlan:
+def _with_apply(plan: ReductionPlan, change: Callable[[Apply], Apply]) -> ReductionPlan:
     """A reduction that goes the same way and does something else to the leaves."""
-    made = way.along
-    return way._replace(
-        apply=change(way.apply), along=None if made is None else lambda dims: _with_apply(made(dims), change)
+    made = plan.along
+    return plan._replace(
+        apply=change(plan.apply), along=None if made is None else lambda dims: _with_apply(made(dims), change)
     )
 
 
@@ -526,7 +526,7 @@ def with_keys(node: TreeT, key_transform: KeyTransform | None) -> TreeT:
                 raise _key_taken(parent, name)
         if last in holder._entries:
             raise _key_taken(last, name)
-        holder._entries[last] = with_keys(value, key_transform) if isinstance(value, Collapsing) else value
+        holder._entries[last] = with_keys(value, key_transform) if isinstance(value, ReductionBase) else value
     return result
 
 
@@ -548,24 +548,24 @@ def _is_mixed(members: Sequence[Any], name: str) -> bool:
     return len({member._node(name) is None for member in members}) > 1
 
 
-def _blamed(node: Any, way: ReductionPlan, error: Exception, path: Path) -> Exception:
-    """`error`, raised on some leaf on this way, with the key of that leaf in front."""
+def _naming_entry(node: Any, plan: ReductionPlan, error: Exception, path: Path) -> Exception:
+    """`error`, raised on some leaf by this plan, with the key of that leaf in front."""
     lead = len(node._batch_size)
     try:
         entries = dict(node._entries)
     except StackError:
-        inner = way.inside(node.stack_dim)
-        named = [_blamed(member, inner, error, path) for member, _ in node._paired(node) or ()]
+        inner = plan.inside(node.stack_dim)
+        named = [_naming_entry(member, inner, error, path) for member, _ in node._paired(node) or ()]
         return next((found for found in named if found is not error), error)
     for name, value in entries.items():
         inside = (*path, name)
         if isinstance(value, Contract):
-            found = _blamed(value, way, error, inside)
+            found = _naming_entry(value, plan, error, inside)
             if found is not error:
                 return found
             continue
         try:
-            list(way.apply([value], lead))
+            list(plan.apply([value], lead))
         except TORCH_ERRORS as again:
             return named_error(again, inside)
     return error
