@@ -45,8 +45,8 @@ from tensordict.core.settings import (
     set_list_to_stack,
 )
 from tensordict.io.tree import print_directory_tree
-from tensordict.memory.datasets import _NUMPY as TORCH_TO_NUMPY_DTYPE_DICT
-from tensordict.memory.datasets import _TORCH as NUMPY_TO_TORCH_DTYPE_DICT
+from tensordict.memory.stored_tensors import _NUMPY as TORCH_TO_NUMPY_DTYPE_DICT
+from tensordict.memory.stored_tensors import _TORCH as NUMPY_TO_TORCH_DTYPE_DICT
 from tensordict.ops.assertions import assert_allclose_td, assert_close
 from tensordict.ops.converting import LinkedList
 from tensordict.ops.duplicates import isin, remove_duplicates

@@ -166,15 +166,15 @@ def test_rows_of_archives_and_consolidated_files_are_views(tmp_path: pathlib.Pat
 def test_nothing_is_put_together_in_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are written in pieces of at most 16 MiB, whatever all of them take."""
     largest = 0
-    joined = columns._Joined.__getitem__
+    joined = columns._Joined.read
 
-    def watched(self: Any, selection: Any) -> Any:
+    def watched(self: Any, selection: Any, dtype: Any) -> Any:
         nonlocal largest
-        array = joined(self, selection)
+        array = joined(self, selection, dtype)
         largest = max(largest, array.nbytes)
         return array
 
-    monkeypatch.setattr(columns._Joined, "__getitem__", watched)
+    monkeypatch.setattr(columns._Joined, "read", watched)
     stack = rows(lambda n: TensorDict(a=torch.zeros(n << 20)), (4, 3, 2, 5))
     stack.memmap(tmp_path / "x")
     assert 0 < largest <= 16 << 20

@@ -424,7 +424,7 @@ HDF5: dict[str, dict[str, Any]] = {"contiguous": {}, "chunks": {"chunks": 1, "co
 @settings(max_examples=8 * settings().max_examples)
 @given(data=st.data())
 def test_damaged_hdf5_files_are_refused_or_read(layout: str, worker: Worker, data: st.DataObject) -> None:
-    """In another process, as libhdf5 is not proof against everything: see `memory/attributes.py`."""
+    """In another process, as libhdf5 is not proof against everything: see `io/stores/hdf5.py`."""
     folder = pathlib.Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     try:
         path = folder / "save"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -29,7 +30,8 @@ from tensordict import (
     lazy_stack,
 )
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io import hdf5
+from tensordict.io.stores.entries import problems
+from tensordict.io.stores.hdf5 import File
 
 ROOT = pathlib.Path(__file__).parents[2]
 SAMPLE = pathlib.Path("/work/shared/format/samples/simple.h5")
@@ -82,6 +84,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def problems_of(path: Any) -> list[str]:
+    with contextlib.closing(File.open(path, "r")) as file:
+        return list(problems(file.root))
 
 
 def test_looking_reads_no_tensors(data: Any, reads: list[int]) -> None:
@@ -287,9 +294,9 @@ def test_memmap_and_back(data: Any, source: TensorDict, tmp_path: pathlib.Path) 
     assert (mapped == source).all() and (data.memmap() == source).all()
     with mapped.to_h5(tmp_path / "again.h5", chunks=4, compression="gzip") as again:
         assert (again == source).all()
-        assert again._group["a"].chunks == (4, 3) and again._group["b/c"].compression == "gzip"
+        assert again._group.object["a"].chunks == (4, 3) and again._group.object["b/c"].compression == "gzip"
         again["new"] = torch.zeros(20)
-        assert again._group["new"].chunks == (4,)
+        assert again._group.object["new"].chunks == (4,)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -309,9 +316,9 @@ def test_failing_writes_change_nothing(data: Any, source: TensorDict) -> None:
 
 
 def test_replacing(data: Any) -> None:
-    kept = data._group["a"].id
+    kept = data._group.object["a"].id
     data["a"] = torch.zeros(20, 3, dtype=torch.int64)
-    assert data._group["a"].id == kept, "written into the dataset that is there"
+    assert data._group.object["a"].id == kept, "written into the dataset that is there"
     data["a"] = torch.zeros(20, 4)
     assert data["a"].shape == (20, 4) and data["a"].dtype is torch.float32
     data["a"] = {"x": torch.ones(20)}
@@ -392,7 +399,7 @@ def test_modes(path: str, tmp_path: pathlib.Path) -> None:
     with PersistentTensorDict(filename=path, mode="w", batch_size=[2], compression="gzip") as data:
         data["a"] = torch.ones(2, 2)
         data["n", "s"] = torch.tensor([1, 2])
-        assert data._group["a"].compression == "gzip"
+        assert data._group.object["a"].compression == "gzip"
     with pytest.raises(FileExistsError, match="data.h5"):
         PersistentTensorDict(filename=path, mode="x")
     with PersistentTensorDict(filename=path, mode="a", batch_size=[2]) as data:
@@ -535,7 +542,7 @@ def test_groups_in_themselves(path: str) -> None:
         file["a/b/again"] = file["a"]
     with pytest.raises(SaveError, match="nested in itself"):
         TensorDict.from_h5(path)
-    assert any("nested in itself" in line for line in hdf5.problems(path))
+    assert any("nested in itself" in line for line in problems_of(path))
 
 
 @pytest.mark.parametrize(
@@ -553,12 +560,12 @@ def test_groups_in_themselves(path: str) -> None:
 )
 def test_attributes_that_do_not_add_up(source: TensorDict, path: str, name: str, value: Any) -> None:
     source.to_h5(path).close()
-    assert list(hdf5.problems(path)) == []
+    assert list(problems_of(path)) == []
     with h5py.File(path, "r+") as file:
         file.attrs[name] = value
     with pytest.raises(SaveError, match=r"data\.h5"):
         TensorDict.from_h5(path)
-    assert list(hdf5.problems(path))
+    assert list(problems_of(path))
 
 
 @pytest.mark.parametrize("noted", ["float8_e4m3fn", "nonsense", 3])
@@ -568,7 +575,7 @@ def test_dtypes_that_do_not_add_up(path: str, noted: Any) -> None:
         file["x"].attrs["_dtype"] = noted
     with pytest.raises(SaveError, match="'x'"):
         TensorDict.from_h5(path)
-    assert len(list(hdf5.problems(path))) == 1
+    assert len(list(problems_of(path))) == 1
 
 
 @pytest.mark.parametrize("content", ["{", '{"%tuple": 3}', "[" * 100_000])
@@ -670,7 +677,7 @@ def test_sample() -> None:
             and data["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
             and data["b", "c"].tolist() == [1, 1]
         )
-    assert list(hdf5.problems(SAMPLE)) == []
+    assert list(problems_of(SAMPLE)) == []
 
 
 def test_values_follow_the_batch_size(path: str) -> None:

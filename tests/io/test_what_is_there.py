@@ -22,7 +22,7 @@ import torch
 import tensordict
 from tensordict import PersistentTensorDict, TensorDict, pack_memmap, unpack_memmap
 from tensordict.core.errors import SaveError
-from tensordict.io import hdf5
+from tensordict.io.stores import entries
 from tensordict.memory import files
 
 Path = pathlib.Path
@@ -353,7 +353,7 @@ def test_what_fails_half_way_leaves_what_is_there(
 
         return wrapped
 
-    monkeypatch.setattr(hdf5, "fill", failing(hdf5.fill))
+    monkeypatch.setattr(entries, "fill", failing(entries.fill))
     for name in ("create", "write_tensor", "write_row", "allocate", "write_bytes", "write_new", "write_file"):
         monkeypatch.setattr(files, name, failing(getattr(files, name)))
     failures = 0

@@ -16,9 +16,13 @@ from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
-from tensordict.io import hdf5, pickled
+from tensordict.io import pickled
 from tensordict.io.forms import face_class
-from tensordict.memory.datasets import Stored
+from tensordict.io.stores import entries as stored_entries
+from tensordict.io.stores.backends import backend_of
+from tensordict.io.stores.entries import noted_class, noted_names, noted_size
+from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Text
+from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -95,8 +99,7 @@ class PersistentTensorDict(OnDisk):
         validate_batch_size: bool = True,
         **kwargs: Any,
     ) -> None:
-        if backend != "h5":
-            raise ValueError(f"the backend is 'h5', got {backend!r}")
+        kind = backend_of(backend)
         if filename is None and (group is None or isinstance(group, str)):
             raise RuntimeError("a PersistentTensorDict needs a filename, or an h5py group, and not both")
         if filename is not None and group is not None and not isinstance(group, str):
@@ -104,39 +107,28 @@ class PersistentTensorDict(OnDisk):
                 "a PersistentTensorDict is made of a filename or of an h5py group, and not of both; "
                 "group may be the path of one in the file"
             )
-        if filename is None:
-            file = hdf5.File(group.file, group.file.mode)
-            found = group
-        else:
-            file = hdf5.File.open(filename, mode, self.LOCKING)
-            try:
-                found = _group_at(file, group or "/")
-            except BaseException:
-                file.close()
-                raise
-        self._open(file, found, (), (), hdf5.checked_options(kwargs), None if device is None else as_device(device))
+        options = kind.checked_options(kwargs)
+        store, found = kind.over(group) if filename is None else (kind.open(filename, mode, locking=self.LOCKING), None)
         try:
+            found = found or store.group_at(group or "/")
+            self._open(found, (), options, None if device is None else as_device(device))
             self._adopt_size(None if batch_size is None else as_size(batch_size), validate_batch_size)
         except BaseException:
             if filename is not None:
-                file.close()
+                store.close()
             raise
 
     def _open(
-        self,
-        file: hdf5.File,
-        group: Any,
-        path: Path,
-        above: tuple[int, ...],
-        options: Mapping[str, Any],
-        device: torch.device | None,
+        self, group: Group, above: tuple[int, ...], options: Mapping[str, Any], device: torch.device | None
     ) -> None:
-        self._file = file
+        self._store = group.store
         self._group = group
-        self._path = path
-        self._lineage = hdf5.check_lineage(file, group, path, above)
+        # The addresses of the groups that it is nested in, which it must not hold.
+        self._lineage = stored_entries.lineage_of(group, above)
         self._options = dict(options)
-        self._slots: dict[str, hdf5.Slot] = {}
+        # What names stood for when they were looked up, and the containers over groups, which are made once.
+        self._items: dict[str, Item] = {}
+        self._nested: dict[str, tuple[Item, Any]] = {}
         if device is not None:
             self._device = device
         self._size = torch.Size(())
@@ -144,8 +136,8 @@ class PersistentTensorDict(OnDisk):
 
     def _adopt_size(self, size: torch.Size | None, check: bool) -> None:
         """Take over the batch size and names that are noted in the file, or this batch size, which is noted there."""
-        noted = hdf5.noted_size(self._group, self._path, self._file)
-        names = hdf5.noted_names(self._group, self._path, self._file)
+        noted = noted_size(self._group)
+        names = noted_names(self._group)
         self._size = noted if size is None and noted is not None else size or torch.Size(())
         self._dim_names = _fitting(names, self._size)
         if check:
@@ -155,17 +147,18 @@ class PersistentTensorDict(OnDisk):
 
     def _check_shapes(self) -> None:
         for name in self._listed():
-            slot = self._slot(name)
-            self._check_shape(slot)
-            if slot.kind == hdf5.NODE:
-                self._child_of(slot)._check_shapes()
+            item = self._item(name)
+            if isinstance(item, Group):
+                self._over_group(name, item)._check_shapes()
+            else:
+                self._check_shape(item)
 
-    def _check_shape(self, slot: hdf5.Slot) -> None:
+    def _check_shape(self, item: Item) -> None:
         size = self._size
-        if slot.kind == hdf5.LEAF and slot.shape[: len(size)] != size:
+        if isinstance(item, ArrayItem) and item.shape[: len(size)] != size:
             raise SaveError(
-                f"entry {joined(slot.key)!r} of the HDF5 file {self._file.name!r} has shape {list(slot.shape)}, "
-                f"which does not begin with the batch size {list(size)}"
+                f"entry {joined(item.key)!r} of the {self._store.kind} {self._store.name!r} has shape "
+                f"{list(item.shape)}, which does not begin with the batch size {list(size)}"
             )
 
     # --- the file -----------------------------------------------------------------------------------------------------
@@ -186,9 +179,8 @@ class PersistentTensorDict(OnDisk):
         where: dict[str, Any] = {"group": source} if hasattr(source, "file") else {"filename": source, "mode": mode}
         self = cls(**where, batch_size=batch_size, device=device, validate_batch_size=False, **(options or {}))
         try:
-            noted = hdf5.noted_size(self._group, (), self._file)
-            if batch_size is None and (auto_batch_size or noted is None):
-                with self._file.unnoted():
+            if batch_size is None and (auto_batch_size or noted_size(self._group) is None):
+                with self._store.unnoted():
                     self.auto_batch_size_(batch_dims)
             self._check_shapes()
             return self._with_face()
@@ -199,13 +191,13 @@ class PersistentTensorDict(OnDisk):
 
     def _with_face(self) -> Any:
         """This container, as the tensorclass that was saved if one was."""
-        name = hdf5.noted_class(self._group, self._path, self._file)
+        name = noted_class(self._group)
         if name is None:
             return self
         cls = face_class(name)
         unknown = sorted(set(self._listed()) - cls.__expected_keys__)
         if unknown:
-            raise SaveError(f"{joined(self._path)!r} is saved as a {name}, which has no fields {unknown}")
+            raise SaveError(f"{joined(self._group.key)!r} is saved as a {name}, which has no fields {unknown}")
         return cls._over(self)
 
     @classmethod
@@ -246,8 +238,7 @@ class PersistentTensorDict(OnDisk):
             >>> data["b", "c"]
             tensor([3., 4.])
         """
-        if backend != "h5":
-            raise ValueError(f"the backend is 'h5', got {backend!r}")
+        backend_of(backend)
         plain = registry.lookup("TensorDict")
         if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
             batch_size = input_dict._batch_size
@@ -291,7 +282,7 @@ class PersistentTensorDict(OnDisk):
         """
         if newfile is None:
             return super().clone(recurse, **kwargs)
-        if os.path.exists(newfile) and os.path.samefile(newfile, self._file.name):
+        if os.path.exists(newfile) and os.path.samefile(newfile, self._store.name):
             raise SaveError(f"the container is in {os.fspath(newfile)!r} itself: pass the name of another file")
         result = self.to_h5(newfile, **{**self._options, **kwargs})
         result._wrapped_container()._device = self._device
@@ -308,7 +299,7 @@ class PersistentTensorDict(OnDisk):
             >>> data = TensorDict(a=torch.zeros(2)).to_h5(f"{folder.name}/data.h5")
             >>> data.close()
         """
-        self._file.close()
+        self._store.close()
 
     def __enter__(self) -> Self:
         """Open a block at whose end the file is closed; after an operation that can be undone, one that undoes it."""
@@ -317,15 +308,13 @@ class PersistentTensorDict(OnDisk):
         return super().__enter__()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._file.check()
-        self._file.flush()
-        if self._group.name is None:
-            raise SaveError("this group was taken out of its HDF5 file, so it cannot be pickled by the path of that")
+        self._store.check()
+        self._store.flush()
         return {
-            "filename": self._file.name,
-            "mode": self._file.mode,
-            "group": self._group.name,
-            "path": self._path,
+            "filename": self._store.name,
+            "mode": self._store.mode,
+            "group": self._group.path,
+            "path": self._group.key,
             "options": self._options,
             "size": self._size,
             "names": self._dim_names,
@@ -340,14 +329,14 @@ class PersistentTensorDict(OnDisk):
             for container in nested:
                 # Open for reading, while the file may have to be opened for writing.
                 container.close()
-        file = hdf5.File.open(state["filename"], state["mode"], self.LOCKING)
+        store = backend_of(state.get("backend", "h5")).open(state["filename"], state["mode"], locking=self.LOCKING)
         try:
-            self._open(file, _group_at(file, state["group"]), state["path"], (), state["options"], state["device"])
+            self._open(store.group_at(state["group"], state["path"]), (), state["options"], state["device"])
             self._size, self._dim_names = state["size"], state["names"]
             if foreign:
                 self._check_shapes()
         except BaseException:
-            file.close()
+            store.close()
             raise
         if state["locked"]:
             self._lock_tree()
@@ -373,122 +362,116 @@ class PersistentTensorDict(OnDisk):
         self._note()
 
     def _note(self) -> None:
-        """Have the file say the batch size and the names, when it can be written to."""
-        if self._file.is_open and self._file.mode != "r" and self._file.notes:
-            hdf5.note(self._group, self._size, self._dim_names)
+        """Have the store say the batch size and the names, when it can be written to."""
+        store = self._store
+        if store.is_open and store.mode != "r" and store.notes:
+            stored_entries.note(self._group, self._size, self._dim_names)
 
     # --- the entries --------------------------------------------------------------------------------------------------
 
     def _listed(self) -> list[str]:
-        self._file.check()
-        return hdf5.names_of(self._group)
+        self._store.check()
+        return self._group.names()
 
-    def _slot(self, name: str) -> hdf5.Slot:
-        """What a name stands for in the file; a `KeyError` when there is no such entry."""
+    def _item(self, name: str) -> Item:
+        """What a name stands for in the store; a `KeyError` when there is no such entry."""
         if not isinstance(name, str):
             raise KeyError(name)
-        slots = self._slots
-        known = slots.get(name)
-        found = hdf5.looked_up(self._file, self._group, name, (*self._path, name), known)
-        if found is not known:
-            slots[name] = found
+        found = self._items[name] = self._group.find(name, self._items.get(name))
         return found
 
     def _target(self, name: str) -> Any:
         """An entry, a tensor not being read."""
-        slot = self._slot(name)
-        if slot.kind == hdf5.LEAF:
-            return slot.stored(self._device)
-        if slot.kind == hdf5.NODE:
-            return self._node_of(slot)
-        if slot.kind == hdf5.VALUE:
-            holder = hdf5.value_of(slot, self._size, self._device, self._dim_names)
+        item = self._item(name)
+        if isinstance(item, ArrayItem):
+            return item.tensor(self._device)
+        if isinstance(item, Group):
+            return self._node_over(name, item)
+        if isinstance(item, Text):
+            holder = stored_entries.value_of(item, self._size, self._device, self._dim_names)
             if self._locked:
                 holder._lock_tree()
             return holder
-        raise slot.refusal()
+        assert isinstance(item, Other)
+        raise item.refusal()
 
-    def _node_of(self, slot: hdf5.Slot) -> Any:
-        if slot.held is None:
-            slot.held = self._child_of(slot)._with_face()
-        return slot.held
+    def _node_over(self, name: str, group: Group) -> Any:
+        known, node = self._nested.get(name, (None, None))
+        if known is not group:
+            node = self._over_group(name, group)._with_face()
+            self._nested[name] = group, node
+        return node
 
-    def _child_of(self, slot: hdf5.Slot) -> PersistentTensorDict:
+    def _over_group(self, name: str, group: Group) -> PersistentTensorDict:
         """The nested container over a group, without the face of a tensorclass."""
-        if slot.held is not None:
-            return slot.held._wrapped_container()  # type: ignore[no-any-return]
+        if name in self._nested and self._nested[name][0] is group:
+            return self._nested[name][1]._wrapped_container()  # type: ignore[no-any-return]
         child = object.__new__(PersistentTensorDict)
-        child._open(self._file, slot.object, slot.key, self._lineage, self._options, self._device)
-        noted = hdf5.noted_size(slot.object, slot.key, self._file)
+        child._open(group, self._lineage, self._options, self._device)
+        noted = noted_size(group)
         lead = len(self._size)
         child._size = self._size if noted is None or noted[:lead] != self._size else noted
-        names = hdf5.noted_names(slot.object, slot.key, self._file)
-        child._dim_names = _fitting(names, child._size)
+        child._dim_names = _fitting(noted_names(group), child._size)
         return child
 
     def _holds(self, name: str) -> bool:
         try:
-            self._slot(name)
+            self._item(name)
         except KeyError:
             return False
         return True
 
     def _put(self, entries: Mapping[str, Any]) -> None:
         """Write entries, all of them or none."""
-        file, group = self._file, self._group
-        file.check_writable()
-        written: list[tuple[Any, Tensor]] = []
-        links: dict[str, Any] = {}
+        group = self._group
+        self._store.check_writable()
+        written: list[tuple[ArrayItem, Tensor]] = []
+        links: dict[str, Item] = {}
         for name, value in entries.items():
-            key = (*self._path, name)
-            hdf5.link_name(name, key)
-            dataset = self._reusable(name, value, key)
-            if dataset is None:
-                links[name] = hdf5.made(file, group, value, self._options, key, self._lineage)
+            key = (*group.key, name)
+            group.check_name(name)
+            array = self._reusable(name, value, key)
+            if array is None:
+                links[name] = stored_entries.made(group, value, self._options, key, self._lineage)
             else:
-                written.append((dataset, value))
-        for dataset, value in written:
-            with file.named(self._path):
-                hdf5.fill(dataset, value)
+                written.append((array, value))
+        for array, value in written:
+            stored_entries.fill(array, value)
         for name, made in links.items():
-            link = hdf5.link_name(name, ())
-            if link in group:
-                del group[link]
-            group[link] = made
-            self._slots.pop(name, None)
+            group.put(name, made)
+            self._items.pop(name, None)
 
-    def _reusable(self, name: str, value: Any, key: Path) -> Any:
-        """The dataset of this name when a tensor of its shape and dtype takes its place, and nothing else has it."""
-        if isinstance(value, (Contract, Stored)) or not self._holds(name):
+    def _reusable(self, name: str, value: Any, key: Path) -> ArrayItem | None:
+        """The array of this name when a tensor of its shape and dtype takes its place, and nothing else has it."""
+        if isinstance(value, (Contract, StoredTensor)) or not self._holds(name):
             return None
-        slot = self._slot(name)
-        if slot.kind != hdf5.LEAF or slot.dtype is not value.dtype or slot.shape != value.shape:
+        item = self._item(name)
+        if not isinstance(item, ArrayItem) or item.dtype is not value.dtype or item.shape != value.shape:
             return None
-        hdf5.checked_leaf(value, key)
-        return slot.object if hdf5.is_single(slot.object) else None
+        stored_entries.check_leaf(value, key)
+        return item if item.has_one_name else None
 
     def _drop(self, name: str) -> None:
-        self._slot(name)
-        self._file.check_writable()
-        del self._group[hdf5.link_name(name, ())]
-        self._slots.pop(name, None)
+        self._item(name)
+        self._group.delete(name)
+        self._items.pop(name, None)
 
     def _sketch(self, name: str) -> Any:
         try:
-            slot = self._slot(name)
+            item = self._item(name)
         except KeyError:
             raise SaveError(
-                f"the HDF5 file {self._file.name!r} is broken: it lists {joined((*self._path, name))!r}, which is not "
-                "there"
+                f"the {self._store.kind} {self._store.name!r} is broken: it lists "
+                f"{joined((*self._group.key, name))!r}, which is not there"
             ) from None
-        if slot.kind == hdf5.ODD:
+        if isinstance(item, Other):
             # It is listed, and what it is can be seen; reading it is an error.
-            return registry.lookup("NonTensorData")._of(f"<{slot.why}>", self._size, self._device)
+            return registry.lookup("NonTensorData")._of(f"<{item.why}>", self._size, self._device)
         return super()._sketch(name)
 
     def __repr__(self) -> str:
         """As that of any container; reads no tensors."""
-        return super().__repr__() if self._file.is_open else f"PersistentTensorDict(closed file {self._file.name!r})"
+        return super().__repr__() if self._store.is_open else f"PersistentTensorDict(closed file {self._store.name!r})"
 
 
 class _UnreadFile(Twin, PersistentTensorDict):
@@ -509,23 +492,6 @@ def _close(container: Any) -> None:
 def _fitting(names: Names | None, size: torch.Size) -> Names | None:
     """Names that are noted, where they are some and of this batch size."""
     return names if names is not None and len(names) == len(size) and any(names) else None
-
-
-def _group_at(file: hdf5.File, path: str) -> Any:
-    """The group at a path in a file.
-
-    Raises:
-        KeyError: there is none.
-    """
-    group = file.root
-    walked: Path = ()
-    for part in filter(None, path.split("/")):
-        walked = (*walked, part)
-        slot = hdf5.looked_up(file, group, hdf5.entry_name(part), walked, None)
-        if slot.kind != hdf5.NODE:
-            raise KeyError(f"{path!r} is no group of the HDF5 file {file.name!r}")
-        group = slot.object
-    return group
 
 
 registry.speak_for(PersistentTensorDict, (OnDisk,))

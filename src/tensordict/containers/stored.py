@@ -15,7 +15,7 @@ from tensordict.core import context, pytree, registry
 from tensordict.core.contract import Contract, EntryStore, Names
 from tensordict.core.indexing import leaf_index
 from tensordict.core.keys import Path, path_of
-from tensordict.memory.datasets import Rows, Stored, in_memory
+from tensordict.memory.stored_tensors import Rows, StoredTensor, in_memory
 from tensordict.ops.reading import AS_SET
 from tensordict.ops.writes import Write
 
@@ -104,7 +104,7 @@ class OnDisk(GivesTensorDicts):
         raise NotImplementedError
 
     def _target(self, name: str) -> Any:
-        """An entry; in the place of a tensor in the file a `Stored`. A `KeyError` when there is none."""
+        """An entry; in the place of a tensor in the file a `StoredTensor`. A `KeyError` when there is none."""
         raise NotImplementedError
 
     def _put(self, entries: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ class OnDisk(GivesTensorDicts):
             if key not in leaves or not isinstance(value, Tensor):
                 continue
             current = self._unread_at(path_of(key))
-            if type(current) is Stored and current.shape == value.shape and current.dtype is value.dtype:
+            if type(current) is StoredTensor and current.shape == value.shape and current.dtype is value.dtype:
                 fitting.add(key)
                 if not torch.equal(current, value):
                     current.copy_(value)
@@ -294,16 +294,17 @@ class _Indexed:
     def __init__(self, fn: itemgetter[Any], size: torch.Size) -> None:
         self.fn = fn
         reduced: Any = fn.__reduce__()
-        self.rows = Rows.of(reduced[1][0], size[0]) if size else None
+        # Worked out once for all leaves.
+        self.rows = Rows.of_index(reduced[1][0], size[0]) if size else None
 
     def __call__(self, leaf: Any) -> Any:
         if self.rows is not None and _is_stored(leaf) and leaf.is_whole():
-            return self.rows.read(leaf)
+            return leaf.read_rows(self.rows)
         return in_memory(self.fn(leaf))
 
 
 def _is_stored(value: Any) -> bool:
-    return type(value) is Stored
+    return type(value) is StoredTensor
 
 
 def _itself(leaf: Any) -> Any:

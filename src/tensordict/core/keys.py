@@ -73,6 +73,11 @@ def joined(path: Path) -> Key:
     return path[0] if len(path) == 1 else path
 
 
+def entry_of(path: Path) -> str:
+    """What an error about an entry begins with; nothing for the container itself."""
+    return f"entry {joined(path)!r}: " if path else ""
+
+
 def canonical(key: object) -> Key:
     """As :func:`unravel_key`, for a key that has to be one: anything else is a `TypeError`."""
     return joined(path_of(key))

@@ -21,7 +21,7 @@ from tensordict.io.archive_reader import Archive
 from tensordict.io.archive_writer import Part, part, write_compressed, write_stored
 from tensordict.io.commit import JOURNAL, Created, StagingFolder
 from tensordict.io.detect import refuse_other
-from tensordict.io.directory import Plan, SaveOptions, meta_of, plan_files
+from tensordict.io.directory import FolderOptions, Plan, meta_of, plan_files
 from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import as_json, is_meta
@@ -89,7 +89,7 @@ def wants_archive(prefix: PathLike | None, archive: bool | None, compression: st
 
 
 def plan_archive(
-    container: Contract, prefix: PathLike, options: SaveOptions, compression: str | int | None = None
+    container: Contract, prefix: PathLike, options: FolderOptions, compression: str | int | None = None
 ) -> Callable[[], Any]:
     """Check everything that can be checked before a byte is written; what is returned does the rest.
 
@@ -120,7 +120,7 @@ def _parts(plan: Plan, start: int, like: bool) -> Iterator[Part]:
         yield part(leaf.path[start:], leaf.key, nbytes, leaf.tensor, like and not leaf.always)
 
 
-def _save(container: Contract, parts: list[Part], path: str, options: SaveOptions, how: Compression) -> Any:
+def _save(container: Contract, parts: list[Part], path: str, options: FolderOptions, how: Compression) -> Any:
     """Write the archive, load it, and only then put it in its place."""
     if (there := _reopened(container, path, options)) is not None:
         return there
@@ -143,7 +143,7 @@ def _save(container: Contract, parts: list[Part], path: str, options: SaveOption
     return saved
 
 
-def _reopened(container: Contract, path: str, options: SaveOptions) -> Any:
+def _reopened(container: Contract, path: str, options: FolderOptions) -> Any:
     """What is saved there, for a save without content, which leaves it as it is; `None` when there is nothing."""
     if not options.like or options.overwrite or not os.path.lexists(path):
         return None
@@ -154,7 +154,7 @@ def _reopened(container: Contract, path: str, options: SaveOptions) -> Any:
     return reopening.opened(container, path, load)
 
 
-def _check(options: SaveOptions) -> Callable[[str], None] | None:
+def _check(options: FolderOptions) -> Callable[[str], None] | None:
     """What refuses to replace a file that is no archive of tensors.
 
     `None` with `overwrite`, and for a save without content, which opens what is there instead of replacing it.
@@ -380,33 +380,22 @@ def unpack_memmap(
         total = sum(entry.size for entry in archive.entries.values())
         shown = stack.enter_context(Progress("unpacking", total)) if progress else None
         for folder in sorted(archive.folders()):
-            site.created.folder(site.at(f"{root}/{folder}"))
+            site.make_folder(f"{root}/{folder}")
         content = [entry for entry in archive.entries.values() if entry.name != META and not entry.name.endswith("/")]
-        jobs = [
-            partial(_unpack_entry, archive, entry, site.at(f"{root}/{entry.name}"), site, shown) for entry in content
-        ]
+        jobs = [partial(_unpack_entry, archive, entry, f"{root}/{entry.name}", site, shown) for entry in content]
         files.run_all(jobs, num_threads)
         site.commit(archive.read(f"{archive.path}/{META}"))
     return pathlib.Path(prefix)
 
 
-def _unpack_entry(archive: Archive, entry: Entry, target: str, site: StagingFolder, shown: Progress | None) -> None:
-    try:
-        fd = files.create(target)
-        site.created.files.append(target)
-        try:
-            done = 0
-            for piece in archive.pieces(entry):
-                files.write_bytes(fd, piece, done)
-                done += len(piece)
-                if shown is not None:
-                    shown.add(len(piece))
-            if site.durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise files.named_os_error(error, "write the file", target) from error
+def _unpack_entry(archive: Archive, entry: Entry, path: str, site: StagingFolder, shown: Progress | None) -> None:
+    with site.new_file(path) as fd:
+        done = 0
+        for piece in archive.pieces(entry):
+            files.write_bytes(fd, piece, done)
+            done += len(piece)
+            if shown is not None:
+                shown.add(len(piece))
 
 
 def _check_space(archive: Archive, root: str) -> None:

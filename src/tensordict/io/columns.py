@@ -8,11 +8,10 @@ rows are all of one shape, as one tensor), and become the members again when the
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,8 +20,8 @@ from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import Path
-from tensordict.memory.datasets import Stored, as_array, stored_dtype
 from tensordict.memory.mapped import FileSource, MemoryMappedTensor, _wrap
+from tensordict.memory.stored_tensors import Selection, StoredTensor, as_array, stored_dtype
 
 # Stacks of fewer members are stored as the reference has them, member by member, so that it reads them as stacks too.
 FEW = 4
@@ -84,7 +83,7 @@ def is_ragged(leaf: Any) -> bool:
 def file_of(leaf: Any) -> str | None:
     """The path of the file that a leaf, or a part of it, is mapped from; `None` when there is none."""
     flat = leaf.flat if isinstance(leaf, Column) else leaf
-    parts = flat.source.parts if type(flat) is Stored and isinstance(flat.source, _Joined) else [flat]
+    parts = flat.array.parts if type(flat) is StoredTensor and isinstance(flat.array, _Joined) else [flat]
     sources = (part._source for part in parts if isinstance(part, MemoryMappedTensor))
     return next((source.path for source in sources if isinstance(source, FileSource)), None)
 
@@ -198,18 +197,18 @@ def _column(leaves: list[Tensor], key: Path) -> Any:
     try:
         if len(set(shapes)) == 1:
             shape = (len(leaves), *shapes[0])
-            return Stored.of(_Joined(leaves, shape), dtype, shape, None, key)
+            return StoredTensor.of(_Joined(leaves, shape), dtype, None, key)
         if dtype in _NO_ROWS:
             raise _UnlikeError
         source = _Joined(leaves, None)
     except UnsupportedEntryError:
         raise _UnlikeError from None
-    flat = Stored.of(source, dtype, source.shape, None, key)
+    flat = StoredTensor.of(source, dtype, None, key)
     return Column(flat, torch.tensor(shapes, dtype=torch.int64))
 
 
 class _Joined:
-    """Tensors as one, in the place of a dataset: what is read of it is put together of the parts that it touches.
+    """Tensors as one `Array`: what is read of it is put together of the parts that it touches.
 
     Args:
         parts: the tensors, on any device.
@@ -223,20 +222,16 @@ class _Joined:
         # Where each part ends along the first dim.
         self.ends = list(itertools.accumulate(lengths))
         self.shape = (self.ends[-1],) if shape is None else shape
-        self.dtype = stored_dtype(parts[0].dtype)[0]
+        stored_dtype(parts[0].dtype)
 
     def check(self) -> None:
         """The parts are always there."""
 
-    def dataset(self) -> _Joined:
-        """What is indexed for the elements."""
-        return self
+    def write(self, selection: Selection, values: Any) -> NoReturn:
+        """Not possible."""
+        raise UnsupportedEntryError("tensors that are joined to be saved are not written to")
 
-    def named(self, key: Path) -> Any:
-        """The errors of tensors need no names."""
-        return contextlib.nullcontext()
-
-    def __getitem__(self, selection: tuple[Any, ...]) -> Any:
+    def read(self, selection: Selection, dtype: Any) -> Any:
         first, *rest = selection or (slice(None),)
         rows = range(self.shape[0])[first] if isinstance(first, slice) else range(first, first + 1)
         low, high = bisect.bisect_right(self.ends, rows[0]), bisect.bisect_right(self.ends, rows[-1])

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path
 from tensordict.io.forms import BEHIND_FACE
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
 from tensordict.io.source import FOLDERS
@@ -127,6 +128,24 @@ class StagingFolder:
         """Where `path`, which lies in the root, is until the commit."""
         return self.folder + path[len(self.root) :]
 
+    def make_folder(self, path: str, key: Path = ()) -> None:
+        """Make the folder that is to be `path`."""
+        with files.naming("create the folder", path, key):
+            self.created.folder(self.at(path))
+
+    @contextlib.contextmanager
+    def new_file(self, path: str, key: Path = ()) -> Iterator[int]:
+        """The descriptor of a new file, which is to be `path`; it is synced and closed at the end of the block."""
+        with files.naming("write the file", path, key):
+            fd = files.create(self.at(path))
+            self.created.files.append(self.at(path))
+            try:
+                yield fd
+                if self.durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+
     def __enter__(self) -> StagingFolder:
         try:
             self._open()
@@ -190,10 +209,8 @@ class StagingFolder:
         if not os.access(self._real, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "the folder holds a save and may not be written to", self.root)
         beside = path_beside(self._real)
-        try:
+        with files.naming(f"build what replaces {self.root!r} beside it, as", beside):
             os.mkdir(beside)
-        except OSError as error:
-            raise files.named_os_error(error, f"build what replaces {self.root!r} beside it, as", beside) from error
         self.folder = beside
         self._locks.enter_context(locked(beside))
         if (new := os.stat(beside)).st_gid != status.st_gid or new.st_uid != status.st_uid:
@@ -232,10 +249,8 @@ class StagingFolder:
             files.sync_folder(beside)
         _moves(real, beside)
         current = _current_folder_in(real, beside)
-        try:
+        with files.naming("replace the folder", self.root):
             _swap(beside, real)
-        except OSError as error:
-            raise files.named_os_error(error, "replace the folder", self.root) from error
         try:
             _carry(beside, real)
         except BaseException:

@@ -18,7 +18,7 @@ from tensordict.io.columns import taken
 from tensordict.io.describe import Compressed, LeafSpec, entries_of
 from tensordict.io.forms import Form
 from tensordict.io.meta import DTYPES
-from tensordict.memory.datasets import in_memory
+from tensordict.memory.stored_tensors import in_memory
 
 # The pieces in which elements are read; a comparison takes a few times as much memory.
 _PIECE = 8 << 20

@@ -31,16 +31,17 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, joined
+from tensordict.io import checked
 from tensordict.io.checksums import Recorded
 from tensordict.io.columns import Column, is_ragged
 from tensordict.io.detect import refuse_other
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, from_form, to_form
-from tensordict.io.meta import DTYPES, is_countable, leaf_spec
+from tensordict.io.meta import DTYPES, leaf_spec
 from tensordict.io.structure import SIZES, Complain, Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.values import plain
-from tensordict.io.writing import Row
+from tensordict.io.writing import Row, SaveOptions
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.flat_buffers import ALIGN, Block, Layout, fresh
 from tensordict.memory.mapped import PathLike
@@ -54,24 +55,11 @@ CHECKSUMS = "checksums"
 SEPARATOR = "\x1f"
 # More JSON than this is taken for a sign that the length is made up. A million tensors need about 200 MiB.
 _MOST_JSON = 1 << 30
-_MAX_DIMS = 64
 # What the reference is told of a dtype that it does not know.
 _AS_BYTES = "torch.uint8"
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class SaveOptions:
-    """How to save; see `TensorDict.consolidate`."""
-
-    num_threads: int = 0
-    durable: bool = False
-    buffer: bool = False
-    checksum: str = ""
-    progress: bool = False
-    overwrite: bool = False
 
 
 class Plan:
@@ -116,31 +104,29 @@ class Plan:
         start = self.layout.add(tensor)
         return [str(tensor.dtype), list(tensor.shape), start, start + tensor.numel() * tensor.itemsize]
 
-    def write(self, filename: PathLike, options: SaveOptions) -> Tensor:
+    def write(self, filename: PathLike, options: SaveOptions, buffer: bool = False) -> Tensor:
         """Write the file in one step: a reader sees the old one or the new one.
 
         Returns:
-            the storage of the tensors: the file, mapped; with `options.buffer`, memory from which it was written.
+            the storage of the tensors: the file, mapped; with `buffer`, memory from which it was written.
 
         Raises:
             SaveError: another process or thread is saving there, or there is a file that is no consolidated container.
             OSError: the file cannot be written; what was there before stays.
         """
-        storage = fresh(self.layout.nbytes) if options.buffer else None
+        storage = fresh(self.layout.nbytes) if buffer else None
         if storage is not None:
             self.layout.fill(Block(storage), options.num_threads)
         tensors, places = self._row(storage)
         row = Row(tensors, options.checksum)
         check = None if options.overwrite else _refuse_other
         with Target(filename, durable=options.durable, check=check) as target:
-            try:
+            with files.naming("write the file", target.path):
                 row.write(target.fd, 0, options.num_threads, options.progress)
                 checksums = row.checksums()
                 files.write_bytes(target.fd, self._end([checksums[at] for at in places if checksums]), self.payload)
                 if storage is None:
                     storage = file_maps.shared_bytes_of(target.fd, self.layout.nbytes, target.path)
-            except OSError as error:
-                raise files.named_os_error(error, "write the file", target.path) from error
             target.commit()
         return storage
 
@@ -521,10 +507,10 @@ def _checked(span: Any, name: str, separator: str, end: int) -> int:
     dtype, shape, start, stop = span
     if type(dtype) is not str or dtype not in DTYPES:
         raise SaveError(f"{_entry(name, separator)}its dtype {dtype!r:.80} is unknown")
-    if type(shape) is not list or len(shape) > _MAX_DIMS or not all(type(n) is int and 0 <= n < 2**63 for n in shape):
-        raise SaveError(f"{_entry(name, separator)}its shape is {shape!r:.80} and no list of ints")
-    if not is_countable(shape):
-        raise SaveError(f"{_entry(name, separator)}its shape {shape!r:.80} is larger than that of a tensor can be")
+    try:
+        checked.shape(shape)
+    except ValueError as error:
+        raise SaveError(f"{_entry(name, separator)}{error}") from None
     if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= end:
         raise SaveError(f"{_entry(name, separator)}it is said to be at {start!r:.30} to {stop!r:.30} of {end} bytes")
     itemsize = DTYPES[dtype].itemsize

@@ -18,12 +18,13 @@ from torch import Tensor
 from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
-from tensordict.core.keys import Path, joined
-from tensordict.io import hdf5
+from tensordict.core.keys import Path, entry_of
 from tensordict.io.archive_reader import Archive
 from tensordict.io.columns import Column
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUES, Form, face_problem, to_form
 from tensordict.io.source import Source
+from tensordict.io.stores.entries import noted_class
+from tensordict.io.stores.store import ArrayItem, Group, Text
 from tensordict.io.structure import Complain
 from tensordict.io.zipping import STORED
 from tensordict.memory.names import LEAF_SUFFIX, TABLE_SUFFIX
@@ -117,8 +118,7 @@ def described(form: Form, entries: Mapping[str, Any], key: Path = ()) -> Form:
     if isinstance(inner, Form):
         form = replace(form, batch_size=inner.batch_size, device=inner.device, names=inner.names)
     if problem := _problem(form, outlines):
-        where = f"entry {joined(key)!r}: " if key else ""
-        raise SaveError(f"{where}the {form.kind} that was stored does not add up: {problem}")
+        raise SaveError(f"{entry_of(key)}the {form.kind} that was stored does not add up: {problem}")
     return replace(form, entries=outlines)
 
 
@@ -144,20 +144,20 @@ def outline_of_h5(data: Any, complain: Complain | None = None) -> Form:
             if (found := complain(error)) is not None:
                 entries[name] = found
     form = Form(DICT, data._batch_size, names=data._names, entries=entries)
-    name = hdf5.noted_class(data._group, data._path, data._file)
+    name = noted_class(data._group)
     return form if name is None else Form(name, form.batch_size, names=form.names, entries={BEHIND_FACE: form})
 
 
 def _entry_of_h5(data: Any, name: str, complain: Complain | None) -> Form | LeafSpec:
-    slot = data._slot(name)
-    if slot.kind == hdf5.NODE:
-        return outline_of_h5(data._child_of(slot), complain)
-    if slot.kind == hdf5.LEAF:
-        data._check_shape(slot)
-        return leaf_spec(slot.stored(None))
-    if slot.kind == hdf5.VALUE:
-        return outline(data._target(name), slot.key)
-    return Form(VALUES[0], data._batch_size, value=Unreadable(slot.why))
+    item = data._item(name)
+    if isinstance(item, Group):
+        return outline_of_h5(data._over_group(name, item), complain)
+    if isinstance(item, ArrayItem):
+        data._check_shape(item)
+        return leaf_spec(item.tensor(None))
+    if isinstance(item, Text):
+        return outline(data._target(name), item.key)
+    return Form(VALUES[0], data._batch_size, value=Unreadable(item.why))
 
 
 def leaf_spec(leaf: Tensor | Column | Compressed) -> LeafSpec:

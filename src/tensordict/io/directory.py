@@ -35,7 +35,7 @@ from tensordict.io.meta import (
 )
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS
-from tensordict.io.writing import LeafFile, WriteOptions
+from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
 from tensordict.memory import files
 from tensordict.memory.mapped import (
     FileSource,
@@ -61,16 +61,13 @@ _SCALAR = torch.Size(())
 
 
 @dataclass(slots=True)
-class SaveOptions:
-    """How to save; see `TensorDict.memmap`."""
+class FolderOptions(SaveOptions):
+    """How to save to a folder, or an archive of its files."""
 
     copy_existing: bool = False
     existsok: bool = True
-    num_threads: int = 0
     robust: bool = True
     like: bool = False
-    # Replace whatever is there: otherwise `like` opens a save, and a file that belongs to no save is an error.
-    overwrite: bool = False
     inplace: bool = False
     # Whether values that JSON cannot hold may be pickled.
     allow_pickle: bool = False
@@ -78,11 +75,6 @@ class SaveOptions:
     share_values: bool = False
     # Whether what is planned goes into an archive, which is always a new file: what lies at its path does not count.
     archive: bool = False
-    # Have everything reach the disk before the save takes its place.
-    durable: bool = False
-    # The algorithm of the checksums of leaves; none when empty.
-    checksum: str = ""
-    progress: bool = False
     # Ragged leaves of the same lengths have the same offsets in the saved container.
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
@@ -156,7 +148,7 @@ class Plan:
     nodes: list[_Node]
 
 
-def plan_save(container: Contract, prefix: PathLike | None, options: SaveOptions) -> Callable[[], Any]:
+def plan_save(container: Contract, prefix: PathLike | None, options: FolderOptions) -> Callable[[], Any]:
     """Check everything that can be checked before a byte is written; what is returned does the rest.
 
     Raises:
@@ -169,7 +161,7 @@ def plan_save(container: Contract, prefix: PathLike | None, options: SaveOptions
     return partial(_save_directory, plan.root, pathlib.Path(os.fspath(prefix or "")), plan.leaves, plan.nodes, options)
 
 
-def plan_files(container: Contract, folder: str, options: SaveOptions) -> Plan:
+def plan_files(container: Contract, folder: str, options: FolderOptions) -> Plan:
     """What the folders and files of a save under the absolute path `folder` are; nothing is written.
 
     Raises:
@@ -187,7 +179,7 @@ def _plan_node(
     container: Any,
     key: Path,
     folder: str,
-    options: SaveOptions,
+    options: FolderOptions,
     leaves: list[_Leaf],
     nodes: list[_Node],
     outer: torch.Size = _SCALAR,
@@ -243,7 +235,7 @@ def _present(folder: str, key: Path) -> Container[str]:
         raise files.named_os_error(error, "save into the folder", folder, key) from error
 
 
-def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptions, present: Container[str]) -> _Leaf:
+def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: FolderOptions, present: Container[str]) -> _Leaf:
     if is_ragged(value):
         return _plan_ragged(name, value, key, folder, options, present)
     if not isinstance(value, Tensor):
@@ -279,13 +271,13 @@ def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: SaveOptio
     return leaf
 
 
-def _check_way(leaf: _Leaf, options: SaveOptions, present: Container[str]) -> None:
+def _check_way(leaf: _Leaf, options: FolderOptions, present: Container[str]) -> None:
     if not options.existsok and leaf.path.rpartition("/")[2] in present:
         raise SaveError(f"entry {joined(leaf.key)!r}: {leaf.path!r} already exists; pass existsok=True to replace it")
 
 
 def _plan_ragged(
-    name: str, value: Any, key: Path, folder: str, options: SaveOptions, present: Container[str]
+    name: str, value: Any, key: Path, folder: str, options: FolderOptions, present: Container[str]
 ) -> _Ragged:
     if isinstance(value, Tensor) and value.is_meta:
         raise SaveError(f"entry {joined(key)!r} is ragged and on the meta device, without rows that could be saved")
@@ -335,7 +327,7 @@ def _was_replaced(tensor: MemoryMappedTensor, source: FileSource, path: str) -> 
 # --- anonymous memory -------------------------------------------------------------------------------------------------
 
 
-def _save_anonymous(root: _Node, leaves: list[_Leaf], options: SaveOptions) -> Any:
+def _save_anonymous(root: _Node, leaves: list[_Leaf], options: FolderOptions) -> Any:
     """Copy all leaves into shared anonymous memory."""
     jobs: list[Callable[[], None]] = []
     small: list[tuple[_Leaf, int]] = []
@@ -359,7 +351,9 @@ def _save_anonymous(root: _Node, leaves: list[_Leaf], options: SaveOptions) -> A
     return _finish(root, None, options)
 
 
-def _place(leaf: _Leaf, block: SharedBlock, offset: int, options: SaveOptions, jobs: list[Callable[[], None]]) -> None:
+def _place(
+    leaf: _Leaf, block: SharedBlock, offset: int, options: FolderOptions, jobs: list[Callable[[], None]]
+) -> None:
     leaf.result = block.tensor(leaf.tensor.dtype, leaf.tensor.shape, offset)
     if leaf.always or not options.like:
         jobs.append(partial(files.write_tensor, block.fd, leaf.tensor, offset))
@@ -369,7 +363,7 @@ def _place(leaf: _Leaf, block: SharedBlock, offset: int, options: SaveOptions, j
 
 
 def _save_directory(
-    root: _Node, prefix: pathlib.Path, leaves: list[_Leaf], nodes: list[_Node], options: SaveOptions
+    root: _Node, prefix: pathlib.Path, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
 ) -> Any:
     """Write everything new, map it, and only then put it in the place of what was there."""
     if not options.checksum and not options.durable and _is_saved(leaves, nodes):
@@ -388,10 +382,7 @@ def _save_directory(
             if (there := _reopened(root, prefix, options)) is not None:
                 return there
         for node in nodes:
-            try:
-                site.created.folder(site.at(node.folder))
-            except OSError as error:
-                raise files.named_os_error(error, "create the folder", node.folder, node.key) from error
+            site.make_folder(node.folder, node.key)
         for leaf in leaves:
             leaf.target = site.at(leaf.path)
             if leaf.result is not None and not (site.replaces and _link(leaf, leaf.result)):
@@ -410,20 +401,21 @@ def _save_directory(
                 moving.append(leaf)
             if options.checksum and not file.zero:
                 leaf.spec[TABLE_CHECKSUM if leaf.always else CHECKSUM] = file.checksum()
-        for node in nodes:
-            _write_pickle(node, site)
-        for node in reversed(nodes[1:]):
-            _write_node_meta(node, site)
-        try:
+        for node in reversed(nodes):
+            if node.held is not None and node.held.pickle_file:
+                with site.new_file(f"{node.folder}/{node.held.pickle_file}", node.key) as fd:
+                    files.write_bytes(fd, node.held.pickled)
+            if node is not root:
+                with site.new_file(f"{node.folder}/{META}", node.key) as fd:
+                    files.write_bytes(fd, as_json(meta_of(node)))
+        with files.naming("write the file", f"{root.folder}/{META}", root.key):
             site.commit(as_json(meta_of(root)))
-        except OSError as error:
-            raise files.named_os_error(error, "write the file", f"{root.folder}/{META}", root.key) from error
         for leaf in moving if site.replaces else ():
             _moved(leaf)
     return _finish(root, prefix, options)
 
 
-def _reopened(root: _Node, prefix: pathlib.Path, options: SaveOptions) -> Any:
+def _reopened(root: _Node, prefix: pathlib.Path, options: FolderOptions) -> Any:
     """What is saved there, for a save without content, which leaves it as it is; `None` when there is nothing."""
     if not options.like or options.overwrite or not os.path.lexists(f"{root.folder}/{META}"):
         return None
@@ -434,7 +426,7 @@ def _reopened(root: _Node, prefix: pathlib.Path, options: SaveOptions) -> Any:
     return reopening.as_mapped(root.container, saved)
 
 
-def _exists(folder: str, options: SaveOptions) -> SaveError:
+def _exists(folder: str, options: FolderOptions) -> SaveError:
     doing = "open" if options.like else "replace"
     return SaveError(f"{folder!r} holds a save already; pass existsok=True to {doing} it")
 
@@ -459,7 +451,7 @@ def _files_of(start: int, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[s
             yield f"{node.folder}/{node.held.pickle_file}"[start:]
 
 
-def _check_what_is_there(site: StagingFolder, leaves: list[_Leaf], nodes: list[_Node], options: SaveOptions) -> None:
+def _check_what_is_there(site: StagingFolder, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions) -> None:
     """Refuse what cannot be replaced, before anything is written."""
     if not options.existsok and os.path.lexists(f"{site.root}/{META}"):
         raise _exists(site.root, options)
@@ -493,7 +485,7 @@ def _bytes_to_write(leaves: list[_Leaf]) -> int:
     return sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None)
 
 
-def _leaf_file(leaf: _Leaf, options: SaveOptions, means: WriteOptions) -> LeafFile:
+def _leaf_file(leaf: _Leaf, options: FolderOptions, means: WriteOptions) -> LeafFile:
     zero = options.like and not leaf.always
     return LeafFile(leaf.key, leaf.tensor, leaf.path, leaf.target, means, zero, leaf.result is not None)
 
@@ -516,32 +508,10 @@ def meta_of(node: _Node) -> dict[str, Any]:
     return node_meta(node.form, specs)
 
 
-def _write_pickle(node: _Node, site: StagingFolder) -> None:
-    """Write the pickle of a value that JSON cannot hold."""
-    if node.held is None or not node.held.pickle_file:
-        return
-    path = f"{node.folder}/{node.held.pickle_file}"
-    try:
-        site.created.files.append(site.at(path))
-        files.write_new(site.at(path), node.held.pickled, site.durable)
-    except OSError as error:
-        raise files.named_os_error(error, "write the file", path, node.key) from error
-
-
-def _write_node_meta(node: _Node, site: StagingFolder) -> None:
-    """Write the meta.json of a nested folder, which is new."""
-    path = f"{node.folder}/{META}"
-    try:
-        site.created.files.append(site.at(path))
-        files.write_new(site.at(path), as_json(meta_of(node)), site.durable)
-    except OSError as error:
-        raise files.named_os_error(error, "write the file", path, node.key) from error
-
-
 # --- the container afterwards -----------------------------------------------------------------------------------------
 
 
-def _finish(root: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
+def _finish(root: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
     """The memory-mapped, locked container: the planned one itself when saving in place, else a new one."""
     container = (_in_place if options.inplace else _rebuilt)(root, prefix, options)
     if not container._locked:
@@ -549,7 +519,7 @@ def _finish(root: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> A
     return container
 
 
-def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
+def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
         if isinstance(entry, _Leaf):
@@ -573,7 +543,7 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> 
     return old._rewrap(container) if viewed else container  # a typed view of a stack, stored as the stack
 
 
-def _in_place(node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
+def _in_place(node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
     container = node.container
     if node.form.kind == UNBATCHED:
         # A tensor cannot change its memory: the entry is replaced.
@@ -607,7 +577,7 @@ def _adopt(container: Any, saved: Any) -> None:
     container._device = _CPU
 
 
-def _memmapped(container: Any, node: _Node, prefix: pathlib.Path | None, options: SaveOptions) -> Any:
+def _memmapped(container: Any, node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
     container._is_memmap = True
     container._memmap_prefix = prefix
     if node.held is not None and (prefix is not None or options.share_values):

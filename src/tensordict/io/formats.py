@@ -9,12 +9,13 @@ from typing import Any
 from tensordict.core import registry
 from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError
-from tensordict.io import consolidated, hdf5, safetensors
+from tensordict.io import consolidated, safetensors
 from tensordict.io.archive_reader import Archive
 from tensordict.io.describe import Packed, described, left_pickled, outline_of_h5
 from tensordict.io.detect import detect_format
 from tensordict.io.forms import DICT, Form
 from tensordict.io.loading import LoadOptions, load_directory
+from tensordict.io.stores.entries import noted_size
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
 
@@ -125,10 +126,10 @@ def _opened_h5(path: PathLike, lenient: bool) -> Any:
     """The container over an HDF5 file, without the face of a tensorclass."""
     # Its outline is checked entry by entry.
     data = registry.lookup("PersistentTensorDict")(filename=path, validate_batch_size=False)
-    if hdf5.noted_size(data._group, (), data._file) is None:
+    if noted_size(data._group) is None:
         # Of another program: the batch size is what the tensors have in common, as when it is loaded.
         try:
-            with data._file.unnoted():
+            with data._store.unnoted():
                 data.auto_batch_size_()
         except SaveError:
             # What is broken is told entry by entry.

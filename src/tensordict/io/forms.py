@@ -16,7 +16,7 @@ from torch import Tensor
 from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of
 from tensordict.io import columns
 
 DICT, LAZY, UNBATCHED = "TensorDict", "LazyStackedTensorDict", "UnbatchedTensor"
@@ -64,6 +64,8 @@ class Form:
         return self.kind not in KINDS
 
 
+# --- making and putting together --------------------------------------------------------------------------------------
+
 # Makes a container of its form and its entries: `from_form`, or what makes something else of them.
 Build = Callable[[Form, Mapping[str, Any], Path], Any]
 
@@ -73,7 +75,7 @@ def to_form(container: Any, key: Path = (), unread: bool = False, ragged_columns
 
     Args:
         key: what errors name.
-        unread: of a container over a file, give tensors that are read when they are used (`memory/datasets.py`).
+        unread: of a container over a file, give tensors that are read when they are used (`memory/stored_tensors.py`).
         ragged_columns: give ragged lazy stacks by columns, where their members are alike.
 
     Raises:
@@ -90,8 +92,7 @@ def to_form(container: Any, key: Path = (), unread: bool = False, ragged_columns
     container = inner  # of a face that is stored as what is behind it
     kind = getattr(container, "_stored_as", type(container).__name__)
     if kind not in KINDS:
-        entry = f"entry {joined(key)!r}: " if key else ""
-        raise UnsupportedEntryError(f"{entry}a {kind} cannot be stored; to_tensordict() gives what can")
+        raise UnsupportedEntryError(f"{entry_of(key)}a {kind} cannot be stored; to_tensordict() gives what can")
     form = Form(kind, container._batch_size, container._device, container._names)
     if kind == UNBATCHED:
         form.entries = {OWN: container.as_subclass(Tensor)}
@@ -150,8 +151,7 @@ def is_typed(container: Any) -> bool:
 def _members(stack: Any, key: Path) -> dict[str, Any]:
     store = stack._entries
     if store.hook_in is not None or store.hook_out is not None:
-        entry = f"entry {joined(key)!r}: " if key else ""
-        raise UnsupportedEntryError(f"{entry}a lazy stack with hooks cannot be stored: call densify() first")
+        raise UnsupportedEntryError(f"{entry_of(key)}a lazy stack with hooks cannot be stored: call densify() first")
     return {str(position): member for position, member in enumerate(store.containers)}
 
 
@@ -167,10 +167,9 @@ def from_form(form: Form, entries: Mapping[str, Any], key: Path = ()) -> Any:
     try:
         return _put_together(form, entries)
     except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}" if key else str(error)) from None
+        raise UnsupportedEntryError(f"{entry_of(key)}{error}") from None
     except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
-        where = f"entry {joined(key)!r}: " if key else ""
-        raise SaveError(f"{where}the {form.kind} that was stored does not add up: {error}") from error
+        raise SaveError(f"{entry_of(key)}the {form.kind} that was stored does not add up: {error}") from error
 
 
 def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:

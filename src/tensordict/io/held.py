@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io.forms import VALUE_STACK, Form
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, read_node, value_meta, write_meta
 from tensordict.io.source import Source
@@ -53,16 +53,16 @@ def held(form: Form, outer: tuple[int, ...], key: Path, allow_pickle: bool, shar
         reason = str(error)
     except RecursionError:
         reason = "a value that is nested too deeply, or in itself, has no form in JSON"
-    entry = f"entry {joined(key)!r}: " if key else ""
     if not allow_pickle:
         raise UnsupportedEntryError(
-            f"{entry}{reason}. Pass allow_pickle=True to pickle it; it is then loaded with allow_pickle=True only"
+            f"{entry_of(key)}{reason}. Pass allow_pickle=True to pickle it; it is then loaded with allow_pickle=True "
+            "only"
         )
     stack = form.kind == VALUE_STACK
     try:
         content = pickle.dumps(form.value if stack else {"data": form.value})
     except Exception as error:  # What a value does when it is pickled is its own business.
-        raise UnsupportedEntryError(f"{entry}{reason}, and pickling it fails too: {error}") from error
+        raise UnsupportedEntryError(f"{entry_of(key)}{reason}, and pickling it fails too: {error}") from error
     name = STACK_PICKLE if stack else HOLDER_PICKLE
     return Held(value_meta(form, outer, shared, pickled=name), name, content)
 
@@ -78,28 +78,24 @@ def unpickle(source: Source, path: str, key: Path, stack: bool) -> Any:
     Raises:
         SaveError: it holds none.
     """
-    entry = f"entry {joined(key)!r}: " if key else ""
-    try:
+    with files.naming("read the file", path, key):
         content = source.read(path)
-    except OSError as error:
-        raise files.named_os_error(error, "read the file", path, key) from error
     try:
         found = pickle.loads(content)
     except Exception as error:  # Unpickling runs code of the save's choice, which may raise anything.
-        raise SaveError(f"{entry}{path} cannot be unpickled: {error}") from error
+        raise SaveError(f"{entry_of(key)}{path} cannot be unpickled: {error}") from error
     if stack:
         return found
     if not (isinstance(found, dict) and "data" in found):
-        raise SaveError(f"{entry}{path} holds a {type(found).__name__} and not a dict with 'data'")
+        raise SaveError(f"{entry_of(key)}{path} holds a {type(found).__name__} and not a dict with 'data'")
     return found["data"]
 
 
 def refuse_pickle(source: Source, path: str, key: Path, stack: bool) -> NoReturn:
     """Refuse to load a pickled value: what takes the place of `unpickle` unless the caller agreed to it."""
-    entry = f"entry {joined(key)!r}: " if key else ""
     raise UnsupportedEntryError(
-        f"{entry}the value is pickled, in {path}, and loading a pickle may run any code: pass allow_pickle=True if you "
-        "trust who wrote it"
+        f"{entry_of(key)}the value is pickled, in {path}, and loading a pickle may run any code: pass "
+        "allow_pickle=True if you trust who wrote it"
     )
 
 
@@ -142,14 +138,12 @@ class Place:
     def _write(self, meta: dict[str, Any], key: Path) -> None:
         if not (self.stands() and os.access(self.folder, os.W_OK)):
             return
-        try:
+        with files.naming("write the value", f"{self.folder}/{META}", key):
             # The time in full resolution: the clock of the file system may give two writes the same.
             write_meta(self.folder, meta, time.time_ns())
             for name in (HOLDER_PICKLE, STACK_PICKLE):
                 if os.path.lexists(f"{self.folder}/{name}"):
                     os.unlink(f"{self.folder}/{name}")
-        except OSError as error:
-            raise files.named_os_error(error, "write the value", f"{self.folder}/{META}", key) from error
 
 
 @dataclass(slots=True, frozen=True)
@@ -165,9 +159,8 @@ class PlaceInList(Place):
             UnsupportedEntryError: JSON cannot hold it, or the list is pickled.
         """
         if form.kind == VALUE_STACK:
-            entry = f"entry {joined(key)!r}: " if key else ""
             raise UnsupportedEntryError(
-                f"{entry}there is one value for each member of the saved lazy stack, not several"
+                f"{entry_of(key)}there is one value for each member of the saved lazy stack, not several"
             )
         held(form, (), key, False)
         return lambda: self._put(form, key)

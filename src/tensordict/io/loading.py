@@ -15,7 +15,7 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.keys import Path, entry_of, joined, path_of
 from tensordict.io.columns import Column, stacked_size
 from tensordict.io.commit import read_consistently
 from tensordict.io.forms import BEHIND_FACE, LAZY, VALUE_STACK, Build, Form, from_form
@@ -199,10 +199,9 @@ def _load_node(
         _fill_stack(form, node, entries)
     elif node.is_face:
         if not options.source.is_folder(f"{folder}/{BEHIND_FACE}"):
-            entry = f"entry {joined(key)!r}: " if key else ""
             raise UnsupportedEntryError(
-                f"{entry}{folder}/{META} is of a {node.kind}, which is neither a container that this version can load "
-                f"nor, without a folder {BEHIND_FACE!r}, a tensorclass"
+                f"{entry_of(key)}{folder}/{META} is of a {node.kind}, which is neither a container that this version "
+                f"can load nor, without a folder {BEHIND_FACE!r}, a tensorclass"
             )
         inner = _load_node(f"{folder}/{BEHIND_FACE}", shown / BEHIND_FACE, key, options, wanted, around)
         entries = {BEHIND_FACE: inner}

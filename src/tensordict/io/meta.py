@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
+from tensordict.io import checked
 from tensordict.io.forms import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Form
 from tensordict.io.source import FOLDERS, Source
 from tensordict.io.values import exact, plain, restored
@@ -60,7 +59,6 @@ _OWN_SIZE, _EXACT, _SHARED, _METADATA, _DATA = "_shape", "_exact", "_shared", "_
 # Of a lazy stack: how many members it has, so that leftovers are none of them, and the name that older writers keep.
 _COUNT, _DIM, _DIM_NAME = "_count", "stack_dim", "stack_dim_name"
 _TYPE_FORM = re.compile(r"<class '([\w.<>]+)'>")
-_MAX_DIMS = 64
 # The file beside meta.json when JSON cannot hold a value: of a holder, a pickled dict with the value at "data"; of a
 # stack, the pickled nested list of the values.
 HOLDER_PICKLE, STACK_PICKLE = "other.pickle", "pickle.pkl"
@@ -272,98 +270,107 @@ def read_node(folder: str, key: Path, source: Source = FOLDERS) -> Node:
         SaveError: when it is not one of this format.
     """
     meta = _read_json(folder, key, source)
-    bad = _Complaint(folder, key)
-    kind = _kind(meta, bad)
-    if kind in VALUES or kind == VALUE_STACK:
-        return _value_node(kind, meta, bad)
-    if kind == LAZY:
-        return _lazy_node(meta, bad)
-    if kind not in KINDS:
-        return Node(kind)
-    batch_size = _shape(meta.get(_SHAPE), "the batch size", bad)
-    node = Node(kind, batch_size, _device(meta.get(_DEVICE), bad))
-    if isinstance(meta.get(_STACK), list):
-        _read_columns(node, meta[_STACK], bad)
-    else:
-        _read_names(node, meta, bad)
-    listed = meta.get(_ENTRIES)
-    lead = () if kind == UNBATCHED else batch_size
-    for name, spec in meta.items():
-        if name in _RESERVED and not (name in (_NAMES, _ENTRIES, _STACK) and isinstance(spec, dict)):
-            continue
-        _read_entry(node, name, spec, lead, bad)
-    if isinstance(listed, list):
-        for pair in listed:
-            if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
-                raise bad(f"{_ENTRIES!r} is not a list of names and descriptions")
-            _read_entry(node, pair[0], pair[1], lead, bad)
+    try:
+        node, entries = _node(meta)
+    except ValueError as error:
+        raise _broken(folder, key, error) from error
+    lead = () if node.kind == UNBATCHED or node.batch_size is None else node.batch_size
+    if node.columns:
+        lead = (node.count or 0,)
+    for name, spec in entries:
+        try:
+            _read_entry(node, name, spec, lead)
+        except ValueError as error:
+            raise _broken(folder, (*key, name), error) from error
     return node
 
 
-def _read_columns(node: Node, stack: list[Any], bad: _Complaint) -> None:
-    """Make the node that of a lazy stack by columns."""
-    if len(stack) != 3 or type(stack[1]) is not list:
-        raise bad(f"{_STACK!r} is {stack!r:.80} and not a stack dim, a batch size and names")
-    dim, size, names = stack
-    _shape([0 if n == -1 else n for n in size], "the batch size of the stack", bad)
-    if type(dim) is not int or not 0 <= dim < len(size) or (size[dim],) != node.batch_size:
-        raise bad(f"its stack dim is {dim!r:.80}, of the batch size {size}, for {node.batch_size} members")
-    node.kind, node.batch_size, node.stack_dim, node.columns, node.count = LAZY, tuple(size), dim, True, size[dim]
-    node.names = None if names is None else _dim_names(names, len(size), bad)
+def _node(meta: dict[str, Any]) -> tuple[Node, list[tuple[str, Any]]]:
+    """What a meta.json says about its container, and the names and descriptions of the entries."""
+    kind = _kind(meta)
+    if kind in VALUES or kind == VALUE_STACK:
+        return _value_node(kind, meta), []
+    if kind == LAZY:
+        return _lazy_node(meta), []
+    if kind not in KINDS:
+        return Node(kind), []
+    batch_size = checked.sizes(meta.get(_SHAPE), "the batch size")
+    node = Node(kind, batch_size, checked.device(meta.get(_DEVICE)))
+    if isinstance(meta.get(_STACK), list):
+        _read_columns(node, meta[_STACK])
+    else:
+        node.names = _names_in(meta, len(batch_size))
+    entries = [
+        (name, spec)
+        for name, spec in meta.items()
+        if name not in _RESERVED or (name in (_NAMES, _ENTRIES, _STACK) and isinstance(spec, dict))
+    ]
+    listed = meta.get(_ENTRIES)
+    if isinstance(listed, list):
+        if len(apart := listed_apart(meta)) != len(listed):
+            raise ValueError(f"{_ENTRIES!r} is not a list of names and descriptions")
+        entries += apart
+    return node, entries
 
 
-def _lazy_node(meta: dict[str, Any], bad: _Complaint) -> Node:
-    node = Node(LAZY, stack_dim=_stack_dim(meta, bad))
-    if _COUNT in meta:
-        (node.count,) = _shape([meta[_COUNT]], "the number of members", bad)
-    if _OWN_SIZE in meta:
-        node.batch_size = _shape(meta[_OWN_SIZE], "the batch size", bad)
+def _names_in(meta: dict[str, Any], ndim: int | None) -> list[str | None] | None:
     names = meta.get(_NAMES)
-    if isinstance(names, list):
-        node.names = _dim_names(names, len(names), bad)
-    elif isinstance(meta.get(_DIM_NAME), str):
+    return checked.names(names, ndim) if isinstance(names, list) else None
+
+
+def _read_columns(node: Node, stack: list[Any]) -> None:
+    """Make the node that of a lazy stack by columns."""
+    if len(stack) != 3:
+        raise ValueError(f"{_STACK!r} is {stack!r:.80} and not a stack dim, a batch size and names")
+    size = checked.sizes(stack[1], "the batch size of the stack", -1)
+    dim = checked.dim(stack[0], len(size))
+    if (size[dim],) != node.batch_size:
+        raise ValueError(f"its stack dim is {dim}, of the batch size {list(size)}, for {node.batch_size} members")
+    node.kind, node.batch_size, node.stack_dim, node.columns, node.count = LAZY, size, dim, True, size[dim]
+    node.names = checked.names(stack[2], len(size))
+
+
+def _lazy_node(meta: dict[str, Any]) -> Node:
+    node = Node(LAZY, stack_dim=checked.dim(meta.get(_DIM)))
+    if _COUNT in meta:
+        (node.count,) = checked.sizes([meta[_COUNT]], "the number of members")
+    if _OWN_SIZE in meta:
+        node.batch_size = checked.sizes(meta[_OWN_SIZE], "the batch size")
+    node.names = _names_in(meta, None)
+    if node.names is None and isinstance(meta.get(_DIM_NAME), str):
         node.dim_name = meta[_DIM_NAME]
     return node
 
 
-def _value_node(kind: str, meta: dict[str, Any], bad: _Complaint) -> Node:
+def _value_node(kind: str, meta: dict[str, Any]) -> Node:
     stack = kind == VALUE_STACK
     own = meta if stack else meta.get(_METADATA)
     if not isinstance(own, dict):
         own = {}
-    node = Node(kind, stack_dim=_stack_dim(meta, bad) if stack else None, shared=own.get(_SHARED) is True)
+    node = Node(kind, stack_dim=checked.dim(meta.get(_DIM)) if stack else None, shared=own.get(_SHARED) is True)
     if _OWN_SIZE in own:
-        node.batch_size = _shape(own[_OWN_SIZE], "the batch size", bad)
-        _read_names(node, own, bad)
+        node.batch_size = checked.sizes(own[_OWN_SIZE], "the batch size")
+        node.names = _names_in(own, len(node.batch_size))
     if stack and meta.get(_DATA) == STACK_PICKLE:
         node.pickled = STACK_PICKLE
     elif _EXACT in own:
         try:
             node.value = restored(own[_EXACT])
         except (ValueError, RecursionError) as error:
-            raise bad(f"its value is broken: {error}") from error
+            raise ValueError(f"its value is broken: {error}") from error
     elif _DATA in meta:
         node.value = meta[_DATA]
     elif stack:
-        raise bad("it has no values")
+        raise ValueError("it has no values")
     else:
         node.pickled = HOLDER_PICKLE
     if stack and not node.pickled and type(node.value) is not list:
-        raise bad(f"its values are {node.value!r:.80} and not a list")
+        raise ValueError(f"its values are {node.value!r:.80} and not a list")
     return node
 
 
-class _Complaint:
-    """Makes the errors about one meta.json."""
-
-    def __init__(self, folder: str, key: Path) -> None:
-        self.folder = folder
-        self.key = key
-
-    def __call__(self, what: str, name: str | None = None) -> SaveError:
-        path = self.key if name is None else (*self.key, name)
-        entry = f"entry {joined(path)!r}: " if path else ""
-        return SaveError(f"{entry}{self.folder}/{META} is broken or of another format: {what}")
+def _broken(folder: str, key: Path, what: object) -> SaveError:
+    return SaveError(f"{entry_of(key)}{folder}/{META} is broken or of another format: {what}")
 
 
 def _read_json(folder: str, key: Path, source: Source) -> dict[str, Any]:
@@ -371,116 +378,67 @@ def _read_json(folder: str, key: Path, source: Source) -> dict[str, Any]:
     try:
         content = source.read(path)
     except SaveError as error:
-        raise SaveError(f"entry {joined(key)!r}: {error}" if key else str(error)) from None
+        raise SaveError(f"{entry_of(key)}{error}") from None
     except OSError as error:
         if error.errno == errno.ENOENT and not key:
             raise FileNotFoundError(error.errno, "no saved container here: there is no meta.json", path) from None
         raise files.named_os_error(error, "read the file", path, key) from error
-    bad = _Complaint(folder, key)
     try:
         meta = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise bad(f"it is not JSON ({error})") from error
+        raise _broken(folder, key, f"it is not JSON ({error})") from error
     if not isinstance(meta, dict):
-        raise bad(f"it holds a {type(meta).__name__} and not an object")
+        raise _broken(folder, key, f"it holds a {type(meta).__name__} and not an object")
     return meta
 
 
-def _kind(meta: dict[str, Any], bad: _Complaint) -> str:
+def _kind(meta: dict[str, Any]) -> str:
     """The kind of a class of this package, the full name of any other."""
     written = meta.get(_TYPE)
     if isinstance(written, str):
         match = _TYPE_FORM.fullmatch(written)
         if match is None:
-            raise bad(f"its class {written!r} has not the form \"<class '...'>\"")
+            raise ValueError(f"its class {written!r} has not the form \"<class '...'>\"")
         module, _, name = match[1].rpartition(".")
     elif isinstance(meta.get("_class"), str):
         module, _, name = meta["_class"].rpartition(":")
     else:
-        raise bad(f"it names no class ({_TYPE!r})")
+        raise ValueError(f"it names no class ({_TYPE!r})")
     return name if module.partition(".")[0] == "tensordict" and name in KINDS else f"{module}.{name}"
 
 
-def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...], bad: _Complaint) -> None:
+def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...]) -> None:
     if not isinstance(spec, dict):
         if name.startswith("_"):
             return
-        raise bad(f"its description is {spec!r}", name)
+        raise ValueError(f"its description is {spec!r}")
     dtype_name = spec.get("_dtype", spec.get("dtype"))
     if dtype_name is None:
         if isinstance(spec.get("type"), str):
             node.entries[name] = None
         elif not name.startswith("_"):
-            raise bad(f"its description {spec!r} is of neither a tensor nor a nested container", name)
+            raise ValueError(f"its description {spec!r} is of neither a tensor nor a nested container")
         return
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
-        raise bad(f"its dtype {dtype_name!r} is unknown", name)
-    shape = _shape(spec.get("shape"), "the shape", bad, name)
-    if not is_countable(shape):
-        raise bad(f"its shape {list(shape)} is larger than that of a tensor can be", name)
+        raise ValueError(f"its dtype {dtype_name!r} is unknown")
+    shape = checked.shape(spec.get("shape"))
     count = len(batch_size)
     if spec.get("is_nested"):
         if len(shape) != 2 or shape[:count] != batch_size[:1]:
-            raise bad(f"its table of sizes has shape {list(shape)}, in a batch of size {list(batch_size)}", name)
-        node.entries[name] = Leaf(dtype, shape, True, _row(spec.get(_ROW), shape[1], bad, name))
+            raise ValueError(f"its table of sizes has shape {list(shape)}, in a batch of size {list(batch_size)}")
+        node.entries[name] = Leaf(dtype, shape, True, _row(spec.get(_ROW), shape[1]))
         return
     if shape[:count] != batch_size:
-        raise bad(f"its shape {list(shape)} does not begin with the batch size {list(batch_size)}", name)
+        raise ValueError(f"its shape {list(shape)} does not begin with the batch size {list(batch_size)}")
     node.entries[name] = Leaf(dtype, shape)
 
 
-def _shape(value: Any, what: str, bad: _Complaint, name: str | None = None) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > _MAX_DIMS:
-        raise bad(f"{what} is {value!r:.80} and not a list of ints", name)
-    for size in value:
-        if type(size) is not int or not 0 <= size < 2**63:
-            raise bad(f"{what} is {value!r:.80} and not a list of non-negative ints", name)
-    return tuple(value)
-
-
-def is_countable(shape: Sequence[int]) -> bool:
-    """Whether torch can count in 63 bits what a shape takes. It counts the strides of tensors without elements, too."""
-    return math.prod([size or 1 for size in shape]) < 2**58
-
-
-def _row(value: Any, ndim: int, bad: _Complaint, name: str) -> tuple[int, ...] | None:
+def _row(value: Any, ndim: int) -> tuple[int, ...] | None:
     """The shape of the rows of a ragged tensor of the jagged layout; `None` for the strided one."""
     if value is None:
         return None
-    if type(value) is not list or len(value) != ndim or value.count(-1) != 1:
-        raise bad(f"the shape of its rows is {value!r:.80}, and not {ndim} ints of which one is -1", name)
-    _shape([0 if size == -1 else size for size in value], "the shape of its rows", bad, name)
-    return tuple(value)
-
-
-def _device(value: Any, bad: _Complaint) -> torch.device | None:
-    """The device of the loaded container: files are mapped on the CPU, whatever device they came from."""
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise bad(f"its device is {value!r}")
-    try:
-        torch.device(value)
-    except RuntimeError as error:
-        raise bad(f"its device {value!r} is unknown") from error
-    return torch.device("cpu")
-
-
-def _stack_dim(meta: dict[str, Any], bad: _Complaint) -> int:
-    dim = meta.get(_DIM)
-    if type(dim) is not int or not 0 <= dim < _MAX_DIMS:
-        raise bad(f"its {_DIM!r} is {dim!r:.80} and not the number of a dim")
-    return dim
-
-
-def _read_names(node: Node, meta: dict[str, Any], bad: _Complaint) -> None:
-    names = meta.get(_NAMES)
-    if isinstance(names, list):
-        node.names = _dim_names(names, len(node.batch_size or ()), bad)
-
-
-def _dim_names(names: list[Any], count: int, bad: _Complaint) -> list[str | None]:
-    if len(names) != count or not all(name is None or isinstance(name, str) for name in names):
-        raise bad(f"its dim names {names!r:.80} do not fit {count} batch dims")
-    return names
+    row = checked.sizes(value, "the shape of its rows", -1)
+    if len(row) != ndim or row.count(-1) != 1:
+        raise ValueError(f"the shape of its rows is {value!r:.80}, and not {ndim} ints of which one is -1")
+    return row

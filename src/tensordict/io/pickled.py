@@ -16,8 +16,9 @@ from torch import Tensor
 from tensordict.core import registry
 from tensordict.core.contract import Backing, Contract
 from tensordict.core.errors import SaveError
-from tensordict.io import consolidated, hdf5
+from tensordict.io import consolidated
 from tensordict.io.forms import DICT, LAZY, VALUE_STACK, VALUES, Form, face_problem, from_form
+from tensordict.io.stores.hdf5 import File
 from tensordict.io.translated import OWN_NAMES
 
 # An attribute of the reference's containers of one kind, which no state of ours has; in the order of precedence.
@@ -170,8 +171,8 @@ def of_file(cls: Any, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[An
         # "w" would empty the file.
         "mode": "r" if state.get("mode") == "r" else "r+",
         "group": group,
-        "path": tuple(map(hdf5.entry_name, filter(None, group.split("/")))),
-        "options": hdf5.checked_options(options),
+        "path": tuple(map(File.decoded, filter(None, group.split("/")))),
+        "options": File.checked_options(options),
         "size": size,
         "names": names,
         "device": device,

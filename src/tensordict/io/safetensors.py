@@ -19,14 +19,14 @@ from torch import Tensor
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, joined
+from tensordict.io import checked
 from tensordict.io.checksums import Recorded
 from tensordict.io.detect import refuse_other
 from tensordict.io.forms import DICT, Build, Form, from_form
-from tensordict.io.meta import is_countable
 from tensordict.io.progress import Progress
 from tensordict.io.structure import Complain, Described, once, restore
 from tensordict.io.target import Target
-from tensordict.io.writing import Row
+from tensordict.io.writing import Row, SaveOptions
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.mapped import PathLike, check_storable
 from tensordict.memory.names import local_path
@@ -42,7 +42,6 @@ _MAX_HEADER = 100_000_000
 # The data begins at a multiple of this, and so, larger elements first, every tensor at one of its element size.
 _ALIGN = 64
 _MAX_LEVELS = 200
-_MAX_DIMS = 64
 
 _NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -72,22 +71,10 @@ _PACKED = "F4"
 _AS_BYTES = {str(dtype): dtype for dtype in (torch.complex32, torch.complex128, torch.float4_e2m1fn_x2)}
 
 
-@dataclass(slots=True)
-class SaveOptions:
-    """How to save; see `TensorDict.to_safetensors`."""
-
-    separator: str = "."
-    num_threads: int = 0
-    durable: bool = False
-    checksum: str = ""
-    progress: bool = False
-    overwrite: bool = False
-
-
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def save(container: Contract, path: PathLike, options: SaveOptions) -> None:
+def save(container: Contract, path: PathLike, options: SaveOptions, separator: str = ".") -> None:
     """Write a container to one file, in one step: a reader sees the old file or the new one.
 
     Raises:
@@ -96,16 +83,14 @@ def save(container: Contract, path: PathLike, options: SaveOptions) -> None:
         UnsupportedEntryError: an entry cannot be stored; nothing has been written.
         OSError: the file cannot be written; what was there before stays.
     """
-    header, tensors = _header(Described(container, options.separator))
+    header, tensors = _header(Described(container, separator))
     row = Row(list(tensors.values()), options.checksum)
     # The checksums of nothing take as much room as those that will be known.
     content = _packed(header, list(tensors), row.checksums())
     with Target(path, durable=options.durable, check=None if options.overwrite else _refuse_other) as target:
-        try:
+        with files.naming("write the file", target.path):
             row.write(target.fd, len(content), options.num_threads, options.progress)
             files.write_bytes(target.fd, _packed(header, list(tensors), row.checksums()))
-        except OSError as error:
-            raise files.named_os_error(error, "write the file", target.path) from error
         target.commit()
 
 
@@ -455,11 +440,11 @@ def _read_entry(
     if type(spec) is not dict or not {"dtype", "shape", "data_offsets"} <= spec.keys():
         raise SaveError(f"{bad}it is described by {spec!r:.80}")
     shape, offsets, dtype_name = spec["shape"], spec["data_offsets"], spec["dtype"]
-    if type(shape) is not list or len(shape) > _MAX_DIMS or not all(map(_is_size, shape)) or not is_countable(shape):
-        raise SaveError(f"{bad}its shape is {shape!r:.80}")
-    if type(offsets) is not list or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise SaveError(f"{bad}its offsets are {offsets!r:.80}")
-    size = tuple(shape)
+    try:
+        size = checked.shape(shape)
+        begin, end = checked.sizes(offsets, "its place")
+    except ValueError as error:
+        raise SaveError(f"{bad}{error}") from None
     dtype = _TORCH.get(dtype_name) if type(dtype_name) is str else None
     if dtype_name == _PACKED:
         if not size or size[-1] % 2:
@@ -471,14 +456,9 @@ def _read_entry(
         if dtype is not torch.uint8 or size[-1:] != (as_bytes.itemsize,):
             raise SaveError(f"{bad}{dtype_name} of shape {shape} does not hold {as_bytes}")
         dtype, size = as_bytes, size[:-1]
-    begin, end = offsets
     if math.prod(size) * dtype.itemsize != end - begin:
         raise SaveError(f"{bad}shape {shape} of {dtype_name} needs another number of bytes than {begin} to {end} are")
     return _Entry(dtype, size, data + begin), (begin, end)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
 
 
 def _span_problems(

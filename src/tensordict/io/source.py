@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.errors import SaveError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of
 from tensordict.memory import system
 from tensordict.memory.mapped import MemoryMappedTensor, map_file
 
@@ -105,8 +105,7 @@ class Save(Folders):
                 self.check(folder, key)
             links = self._links[folder] = _links_in(folder)
         if name in links and os.path.commonpath((self._real, os.path.realpath(path))) != self._real:
-            entry = f"entry {joined(key)!r}: " if key else ""
-            raise SaveError(f"{entry}{path!r} is a link that leads out of the save in {self._root!r}")
+            raise SaveError(f"{entry_of(key)}{path!r} is a link that leads out of the save in {self._root!r}")
 
 
 def _links_in(folder: str) -> frozenset[str]:

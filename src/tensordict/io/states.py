@@ -17,7 +17,7 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, StackError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io.forms import DICT, LAZY, OWN, VALUE_STACK, Form, is_typed, to_form
 from tensordict.memory.mapped import MemoryMappedTensor
 
@@ -355,7 +355,7 @@ def member_levels(level: Level, count: int, dim: int, key: Path, misfits: list[s
         size = tuple(meta[SIZE])
         if len(size) <= dim or size[dim] != count:
             misfits.append(
-                f"{_where(key)}its batch size {list(size)} is not that of a stack of {count} along dim {dim}"
+                f"{entry_of(key)}its batch size {list(size)} is not that of a stack of {count} along dim {dim}"
             )
             return []
         meta[SIZE] = torch.Size(size[:dim] + size[dim + 1 :])
@@ -382,7 +382,7 @@ def _listed_members(level: Level, count: int, key: Path, misfits: list[str]) -> 
     members = [level.entries.get(str(position)) for position in range(len(level.entries))]
     found = [member for member in members if isinstance(member, Level)]
     if len(found) != len(members) or len(found) != count:
-        misfits.append(f"{_where(key)}a stack of {count} members cannot take one of {len(members)}")
+        misfits.append(f"{entry_of(key)}a stack of {count} members cannot take one of {len(members)}")
         return []
     return found
 
@@ -393,7 +393,7 @@ def _listed_values(
     try:
         lists = [_taken(level.value, dim, position) for position in range(count)]
     except (IndexError, TypeError):
-        misfits.append(f"{_where(key)}its values do not lie in lists along dim {dim} of {count}")
+        misfits.append(f"{entry_of(key)}its values do not lie in lists along dim {dim} of {count}")
         return []
     found = []
     for part in lists:
@@ -415,7 +415,7 @@ def _parts(value: Any, count: int, dim: int, key: Path, misfits: list[str]) -> l
         return list(value.unbind(dim)) if size[dim : dim + 1] == (count,) else [value] * count
     if value.is_nested or value.dim() <= dim or value.shape[dim] != count:
         misfits.append(
-            f"{_where(key)}a tensor of shape {list(ragged.shape_of(value))} cannot be split along dim {dim} for a "
+            f"{entry_of(key)}a tensor of shape {list(ragged.shape_of(value))} cannot be split along dim {dim} for a "
             f"stack of {count}"
         )
         return []
@@ -426,7 +426,3 @@ def _taken(lists: Any, dim: int, position: int) -> Any:
     if type(lists) is not list:
         raise TypeError
     return lists[position] if dim == 0 else [_taken(part, dim - 1, position) for part in lists]
-
-
-def _where(key: Path) -> str:
-    return f"entry {joined(key)!r}: " if key else ""

@@ -11,14 +11,14 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
+from tensordict.io import checked
 from tensordict.io.columns import Column, is_ragged, taken
 from tensordict.io.forms import BEHIND_FACE, KINDS, LAZY, OWN, UNBATCHED, Build, Form, from_form, to_form
 from tensordict.io.values import NotJson, exact, restored
 
 # What follows the name of a ragged tensor in that of the table of the sizes of its rows.
 SIZES = "%sizes"
-_MAX_DIMS = 64
 
 
 class Tensors(Protocol):
@@ -78,7 +78,7 @@ class Described:
             return exact(form.value)
         except NotJson as error:
             raise UnsupportedEntryError(
-                f"{_entry(key)}{error}: this format keeps JSON values; a directory does with allow_pickle=True"
+                f"{entry_of(key)}{error}: this format keeps JSON values; a directory does with allow_pickle=True"
             ) from None
 
     def _item(self, value: Any, key: Path) -> dict[str, Any]:
@@ -88,11 +88,11 @@ class Described:
         name = self.separator.join(key)
         if not is_ragged(value):
             if not isinstance(value, Tensor):
-                raise UnsupportedEntryError(f"{_entry(key)}a {type(value).__name__} cannot be stored")
+                raise UnsupportedEntryError(f"{entry_of(key)}a {type(value).__name__} cannot be stored")
             self._add(name, value, key)
             return {}
         if isinstance(value, Tensor) and value.is_meta:
-            raise SaveError(f"{_entry(key)}a ragged tensor on the meta device has no rows that could be stored")
+            raise SaveError(f"{entry_of(key)}a ragged tensor on the meta device has no rows that could be stored")
         flat, sizes, row = taken(value)
         self._add(name, flat, key)
         self._add(name + SIZES, sizes, key)
@@ -108,7 +108,7 @@ class Described:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise SaveError(f"{_entry(key)}a name with lone surrogates is no text that a file can hold") from None
+            raise SaveError(f"{entry_of(key)}a name with lone surrogates is no text that a file can hold") from None
         self.tensors[name] = tensor
 
 
@@ -216,9 +216,12 @@ class _Reader:
         table = self.tensors.take(self.separator.join(key) + SIZES, key)
         if table.is_meta:
             raise UnsupportedEntryError(
-                f"{_entry(key)}a ragged tensor has no form without content, as on the meta device"
+                f"{entry_of(key)}a ragged tensor has no form without content, as on the meta device"
             )
-        row = None if form is None else _sizes(form, "the form of its rows", key, least=-1)
+        try:
+            row = None if form is None else checked.sizes(form, "the form of its rows", -1)
+        except ValueError as error:
+            raise _bad(key, str(error)) from None
         sizes = table.clone()
         if not _rows_fit(sizes, flat, row):
             raise _bad(key, "the sizes of its rows do not fit its elements")
@@ -249,49 +252,21 @@ def _form(spec: Any, key: Path) -> tuple[Form, str | None]:
     kind = spec.get("kind") if type(spec) is dict else None
     if kind not in KINDS:
         raise _bad(key, f"its kind is {kind!r:.80}" if type(spec) is dict else f"it is described by {spec!r:.80}")
-    # The members of a lazy stack may differ along a dim.
-    least = -1 if kind == LAZY else 0
-    size = torch.Size(_sizes(spec.get("batch_size"), "its batch size", key, least))
-    names = spec.get("names")
-    if names is not None and not (
-        type(names) is list and len(names) == len(size) and all(name is None or type(name) is str for name in names)
-    ):
-        raise _bad(key, f"its dim names {names!r:.80} do not fit {len(size)} batch dims")
-    dim = spec.get("stack_dim")
-    if dim is not None and not (type(dim) is int and 0 <= dim < len(size)):
-        raise _bad(key, f"its stack dim is {dim!r:.80}, of {len(size)} batch dims")
+    try:
+        # The members of a lazy stack may differ along a dim.
+        size = torch.Size(checked.sizes(spec.get("batch_size"), "its batch size", -1 if kind == LAZY else 0))
+        names, device = checked.names(spec.get("names"), len(size)), checked.device(spec.get("device"))
+        dim = None if spec.get("stack_dim") is None else checked.dim(spec["stack_dim"], len(size))
+    except ValueError as error:
+        raise _bad(key, str(error)) from None
     face = spec.get("class")
     if face is not None and (type(face) is not str or face in KINDS):
         raise _bad(key, f"its class is {face!r:.80}")
     columns = kind == LAZY and spec.get("columns") is True
     if columns and (dim is None or size[dim] < 0):
         raise _bad(key, f"its batch size {list(size)} says no number of members")
-    return Form(kind, size, _device(spec.get("device"), key), names, stack_dim=dim, columns=columns), face
-
-
-def _device(name: Any, key: Path) -> torch.device | None:
-    """The device of a loaded container: its tensors come from a file, whatever device they were on."""
-    if name is None:
-        return None
-    try:
-        torch.device(name if type(name) is str else "")
-    except RuntimeError:
-        raise _bad(key, f"its device {name!r:.80} is unknown") from None
-    return torch.device("cpu")
-
-
-def _sizes(value: Any, what: str, key: Path, least: int = 0) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > _MAX_DIMS:
-        raise _bad(key, f"{what} is {value!r:.80} and no list of ints")
-    for size in value:
-        if type(size) is not int or not least <= size < 2**63:
-            raise _bad(key, f"{what} is {value!r:.80} and no list of ints of at least {least}")
-    return tuple(value)
+    return Form(kind, size, device, names, stack_dim=dim, columns=columns), face
 
 
 def _bad(key: Path, what: str) -> SaveError:
-    return SaveError(f"{_entry(key)}the description of the structure is broken: {what}")
-
-
-def _entry(key: Path) -> str:
-    return f"entry {joined(key)!r}: " if key else ""
+    return SaveError(f"{entry_of(key)}the description of the structure is broken: {what}")

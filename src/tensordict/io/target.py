@@ -94,10 +94,8 @@ class Target:
             SaveError: without `existsok`: there is a file now.
             OSError: the file system refuses; names the path.
         """
-        try:
+        with files.naming("write the file", self.path):
             self._commit()
-        except OSError as error:
-            raise files.named_os_error(error, "write the file", self.path) from error
 
     def _commit(self) -> None:
         with contextlib.suppress(FileNotFoundError):

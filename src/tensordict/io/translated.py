@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of
 from tensordict.io.forms import DICT, LAZY, VALUE_STACK
 from tensordict.io.values import exact
 
@@ -65,9 +65,8 @@ class Translation:
             face = {"class": kind}
             kind = LAZY if "stack_dim" in metadata else DICT
         if kind not in (DICT, LAZY, VALUE_STACK):
-            entry = f"entry {joined(key)!r}: " if key else ""
             raise UnsupportedEntryError(
-                f"{entry}a {kind!r:.80} in a consolidated file of the reference is not known here"
+                f"{entry_of(key)}a {kind!r:.80} in a consolidated file of the reference is not known here"
             )
         entries = {name: self._value(value, (*key, name)) for name, value in values.items()}
         for name, leaf in leaves.items():
@@ -173,5 +172,4 @@ def _along(members: list[Any], dim: int) -> list[Any]:
 
 
 def _refuse(key: Path, what: str) -> NoReturn:
-    entry = f"entry {joined(key)!r}: " if key else ""
-    raise SaveError(f"{entry}its description is broken: {what}")
+    raise SaveError(f"{entry_of(key)}its description is broken: {what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
-from tensordict.io import checksums, consolidated, hdf5, safetensors
+from tensordict.io import checksums, consolidated, safetensors
 from tensordict.io.archive import archive_problems
 from tensordict.io.checksums import Recorded
 from tensordict.io.describe import LeafSpec, described, left_pickled, walk
@@ -27,6 +28,8 @@ from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
 from tensordict.io.progress import Progress
 from tensordict.io.source import Save
+from tensordict.io.stores.entries import problems
+from tensordict.io.stores.hdf5 import File
 from tensordict.io.structure import SIZES
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
@@ -197,10 +200,8 @@ class _Checked:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def _compare(self, path: str, recorded: object, key: Path) -> None:
-        try:
+        with files.naming("read the file", path, key):
             wrong = checksums.differs(path, recorded, None if self.progress is None else self.progress.add)
-        except OSError as error:
-            raise files.named_os_error(error, "read the file", path, key) from error
         if wrong:
             self._problem(key, wrong)
 
@@ -239,7 +240,8 @@ def _verify_archive(report: Report, num_threads: int, progress: Progress | None)
 
 
 def _verify_h5(report: Report, num_threads: int, progress: Progress | None) -> None:
-    report.problems += hdf5.problems(report.path)
+    with contextlib.closing(File.open(report.path, "r")) as file:
+        report.problems += problems(file.root)
     if not report.problems:
         _verify_outline(report, num_threads, progress)
 

@@ -23,6 +23,20 @@ _SPLIT = 64 << 20
 
 
 @dataclass(slots=True)
+class SaveOptions:
+    """How to save, in any format; see `TensorDict.memmap`."""
+
+    num_threads: int = 0
+    # Have everything reach the disk before the save takes its place.
+    durable: bool = False
+    # The algorithm of the checksums of leaves; none when empty.
+    checksum: str = ""
+    progress: bool = False
+    # Replace whatever is there: otherwise a file that belongs to no save is an error.
+    overwrite: bool = False
+
+
+@dataclass(slots=True)
 class WriteOptions:
     """What leaves are written with.
 
@@ -70,10 +84,8 @@ class LeafFile:
         one = self.means.num_threads <= 1 or nbytes <= _SPLIT or self.zero or not files.is_direct(self.tensor)
         if one or self.means.checksum not in ("", "crc32"):
             return (self._write,)
-        try:
+        with files.naming("write the file", self.path, self.key):
             os.close(self._create())
-        except OSError as error:
-            raise files.named_os_error(error, "write the file", self.path, self.key) from error
         step = -(-nbytes // math.ceil(nbytes / _SPLIT) // 4096) * 4096
         return [partial(self._write_piece, start, min(start + step, nbytes)) for start in range(0, nbytes, step)]
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from tensordict.core.errors import SaveError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of
 from tensordict.memory import system
-from tensordict.memory.datasets import Stored, in_memory
+from tensordict.memory.stored_tensors import StoredTensor, in_memory
 
 # One system call moves at most this much, so that an interrupt or a failing sibling thread is noticed in between.
 CHUNK = 64 << 20
@@ -66,7 +66,7 @@ def is_direct(tensor: Tensor) -> bool:
     """Whether the memory of `tensor` is, byte for byte, what its file holds."""
     return (
         tensor.is_cpu
-        and type(tensor) is not Stored
+        and type(tensor) is not StoredTensor
         and tensor.is_contiguous()
         and not tensor.is_conj()
         and not tensor.is_neg()
@@ -272,11 +272,19 @@ def named_os_error(error: OSError, doing: str, path: str, key: Path = ()) -> OSE
     """`error` again, of the same kind, saying which entry and path it concerns."""
     if isinstance(error, SaveError):
         return error
-    entry = f"entry {joined(key)!r}: " if key else ""
     if error.errno is None:
-        return SaveError(f"{entry}cannot {doing} {path!r}: {error}")
+        return SaveError(f"{entry_of(key)}cannot {doing} {path!r}: {error}")
     reason = os.strerror(error.errno)
-    return OSError(error.errno, f"{entry}cannot {doing} ({reason})", path)
+    return OSError(error.errno, f"{entry_of(key)}cannot {doing} ({reason})", path)
+
+
+@contextlib.contextmanager
+def naming(doing: str, path: str, key: Path = ()) -> Iterator[None]:
+    """A block whose errors of the system say what was done to which path, for which entry."""
+    try:
+        yield
+    except OSError as error:
+        raise named_os_error(error, doing, path, key) from error
 
 
 def threads(num_threads: int, nbytes: int) -> int:
@@ -363,10 +371,10 @@ def _slabs(tensor: Tensor) -> Iterator[Tensor]:
     if tensor.dim() == 0 or tensor.numel() * tensor.element_size() <= SLAB:
         yield tensor
         return
-    row = tensor[0].numel() * tensor.element_size()
+    row = tensor.numel() // len(tensor) * tensor.element_size()
     if row > SLAB:
-        for part in torch.unbind(tensor):
-            yield from _slabs(part)
+        for position in range(len(tensor)):
+            yield from _slabs(tensor[position])
         return
     count = SLAB // row
     for start in range(0, tensor.shape[0], count):

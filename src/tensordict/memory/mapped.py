@@ -20,11 +20,11 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of
 from tensordict.memory import files, system
-from tensordict.memory.datasets import Stored
 from tensordict.memory.names import local_path
 from tensordict.memory.rows import picks_rows, rows_of
+from tensordict.memory.stored_tensors import StoredTensor
 
 __all__ = ["MemmapTensor", "MemoryMappedTensor"]
 
@@ -452,7 +452,7 @@ def check_storable(tensor: Tensor) -> None:
         what = f"tensors of layout {tensor.layout}"
     elif tensor.is_quantized:
         what = "quantized tensors"
-    elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and kind is not Stored:
+    elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and kind is not StoredTensor:
         what = f"tensors of class {kind.__name__}"
     else:
         return
@@ -510,20 +510,18 @@ def _map(path: str, dtype: torch.dtype, numel: int, shape: tuple[int, ...], key:
 def _unfit(
     path: str, status: os.stat_result, dtype: torch.dtype, shape: tuple[int, ...], nbytes: int, key: Path
 ) -> SaveError:
-    entry = f"entry {joined(key)!r}: " if key else ""
     if not stat.S_ISREG(status.st_mode):
-        return SaveError(f"{entry}{path!r} is not a regular file")
+        return SaveError(f"{entry_of(key)}{path!r} is not a regular file")
     return SaveError(
-        f"{entry}the file {path!r} has {status.st_size} bytes, but shape {list(shape)} of {dtype} needs {nbytes}; "
-        "it was cut off or belongs to another save"
+        f"{entry_of(key)}the file {path!r} has {status.st_size} bytes, but shape {list(shape)} of {dtype} needs "
+        f"{nbytes}; it was cut off or belongs to another save"
     )
 
 
 def _unmappable(path: str, error: RuntimeError, key: Path) -> OSError:
-    entry = f"entry {joined(key)!r}: " if key else ""
     if not os.access(path, os.R_OK):
-        return PermissionError(13, f"{entry}cannot read the file", path)
-    return SaveError(f"{entry}cannot map the file {path!r}: {error}")
+        return PermissionError(13, f"{entry_of(key)}cannot read the file", path)
+    return SaveError(f"{entry_of(key)}cannot map the file {path!r}: {error}")
 
 
 def _stays(tensor: MemoryMappedTensor, filename: PathLike | None, copy_existing: bool) -> bool:
@@ -593,10 +591,8 @@ def _make_file(
         raise SaveError(f"the file {path!r} already exists; pass existsok=True to {doing} it")
     # An existing file is replaced and not written to: whoever maps it keeps what they have.
     target = files.temporary_name(os.path.dirname(path)) if exists else path
-    try:
+    with files.naming("create the file", path):
         fd = files.create(target)
-    except OSError as error:
-        raise files.named_os_error(error, "create the file", path) from error
     try:
         try:
             if content is None:

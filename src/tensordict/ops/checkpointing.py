@@ -11,6 +11,7 @@ from tensordict.core.devices import as_device
 from tensordict.io import checksums, safetensors
 from tensordict.io.checkpoint import load_state
 from tensordict.io.states import StateWriter
+from tensordict.io.writing import SaveOptions
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
@@ -148,9 +149,8 @@ class Checkpointing(Contract):
             >>> again["b", "c"], again["note"], again.batch_size
             (tensor([1., 1.]), 'hello', torch.Size([2]))
         """
-        options = safetensors.SaveOptions(separator, num_threads, durable, checksums.algorithm(checksum), progress)
-        options.overwrite = overwrite
-        safetensors.save(self, filename, options)
+        options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
+        safetensors.save(self, filename, options, separator)
 
     @classmethod
     def from_safetensors(

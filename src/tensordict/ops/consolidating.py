@@ -14,7 +14,8 @@ from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device, wait_for
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.io import checksums, consolidated
-from tensordict.io.consolidated import Plan, SaveOptions
+from tensordict.io.consolidated import Plan
+from tensordict.io.writing import SaveOptions
 from tensordict.memory import flat_buffers
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike
@@ -140,8 +141,8 @@ class Consolidating(Leaves):
             run = partial(_copied, copies, target, num_threads, non_blocking, share_memory, pin_memory)
         else:
             target = _CPU
-            options = SaveOptions(num_threads, durable, use_buffer, checksums.algorithm(checksum), progress, overwrite)
-            run = partial(_written, Plan(self), filename, options)
+            options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
+            run = partial(_written, Plan(self), filename, options, use_buffer)
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 
         def finished() -> Any:
@@ -262,7 +263,7 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
     return flat_buffers.fresh(nbytes)
 
 
-def _written(plan: Plan, filename: PathLike, options: SaveOptions) -> tuple[list[Any], Tensor]:
+def _written(plan: Plan, filename: PathLike, options: SaveOptions, buffer: bool) -> tuple[list[Any], Tensor]:
     """The leaves over the file that they were written to (or over memory, with a buffer), and their storage."""
-    storage = plan.write(filename, options)
+    storage = plan.write(filename, options, buffer)
     return plan.leaves(storage), storage

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tensordict.core import registry
 from tensordict.core.contract import Contract
-from tensordict.io import hdf5
 from tensordict.io.detect import refuse_other
+from tensordict.io.stores import hdf5
+from tensordict.io.stores.entries import write_store
 from tensordict.io.target import Target
 from tensordict.memory import files
 
@@ -107,14 +108,14 @@ class Persisting(Contract):
             tensor([1., 1., 1.])
         """
         cls = registry.lookup("PersistentTensorDict")
-        options = hdf5.checked_options(kwargs)
+        options = hdf5.File.checked_options(kwargs)
 
         def check(path: str) -> None:
             refuse_other(path, "h5", lambda path: hdf5.strangers(path, self))
 
         with Target(filename, durable=durable, check=None if overwrite else check) as target:
             try:
-                hdf5.write_file(target.temporary, self, options, progress)
+                write_store(hdf5.File.open(target.temporary, "w", locking=False), self, options, progress)
             except OSError as error:
                 if error.filename != target.temporary:
                     raise

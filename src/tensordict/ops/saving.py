@@ -17,7 +17,7 @@ from tensordict.core.keys import Key
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
 from tensordict.io.detect import detect_format
-from tensordict.io.directory import SaveOptions, plan_save
+from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.forms import to_form
 from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
@@ -147,15 +147,9 @@ class Saving(Contract):
             >>> again["a"], saved.is_locked, saved.is_memmap()
             (MemoryMappedTensor([3., 3.]), True, True)
         """
-        options = SaveOptions(
-            copy_existing,
-            existsok,
-            num_threads,
-            robust_key is not False,
-            allow_pickle=bool(allow_pickle),
-            share_values=share_non_tensor,
-        )
-        _extend(options, durable, checksum, progress, overwrite)
+        common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
+        options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
+        options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
         return _save(self, prefix, options, return_early, archive, compression)  # type: ignore[no-any-return]
 
     @overload
@@ -214,16 +208,10 @@ class Saving(Contract):
             raise UnsupportedEntryError(
                 "a container over a file cannot become a memory-mapped one in place; memmap() gives such a copy"
             )
-        options = SaveOptions(
-            copy_existing,
-            existsok,
-            num_threads,
-            robust_key is not False,
-            inplace=True,
-            allow_pickle=bool(allow_pickle),
-            share_values=share_non_tensor,
-        )
-        _extend(options, durable, checksum, progress, overwrite)
+        common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
+        options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
+        options.inplace = True
+        options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
         return _save(self, prefix, options, return_early, archive=False)  # type: ignore[no-any-return]
 
     @overload
@@ -306,17 +294,9 @@ class Saving(Contract):
             >>> again["label"].sum()
             tensor(1)
         """
-        options = SaveOptions(
-            copy_existing,
-            existsok or overwrite,
-            num_threads,
-            robust_key is not False,
-            like=True,
-            overwrite=overwrite,
-            allow_pickle=bool(allow_pickle),
-            share_values=share_non_tensor,
-            durable=durable,
-        )
+        common = (num_threads, durable, "", False, overwrite)
+        options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
+        options.like, options.allow_pickle, options.share_values = True, bool(allow_pickle), share_non_tensor
         return _save(self, prefix, options, return_early, archive)  # type: ignore[no-any-return]
 
     @overload
@@ -704,19 +684,15 @@ class Saving(Contract):
         return add(self, key, content, True, robust_key is not False)
 
 
-def _extend(options: SaveOptions, durable: bool, checksum: bool | str, progress: bool, overwrite: bool) -> None:
-    options.durable, options.checksum, options.progress = durable, checksums.algorithm(checksum), progress
-    options.overwrite, options.existsok = overwrite, options.existsok or overwrite
-
-
 def _save(
     container: Any,
     prefix: PathLike | None,
-    options: SaveOptions,
+    options: FolderOptions,
     return_early: bool,
     archive: bool | None = None,
     compression: str | int | None = None,
 ) -> Any:
+    options.existsok |= options.overwrite
     if wants_archive(prefix, archive, compression):
         run = plan_archive(container, prefix or "", options, compression)
     else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensordict.core.contract import Contract
 from tensordict.core.key_views import is_leaf_nontensor
-from tensordict.memory.datasets import Stored
+from tensordict.memory.stored_tensors import StoredTensor
 from tensordict.parallel.messages import CommonMemory, Message
 
 
@@ -71,7 +71,7 @@ class Job:
         if not forked:
             return replace(self, fn=Sent(self.fn))
         leaves = self.container._leaves()
-        if not any(type(leaf) is Stored for leaf in leaves):
+        if not any(type(leaf) is StoredTensor for leaf in leaves):
             return self
         return replace(self, container=Pickled(bytes(ForkingPickler.dumps(self.container))))
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from tensordict.core.contract import Contract, named_error
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import joined
-from tensordict.memory.datasets import Stored
 from tensordict.memory.file_maps import Finder
 from tensordict.memory.mapped import FileSource, MemoryMappedTensor, SharedBlock
+from tensordict.memory.stored_tensors import StoredTensor
 
 
 def share(container: Contract, private_maps: bool = True) -> None:
@@ -66,7 +66,7 @@ def parts(leaf: Any) -> list[Tensor]:
 
 def _is_mapped(tensor: Tensor, maps: Finder, only_shared: bool) -> bool:
     """Whether a tensor is over a file or a block, which other processes map themselves."""
-    if isinstance(tensor, (MemoryMappedTensor, Stored)):
+    if isinstance(tensor, (MemoryMappedTensor, StoredTensor)):
         return True
     file_map = maps.of(tensor)
     return tensor.untyped_storage().filename is not None or (

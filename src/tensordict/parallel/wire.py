@@ -27,9 +27,9 @@ from tensordict.io.forms import Form
 from tensordict.io.structure import SIZES, Described, restore, value_of
 from tensordict.io.values import NotJson, exact
 from tensordict.memory import flat_buffers
-from tensordict.memory.datasets import Stored, in_memory
 from tensordict.memory.files import is_direct
 from tensordict.memory.flat_buffers import Block, Layout
+from tensordict.memory.stored_tensors import StoredTensor, in_memory
 
 # A tensor of up to this many bytes is copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
 SMALL = 64 << 10
@@ -366,7 +366,7 @@ class TargetBuffers:
             target = targets[name]
             if target.dtype is not row.dtype or list(target.shape) != row.shape or name.endswith(SIZES):
                 return False
-            if type(target) is Stored or 0 in target.stride():
+            if type(target) is StoredTensor or 0 in target.stride():
                 return False
         return [value["key"] for value in sketch.values] == [tuple(value["key"]) for value in header.values]
 
@@ -452,7 +452,7 @@ def _sendable(tensor: Tensor, key: Path) -> Tensor:
     kind = type(tensor)
     if kind is Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
         return tensor
-    if kind is Stored:
+    if kind is StoredTensor:
         return in_memory(tensor)  # type: ignore[no-any-return]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         what = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"of {tensor.layout}"

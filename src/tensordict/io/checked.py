@@ -1,0 +1,68 @@
+"""The parts of a specification as a file says them, which may be anything: each is checked here, for every format."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+_MAX_DIMS = 64
+
+
+def sizes(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
+    """A shape; -1 stands for a size that differs, where `least` allows it.
+
+    Raises:
+        ValueError: it is none, `what` saying of what.
+    """
+    if type(value) is not list or len(value) > _MAX_DIMS:
+        raise ValueError(f"{what} is {value!r:.80} and no list of ints")
+    if not all(type(size) is int and least <= size < 2**63 for size in value):
+        raise ValueError(f"{what} is {value!r:.80} and no list of ints of at least {least}")
+    return tuple(value)
+
+
+def shape(value: Any) -> tuple[int, ...]:
+    """The shape of a tensor, which torch must be able to count.
+
+    Raises:
+        ValueError: it is none.
+    """
+    shape = sizes(value, "its shape")
+    # Torch counts in 63 bits what a shape takes, and the strides of tensors without elements too.
+    if math.prod([size or 1 for size in shape]) >= 2**58:
+        raise ValueError(f"its shape {value!r:.80} is larger than that of a tensor can be")
+    return shape
+
+
+def names(value: Any, ndim: int | None = None) -> list[str | None] | None:
+    """The names of that many dims, or none at all; a `ValueError` when they are no names."""
+    if value is None:
+        return None
+    fits = type(value) is list and all(name is None or type(name) is str for name in value)
+    if not fits or (ndim is not None and len(value) != ndim):
+        raise ValueError(f"its dim names {value!r:.80} do not fit" + ("" if ndim is None else f" {ndim} batch dims"))
+    return list(value)
+
+
+def dim(value: Any, ndim: int = _MAX_DIMS) -> int:
+    """The number of one of so many dims; a `ValueError` when it is none."""
+    if type(value) is not int or not 0 <= value < ndim:
+        raise ValueError(f"its stack dim is {value!r:.80}, of {ndim} batch dims")
+    return value
+
+
+def device(name: Any) -> torch.device | None:
+    """The device of a loaded container: its tensors come from a file, whatever device they were on.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if name is None:
+        return None
+    try:
+        torch.device(name if type(name) is str else "")
+    except RuntimeError:
+        raise ValueError(f"its device {name!r:.80} is unknown") from None
+    return torch.device("cpu")

@@ -1,0 +1,1 @@
+"""Stores of arrays behind containers: the interface, and one file per kind of store."""

@@ -1,0 +1,15 @@
+"""The kinds of stores by the name that `PersistentTensorDict(backend=...)` takes."""
+
+from __future__ import annotations
+
+from tensordict.io.stores import hdf5
+from tensordict.io.stores.store import Store
+
+BACKENDS: dict[str, type[Store]] = {"h5": hdf5.File}
+
+
+def backend_of(name: str) -> type[Store]:
+    """The kind of store of this name; a `ValueError` when there is none."""
+    if name not in BACKENDS:
+        raise ValueError(f"the backend is {' or '.join(map(repr, BACKENDS))}, got {name!r}")
+    return BACKENDS[name]

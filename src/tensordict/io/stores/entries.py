@@ -1,0 +1,308 @@
+"""Containers in stores: how their parts are noted there, and the reading and writing of it.
+
+The batch size and the names of dims are attributes of a group, as is the class of a tensorclass. A value that is no
+tensor is a text, JSON unless the value is a text itself, with the kind of its holder in an attribute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.core.contract import Contract, Names
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, entry_of, joined
+from tensordict.io import checked
+from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, VALUES, Form, face_name, from_form, to_form
+from tensordict.io.progress import Progress
+from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Store, Text
+from tensordict.io.values import NotJson, exact, restored
+from tensordict.memory.files import is_direct
+from tensordict.memory.mapped import check_storable
+from tensordict.memory.stored_tensors import SLAB, StoredTensor, as_array, stored_dtype
+
+NAMES, CLASS, KIND, STACK_DIM, TEXT = "_names", "_class", "_kind", "_stack_dim", "_text"
+# How deep groups may be nested in what is read.
+_DEEPEST = 300
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def noted_size(item: Item) -> torch.Size | None:
+    """The batch size that is noted on a group or a text; `None` when there is none.
+
+    Raises:
+        SaveError: it is no batch size.
+    """
+    with item.store.errors(item.key):
+        sizes = item.numbers(SIZE)
+        return None if sizes is None else torch.Size(checked.sizes(sizes, "its batch size"))
+
+
+def noted_names(item: Item) -> Names | None:
+    """The names of the batch dims that are noted on a group or a text; `None` when there are none.
+
+    Raises:
+        SaveError: they are no names.
+    """
+    with item.store.errors(item.key):
+        text = item.text(NAMES)
+        return None if text is None else checked.names(json.loads(text))
+
+
+def noted_class(group: Group) -> str | None:
+    """The name of the tensorclass that a group is of; `None` when it is of none, a `SaveError` when it is no text."""
+    with group.store.errors(group.key):
+        return group.text(CLASS)
+
+
+def value_of(item: Text, size: torch.Size, device: torch.device | None, names: Names | None) -> Any:
+    """The holder of the value in a text, in a container of this batch size, device and names.
+
+    Raises:
+        SaveError: what is written there is no form of a value.
+    """
+    with item.store.errors(item.key):
+        text = item.content()
+        noted = item.text(KIND)
+        kind = VALUES[0] if noted is None else noted
+        if kind not in (*VALUES, VALUE_STACK):
+            raise ValueError(f"{kind!r:.40} is no kind of a value")
+        value = text if noted is None or item.attribute(TEXT) is not None else restored(json.loads(text))
+        dims = item.numbers(STACK_DIM) if kind == VALUE_STACK else None
+        own = noted_size(item)
+        if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
+            # The container was given another batch size since: one value stands for any.
+            own = None
+        form = Form(kind, size if own is None else own, device, noted_names(item) or names)
+        form.stack_dim, form.value = dims[0] if dims else None, value
+    return from_form(form, {}, item.key)
+
+
+def lineage_of(group: Group, above: tuple[int, ...]) -> tuple[int, ...]:
+    """The addresses of a group and those above it; a `SaveError` when it is nested in itself."""
+    if group.address in above or len(above) > _DEEPEST:
+        where = f"entry {joined(group.key)!r} of the {group.store.kind} {group.store.name!r}"
+        raise SaveError(f"{where} is nested in itself, or too deep")
+    return (*above, group.address)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+# What is written has no name at first, and is given one when all of it is there: what fails leaves the store as it was.
+
+
+def note(item: Item, size: torch.Size, names: Names | None) -> None:
+    """Note a batch size and names on a group or a text."""
+    item.set_attribute(SIZE, list(size))
+    item.set_attribute(NAMES, None if names is None else json.dumps(names))
+
+
+def made(group: Group, value: Any, options: Mapping[str, Any], key: Path, above: tuple[int, ...] = ()) -> Item:
+    """An item without a name in the store of `group`, with the content of an entry.
+
+    What is in the store already is given one more name, and not copied: so a container holds what it is given.
+
+    Args:
+        above: where `group` and those that it is nested in are in the store.
+        options: what `Store.checked_options` takes, for tensors.
+        key: what errors name.
+
+    Raises:
+        UnsupportedEntryError: it cannot be stored; the key is named.
+    """
+    there = _there(group.store, value, key, above)
+    if there is not None:
+        return there
+    if isinstance(value, Contract):
+        return _made_node(group, value, options, key, above)
+    check_leaf(value, key)
+    array = group.new_array(key, tuple(value.shape), value.dtype, options)
+    fill(array, value)
+    return array
+
+
+def _there(store: Store, value: Any, key: Path, above: tuple[int, ...]) -> Item | None:
+    """The item that a value is in this very store."""
+    if not store.shares:
+        return None
+    if isinstance(value, StoredTensor):
+        array = value.array
+        return array if value.is_whole() and isinstance(array, ArrayItem) and array.store is store else None
+    inner = value._wrapped_container() if isinstance(value, Contract) else None
+    group: Any = getattr(inner, "_group", None)
+    if group is None or group.store is not store:
+        return None
+    if noted_class(group) != (None if inner is value else face_name(value)):
+        return None
+    if group.address in above:
+        raise SaveError(f"entry {joined(key)!r} would be nested in itself")
+    return group  # type: ignore[no-any-return]
+
+
+def check_leaf(value: Tensor, key: Path) -> None:
+    """Raise an `UnsupportedEntryError` that names the key for a tensor that cannot be stored."""
+    try:
+        if value.is_nested:
+            raise UnsupportedEntryError("an HDF5 file holds no ragged tensor; a folder or an archive (memmap) does")
+        check_storable(value)
+        if value.is_meta:
+            raise UnsupportedEntryError("a tensor on the meta device has no content that could be stored")
+        stored_dtype(value.dtype)
+    except UnsupportedEntryError as error:
+        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
+
+
+def fill(array: ArrayItem, value: Tensor) -> None:
+    """Write a tensor into an array of its shape and dtype, in pieces where it is not one piece of memory."""
+    progress = array.store.progress
+    if progress is None and (value.nbytes <= SLAB or is_direct(value)):
+        array.write((...,), as_array(value, value.dtype))
+    elif value.numel():
+        array.tensor(None).write(value, None if progress is None else progress.add)
+
+
+def _made_node(group: Group, container: Any, options: Mapping[str, Any], key: Path, above: tuple[int, ...]) -> Item:
+    form = to_form(container, key, unread=True)
+    if form.is_value:
+        return _made_value(group, form, key)
+    node = group.new_group(key)
+    write_container(node, container, options, above)
+    return node
+
+
+def write_container(group: Group, container: Any, options: Mapping[str, Any], above: tuple[int, ...] = ()) -> None:
+    """Write a container as an empty group; `above` as in `made`.
+
+    Raises:
+        UnsupportedEntryError: an entry cannot be stored; it is named.
+        OSError: the store cannot be written.
+    """
+    key, errors = group.key, group.store.errors
+    form = to_form(container, key, unread=True)
+    if form.is_face:
+        with errors(key):
+            group.set_attribute(CLASS, form.kind)
+        container = form.entries[BEHIND_FACE]
+        form = to_form(container, key, unread=True)
+    if form.kind == LAZY:
+        _check_even(container, key)
+        form = Form(DICT, form.batch_size, form.device, form.names, container._entries)
+    if form.kind != DICT:
+        raise UnsupportedEntryError(
+            f"{entry_of(key)}an HDF5 file holds no {form.kind}; a folder or an archive (memmap) does"
+        )
+    with errors(key):
+        note(group, form.batch_size, form.names)
+    for name in form.entries:
+        group.check_name(name)
+        group.put(name, made(group, form.entries[name], options, (*key, name), above))
+
+
+def write_store(store: Store, container: Any, options: Mapping[str, Any], progress: bool) -> None:
+    """Write a container as the outermost group of an empty store, and close that.
+
+    Raises:
+        UnsupportedEntryError: an entry cannot be stored; it is named.
+        OSError: the store cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(store))
+        if to_form(container, unread=True).is_value:
+            raise UnsupportedEntryError("a value that is no tensor is no HDF5 file by itself; put it into a TensorDict")
+        if progress:
+            store.progress = stack.enter_context(Progress("saving", _nbytes(container)))
+        write_container(store.root, container, options)
+        with store.errors(()):
+            store.flush()
+
+
+def _nbytes(container: Any) -> int:
+    entries = to_form(container, unread=True).entries.values()
+    return sum(_nbytes(value) if isinstance(value, Contract) else value.numel() * value.itemsize for value in entries)
+
+
+def _check_even(stack: Any, key: Path) -> None:
+    """Refuse a lazy stack whose members do not allow that its leaves are read as one tensor each."""
+    uneven = _uneven(stack, key)
+    if uneven is not None:
+        raise UnsupportedEntryError(
+            f"entry {joined(uneven)!r} has different shapes in the members of a lazy stack, or is not in all of them, "
+            "and has no form as one dataset: a folder or an archive (memmap) holds it as it is; or save a padded form"
+        )
+
+
+def _uneven(stack: Any, key: Path) -> Path | None:
+    common = set(stack._entries)
+    for member in stack._entries.containers:
+        for name in member._entries:
+            if name not in common:
+                return (*key, name)
+    for name, value in stack._outline().items():
+        if isinstance(value, Contract):
+            inner = value._wrapped_container()
+            if not inner._is_non_tensor and getattr(inner, "_paired", None) and hasattr(inner._entries, "containers"):
+                found = _uneven(inner, (*key, name))
+                if found is not None:
+                    return found
+        elif -1 in stack._shape_of(name):
+            return (*key, name)
+    return None
+
+
+def _made_value(group: Group, form: Form, key: Path) -> Item:
+    value = form.value
+    is_text = type(value) is str and "\0" not in value
+    try:
+        item = group.new_text(key, value if is_text else json.dumps(exact(value)))
+    except (NotJson, UnicodeEncodeError) as error:
+        raise UnsupportedEntryError(
+            f"entry {joined(key)!r}: {error}; values that are no tensors are kept as JSON in an HDF5 file"
+        ) from None
+    with group.store.errors(key):
+        item.set_attribute(KIND, form.kind)
+        if is_text:
+            item.set_attribute(TEXT, 1)
+        if form.stack_dim is not None:
+            item.set_attribute(STACK_DIM, form.stack_dim)
+        note(item, form.batch_size, form.names)
+    return item
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def problems(group: Group, above: tuple[int, ...] = (), outer: torch.Size = torch.Size(())) -> Iterator[str]:  # noqa: B008
+    """What does not add up in a group and those nested in it, found without reading tensors."""
+    key = group.key
+    where = f"entry {joined(key)!r}" if key else "the file"
+    try:
+        names, listed, own = noted_names(group), group.names(), noted_size(group)
+    except SaveError as error:
+        yield str(error)
+        return
+    if group.address in above or len(above) > _DEEPEST:
+        yield f"{where} is nested in itself, or too deep"
+        return
+    size = outer if own is None else own
+    if size[: len(outer)] != outer:
+        yield f"{where} has the batch size {list(size)}, which does not begin with {list(outer)}"
+    if names is not None and len(names) != len(size):
+        yield f"{where} has {len(names)} names for {len(size)} batch dims"
+    for name in listed:
+        try:
+            item = group.find(name)
+            if isinstance(item, Group):
+                yield from problems(item, (*above, group.address), size)
+            elif isinstance(item, Text):
+                value_of(item, size, None, None)
+            elif isinstance(item, ArrayItem) and item.shape[: len(size)] != size:
+                where = f"entry {joined(item.key)!r}"
+                yield f"{where} has shape {list(item.shape)}, which does not begin with {list(size)}"
+        except (SaveError, KeyError, OSError) as error:
+            yield str(error)

@@ -1,0 +1,281 @@
+"""What a container whose tensors are not in memory asks of where they are: a file, a folder, a server.
+
+A store is a tree of groups, with arrays and texts in them, each with attributes. `PersistentTensorDict` and all that
+reads or writes one go through the classes here, and need not know the kind of store; a new kind is a subclass of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.keys import Path, joined
+from tensordict.memory.stored_tensors import Selection, StoredTensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tensordict.io.progress import Progress
+
+
+# The attributes that say the batch size of a container, and the dtype of a tensor where the array has only its bits.
+SIZE, DTYPE = "_batch_size", "_dtype"
+
+
+class Item(ABC):
+    """What a name in a group stands for.
+
+    Attributes:
+        store: where it is.
+        key: the nested key of the entry, for errors.
+        address: what tells it from another item that takes its name; -1 for what has no name yet, or where none can.
+    """
+
+    def __init__(self, store: Store, key: Path, address: int) -> None:
+        self.store = store
+        self.key = key
+        self.address = address
+
+    @abstractmethod
+    def attribute(self, name: str) -> str | list[int] | None:
+        """A text or a row of integers that is noted on it; `None` when there is none.
+
+        Raises:
+            ValueError: it is neither.
+        """
+
+    @abstractmethod
+    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
+        """Note a text or integers on it; `None` takes the attribute away."""
+
+    def text(self, name: str) -> str | None:
+        """The text in an attribute; `None` when there is no such attribute, a `ValueError` when it is none."""
+        found = self.attribute(name)
+        if isinstance(found, list):
+            raise ValueError(f"the attribute {name!r} is no text")
+        return found
+
+    def numbers(self, name: str) -> list[int] | None:
+        """The integers in an attribute; `None` when there is no such attribute, a `ValueError` when it has others."""
+        found = self.attribute(name)
+        if isinstance(found, str):
+            raise ValueError(f"the attribute {name!r} is no row of integers")
+        return found
+
+
+class Text(Item):
+    """A text, which stands for a value that is no tensor."""
+
+    @abstractmethod
+    def content(self) -> str:
+        """The text."""
+
+
+class ArrayItem(Item):
+    """An array that a tensor can be read from; an `Array` of `memory/stored_tensors.py`.
+
+    Attributes:
+        dtype: of the tensor.
+        shape: of the array.
+        has_one_name: whether no other name stands for it too.
+    """
+
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @property
+    @abstractmethod
+    def has_one_name(self) -> bool: ...
+
+    def check(self) -> None:
+        self.store.check()
+
+    @abstractmethod
+    def read(self, selection: Selection, dtype: Any) -> Any: ...
+
+    @abstractmethod
+    def write(self, selection: Selection, values: Any) -> None: ...
+
+    @abstractmethod
+    def resize(self, shape: Sequence[int]) -> None:
+        """Change the size along the dims that can grow; what is new is zero. A `SaveError` where that cannot be."""
+
+    def tensor(self, device: torch.device | None) -> Any:
+        """The tensor in it, not read."""
+        return StoredTensor.of(self, self.dtype, device, self.key)
+
+
+class Other(Item):
+    """What has no form as a tensor, a container or a value; `why` says what it is."""
+
+    def __init__(self, store: Store, key: Path, address: int, why: str) -> None:
+        super().__init__(store, key, address)
+        self.why = why
+
+    def attribute(self, name: str) -> None:
+        return None
+
+    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
+        raise self.refusal()
+
+    def refusal(self) -> UnsupportedEntryError:
+        """The error of reading it."""
+        return UnsupportedEntryError(
+            f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} is {self.why}, which has no form "
+            "as a tensor or a container; td.select(...) takes the other entries"
+        )
+
+
+class Group(Item):
+    """Items under names. What is made has no name until it is put under one, so that what fails leaves no trace."""
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """Where it is in the store, for `Store.group_at`; a `SaveError` when it was taken out."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The names in it, in the order in which they were made where the store keeps that."""
+
+    @abstractmethod
+    def find(self, name: str, known: Item | None = None) -> Item:
+        """What a name stands for, `known` being what it stood for the last time. Nothing leads out of the store.
+
+        Raises:
+            KeyError: there is no such name.
+            SaveError: the store was closed, or is broken.
+        """
+
+    @abstractmethod
+    def check_name(self, name: str) -> None:
+        """Raise a `SaveError` when nothing can have that name."""
+
+    @abstractmethod
+    def new_group(self, key: Path) -> Group:
+        """A group without a name."""
+
+    @abstractmethod
+    def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
+        """An array without a name; the options are those that `Store.checked_options` takes."""
+
+    @abstractmethod
+    def new_text(self, key: Path, content: str) -> Text:
+        """A text without a name; a `UnicodeEncodeError` when it has no UTF-8 form."""
+
+    @abstractmethod
+    def put(self, name: str, item: Item) -> None:
+        """Give an item the name, in the place of what has it."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Take a name away, and what it stands for unless that has another one."""
+
+
+class Store(ABC):
+    """A store that is open, shared by all containers over it.
+
+    Attributes:
+        kind: what errors call it.
+        name: where it is.
+        mode: `"r"`, or `"r+"` when it can be written to.
+        shares: whether one item may have several names, so that what is in it already is not copied.
+        notes: whether batch sizes and names that a container is given are noted in it.
+        progress: is told of the bytes of the tensors that are written.
+    """
+
+    kind: ClassVar[str]
+    shares: ClassVar[bool] = False
+
+    def __init__(self, name: str, mode: str) -> None:
+        self.name = name
+        self.mode = mode
+        self.notes = True
+        self.progress: Progress | None = None
+
+    @classmethod
+    @abstractmethod
+    def open(cls, name: Any, mode: str, *, locking: Any = None) -> Self:
+        """Open one; `mode` is one of those of a file, `locking` as in `PersistentTensorDict.LOCKING`.
+
+        Raises:
+            OSError: it is missing, there already, or locked by a writer.
+            SaveError: it is none of this kind, or broken.
+        """
+
+    @classmethod
+    @abstractmethod
+    def over(cls, handle: Any) -> tuple[Self, Group]:
+        """The store and the group of a group that the library of the store has opened."""
+
+    @staticmethod
+    @abstractmethod
+    def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options for arrays that are made; a `TypeError` names those that there are not."""
+
+    @property
+    @abstractmethod
+    def root(self) -> Group:
+        """The outermost group."""
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Have others that open it see what was written."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it, for all containers over it; without effect when it is closed."""
+
+    @abstractmethod
+    def errors(self, key: Path) -> contextlib.AbstractContextManager[None]:
+        """A block in which errors of its library, and any `ValueError`, become a `SaveError` that names the key."""
+
+    def check(self) -> None:
+        """Raise a `SaveError` when it was closed."""
+        if not self.is_open:
+            raise SaveError(f"the {self.kind} {self.name!r} was closed; open it again")
+
+    def check_writable(self) -> None:
+        """Raise a `SaveError` when it cannot be written to."""
+        self.check()
+        if self.mode == "r":
+            raise SaveError(f"the {self.kind} {self.name!r} is open for reading only; open it with mode='r+' to write")
+
+    def group_at(self, path: str, key: Path = ()) -> Group:
+        """The group at a path, which errors call `key`.
+
+        Raises:
+            KeyError: there is none.
+        """
+        group = self.root
+        for part in filter(None, path.split("/")):
+            found = group.find(self.decoded(part))
+            if not isinstance(found, Group):
+                raise KeyError(f"{path!r} is no group of the {self.kind} {self.name!r}")
+            group = found
+        group.key = key
+        return group
+
+    @staticmethod
+    def decoded(part: str) -> str:
+        """The name that a part of a path stands for."""
+        return part
+
+    @contextlib.contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Batch sizes that are set in the block, as they were found by looking at the store, are not noted in it."""
+        self.notes = False
+        try:
+            yield
+        finally:
+            self.notes = True

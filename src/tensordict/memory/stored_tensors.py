@@ -1,0 +1,476 @@
+"""StoredTensor: a tensor in an array of a store (an HDF5 file), of which only what is used is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.keys import Path, joined
+
+aten = torch.ops.aten
+
+# What is read or written in one piece where more would have to be held in memory.
+SLAB = 16 << 20
+# Rows that lie this much apart, on average, are read one by one; nearer ones with what is between them.
+_SPREAD = 4
+# The dtypes that NumPy has not are stored as unsigned integers of the same bits, with their name in an attribute.
+_BITS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
+_INTEGERS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+_UNKNOWN_TO_NUMPY = {
+    str(dtype).removeprefix("torch."): dtype
+    for name in (
+        "bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+        "float8_e8m0fnu", "float4_e2m1fn_x2",
+    )
+    if (dtype := getattr(torch, name, None)) is not None
+}  # fmt: skip
+_NUMPY = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+        torch.uint64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+_TORCH = {numpy: dtype for dtype, numpy in _NUMPY.items()}
+
+
+def stored_dtype(dtype: torch.dtype) -> tuple[Any, str | None]:
+    """The NumPy dtype of the array for a tensor, and the name to note when it only has the same bits.
+
+    Raises:
+        UnsupportedEntryError: there is none.
+    """
+    if dtype in _NUMPY:
+        return _NUMPY[dtype], None
+    name = str(dtype).removeprefix("torch.")
+    if name not in _UNKNOWN_TO_NUMPY:
+        raise UnsupportedEntryError(f"tensors of {dtype} cannot be stored as an array")
+    return _BITS[dtype.itemsize], name
+
+
+def tensor_dtype(dtype: Any, noted: str | None) -> torch.dtype | None:
+    """The dtype of the tensor in an array of a NumPy dtype, and of the name that is noted on it; `None` for no tensor.
+
+    Raises:
+        ValueError: the dtype that is noted is not that of the elements.
+    """
+    if dtype.kind not in "biufc" or dtype.subdtype is not None:
+        return None
+    if noted is None:
+        return _TORCH.get(dtype.newbyteorder("=") if dtype.kind != "b" else np.dtype(bool))
+    found = _UNKNOWN_TO_NUMPY.get(noted)
+    if found is None or dtype.kind != "u" or found.itemsize != dtype.itemsize:
+        raise ValueError(f"the dtype {noted!r:.40} that is noted on it is not that of its elements, {dtype}")
+    return found  # type: ignore[no-any-return]
+
+
+# What is taken of an array: for each dim one position, a slice with a positive step, or, of one dim, an array of
+# positions that rise.
+Selection = tuple[Any, ...]
+
+
+class Array(Protocol):
+    """An array of a store: what a `StoredTensor` asks of it. Errors of the store name the path and the key."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    def check(self) -> None:
+        """Raise a `SaveError` when the store was closed."""
+
+    def read(self, selection: Selection, dtype: Any) -> Any:
+        """The selected elements as a NumPy array of this dtype."""
+        ...
+
+    def write(self, selection: Selection, values: Any) -> None:
+        """Write an array to the selection; a `SaveError` when the store cannot be written to."""
+        ...
+
+
+class StoredTensor(Tensor):
+    """A tensor in an array of a store, or a part of one, in the place of what is read from it.
+
+    It knows its shape, dtype and device; an index of integers, slices and `None` gives a smaller part without reading.
+    Any other operation reads it, and gives tensors that are in memory. What is written into it is written to the store.
+
+    Attributes:
+        array: where it is.
+        key: what `repr` tells.
+        picks: what is taken of each dim of the array: one position, a range of them, or an array of some that rise.
+        dims: the dim of the array that each dim runs over, `None` for one of size 1 that was added.
+    """
+
+    array: Array
+    key: Path
+    picks: list[Any]
+    dims: list[int | None]
+
+    # Nothing is done before autograd; see `__torch_dispatch__`.
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _MEMORY:
+            raise UnsupportedEntryError(f"{args[0]!r} is in a file and has no memory of its own; read it first")
+        if torch.is_grad_enabled() and not _writes(func) and _any_requires_grad((args, kwargs)):
+            # Autograd keeps what it needs for the backward pass, by which time the file may hold something else.
+            args, kwargs = tree_map(in_memory, (args, kwargs))
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def of(cls, array: Array, dtype: torch.dtype, device: torch.device | None, key: Path) -> Any:
+        """All of an array."""
+        shape = array.shape
+        return cls._part(array, dtype, [range(n) for n in shape], list(range(len(shape))), device, key)
+
+    @classmethod
+    def _part(
+        cls,
+        array: Array,
+        dtype: torch.dtype,
+        picks: list[Any],
+        dims: list[int | None],
+        device: torch.device | None,
+        key: Path,
+    ) -> Any:
+        shape = [1 if dim is None else len(picks[dim]) for dim in dims]
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device or _CPU)
+        self.array, self.key, self.picks, self.dims = array, key, picks, dims
+        return self
+
+    def _on(self, device: torch.device) -> Any:
+        """The same part, which is sent to that device when it is read."""
+        return self._part(self.array, self.dtype, self.picks, self.dims, device, self.key)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"StoredTensor({joined(self.key)!r}, shape={list(self.shape)}, dtype={self.dtype})"
+
+    __reduce_ex__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """What copies all of it is a read or a write; any other function gets what was read, see `_on_loaded`."""
+        first = args[0]
+        if isinstance(first, StoredTensor):
+            if func is aten.copy_.default:
+                first.write(args[1])
+                return first
+            if func in (aten.alias.default, aten.detach.default):
+                return first._on(first.device)
+            if func is aten.clone.default and not kwargs:
+                return first.read()
+            if func is aten._to_copy.default and kwargs and kwargs.keys() <= {"device", "non_blocking"}:
+                return first._on(kwargs["device"])
+        if func is aten._foreach_copy_.default:
+            for target, value in zip(args[0], args[1], strict=True):
+                target.copy_(value)
+            return None
+        return _on_loaded(func, args, kwargs or {})
+
+    # --- all of it ----------------------------------------------------------------------------------------------------
+
+    def _selection(self) -> list[Any]:
+        return [slice(pick.start, pick.stop, pick.step) if isinstance(pick, range) else pick for pick in self.picks]
+
+    def is_whole(self) -> bool:
+        """Whether this is all of the array, in its own form."""
+        shape = self.array.shape
+        return len(self.dims) == len(shape) and self.picks == [range(n) for n in shape]
+
+    def read(self) -> Tensor:
+        """The elements, in memory."""
+        return self._read(tuple(self._selection()), self.shape)
+
+    def _read(self, selection: Selection, shape: Sequence[int], order: Any = None) -> Tensor:
+        """What is selected, in a shape; `order` takes rows of it along the first dim."""
+        self.array.check()
+        dtype, device = self.dtype, self.device
+        if 0 in shape:
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        # Out of inference mode: a tensor that knows of no versions would not tell whether it was written into.
+        with torch.inference_mode(False):
+            array = self.array.read(selection, _NUMPY.get(dtype) or _BITS[dtype.itemsize])
+            if order is not None:
+                # By NumPy: threads of torch's would cost more than they bring for a few rows.
+                array = array[order]
+            tensor = torch.from_numpy(np.asarray(array)).reshape(tuple(shape))
+            if dtype not in _NUMPY:
+                tensor = tensor.view(dtype)
+            return tensor if device == _CPU else tensor.to(device)
+
+    def write(self, value: Tensor, watch: Callable[[int], None] | None = None) -> None:
+        """Write a tensor that broadcasts to this shape; `watch` is told how many bytes have been written each time."""
+        if value.shape != self.shape:
+            value = value.expand(self.shape)
+        value = value.squeeze(tuple(i for i, dim in enumerate(self.dims) if dim is None))
+        selection = self._selection()
+        if value.nbytes <= SLAB or not value.ndim or (watch is None and _is_direct(value, self.dtype)):
+            self.array.write(tuple(selection), as_array(value, self.dtype))
+            if watch is not None:
+                watch(value.nbytes)
+            return
+        # Along the first dim that is taken in part or whole, so that no second copy of all exists.
+        along = next(i for i, pick in enumerate(selection) if type(pick) is slice)
+        pick = range(*selection[along].indices(self.array.shape[along]))
+        for start, stop in slabs(value):
+            rows = pick[start:stop]
+            part = (*selection[:along], slice(rows.start, rows.stop, rows.step), *selection[along + 1 :])
+            self.array.write(part, as_array(value[start:stop], self.dtype))
+            if watch is not None:
+                watch((stop - start) * value.nbytes // len(value))
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._indexed(index)
+        if found is None:
+            return self.read()[index]
+        part, tensors = found
+        if not _is_advanced(tensors):
+            return part
+        part, tensors = part._rows(tensors, _SPREAD)
+        return part.read()[_as_index(tensors)]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        value = in_memory(torch.as_tensor(value))
+        found = self._indexed(index)
+        if found is None:
+            content = self.read()
+            content[index] = value
+            self.write(content)
+            return
+        part, tensors = found
+        if not _is_advanced(tensors):
+            while value.ndim > part.ndim and value.shape[0] == 1:
+                value = value[0]
+            part.write(value)
+            return
+        part, tensors = part._rows(tensors, 1)
+        given = [(dim, tensor) for dim, tensor in enumerate(tensors) if tensor is not None]
+        (dim, first), *others = given
+        if not others and torch.unique(first).numel() == part.shape[dim]:
+            content = torch.empty(part.shape, dtype=part.dtype, device=_CPU)
+        else:
+            content = part.read().to(_CPU)
+        at = _as_index([None if tensor is None else tensor.to(_CPU) for tensor in tensors])
+        content[at] = value.to(_CPU, self.dtype)
+        part.write(content)
+
+    def _indexed(self, index: Any) -> tuple[StoredTensor, list[Tensor | None]] | None:
+        """The part that the integers, slices and `None` in an index take, and the index tensors for its dims.
+
+        `None` for an index with something else in it, or one that torch refuses.
+        """
+        items = [_plain(item) for item in (index if isinstance(index, tuple) else (index,))]
+        if not all(item is None or item is Ellipsis or type(item) in (int, slice, Tensor) for item in items):
+            return None
+        rest = self.ndim - sum(_consumed(item) for item in items)
+        ellipses = sum(item is Ellipsis for item in items)
+        if rest < 0 or ellipses > 1:
+            return None
+        picks, dims, tensors = list(self.picks), list[int | None](), list[Tensor | None]()
+        at = 0
+        for item in items if ellipses else (*items, Ellipsis):
+            count = rest if item is Ellipsis else _consumed(item)
+            over = self.dims[at : at + count]
+            if item is None:
+                over = [None]
+            elif isinstance(item, Tensor):
+                if item.dtype in _MASKS and item.shape != self.shape[at : at + count]:
+                    return None
+                tensors += item.nonzero(as_tuple=True) if item.dtype in _MASKS else (item,)
+            elif item is not Ellipsis:
+                pick = range(1) if over[0] is None else picks[over[0]]
+                if not isinstance(pick, range) or (type(item) is slice and not (item.step is None or item.step > 0)):
+                    return None
+                if type(item) is int and not -len(pick) <= item < len(pick):
+                    raise IndexError(f"index {item} is out of bounds for dimension {at} with size {len(pick)}")
+                if over[0] is not None:
+                    picks[over[0]] = pick[item]
+                elif type(item) is slice and not pick[item]:
+                    return None
+                over = [] if type(item) is int else over
+            dims += over
+            tensors += [None] * (len(dims) - len(tensors))
+            at += count
+        return self._part(self.array, self.dtype, picks, dims, self.device, self.key), tensors
+
+    def _rows(self, tensors: list[Tensor | None], spread: int) -> tuple[StoredTensor, list[Tensor | None]]:
+        """A part with all rows that index tensors take of the first dim that they index, and the index tensors for it.
+
+        Where there are few other rows between them, at most `spread` times as many in all, the part has these too.
+        """
+        dim = next(position for position, tensor in enumerate(tensors) if tensor is not None)
+        own = self.dims[dim]
+        pick = None if own is None else self.picks[own]
+        if own is None or not isinstance(pick, range):
+            return self, tensors
+        rows = Rows.of(tensors[dim], len(pick), spread, dim)
+        picks = list(self.picks)
+        picks[own] = pick[rows.at] if isinstance(rows.at, slice) else rows.at * pick.step + pick.start
+        order = torch.from_numpy(rows.order).to(self.device)
+        part = self._part(self.array, self.dtype, picks, self.dims, self.device, self.key)
+        return part, [*tensors[:dim], order, *tensors[dim + 1 :]]
+
+    def read_rows(self, rows: Rows) -> Tensor:
+        """Rows along the first dim of all of an array; for many arrays that have the same rows read."""
+        return self._read((rows.at,), (*rows.shape, *self.array.shape[1:]), rows.order)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows along a dim as they are best read.
+
+    at: what is read: a position, a slice, or positions that rise.
+    shape: what takes the place of the dim in what is given.
+    order: where in what is read each row lies, as an array of integers; `None` where it is given as it is.
+    """
+
+    at: Any
+    shape: tuple[int, ...]
+    order: Any = None
+
+    @classmethod
+    def of_index(cls, index: Any, size: int) -> Rows | None:
+        """The rows of an integer, a slice or a row of integers; `None` for any other index."""
+        if type(index) is int:
+            return cls(index % size, ()) if -size <= index < size else None
+        if type(index) is slice:
+            taken = range(size)[index]
+            return cls(slice(taken.start, taken.stop, taken.step), (len(taken),)) if taken.step > 0 else None
+        return cls.of(index, size) if type(index) is Tensor and index.ndim == 1 and index.dtype in _INDICES else None
+
+    @classmethod
+    def of(cls, index: Any, size: int, spread: int = _SPREAD, dim: int = 0) -> Rows:
+        """The rows at the positions in an index tensor, along a dim of this size.
+
+        Of several equal positions one is read. Where there are few others between them, at most `spread` times as many
+        in all, these are read too, since one piece is read faster than many.
+
+        Raises:
+            IndexError: a position is out of bounds, or the index has no integers.
+        """
+        if index.dtype not in _INDICES:
+            raise IndexError(f"an index tensor holds integers or booleans, got {index.dtype}")
+        shape = tuple(index.shape)
+        flat = index.detach().cpu().numpy().reshape(-1).astype(np.int64)
+        if not flat.size:
+            return cls(slice(0, 0), shape, flat.reshape(shape))
+        low, high = int(flat.min()), int(flat.max())
+        if low < -size or high >= size:
+            wrong = low if low < -size else high
+            raise IndexError(f"index {wrong} is out of bounds for dimension {dim} with size {size}")
+        if low < 0:
+            flat = np.where(flat < 0, flat + size, flat)
+        positions, order = np.unique(flat, return_inverse=True)
+        first, last = int(positions[0]), int(positions[-1])
+        if last - first < spread * len(positions):
+            return cls(slice(first, last + 1), shape, (flat - first).reshape(shape))
+        return cls(positions, shape, order.reshape(shape))
+
+
+_CPU = torch.device("cpu")
+_MEMORY = (Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.numpy)
+_INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
+_MASKS = (torch.bool, torch.uint8)
+
+
+def in_memory(value: Any) -> Any:
+    """What is read of a `StoredTensor`; anything else itself."""
+    return value.read() if isinstance(value, StoredTensor) else value
+
+
+def as_array(value: Tensor, dtype: torch.dtype) -> Any:
+    """A tensor as the array that is written to a dataset for tensors of this dtype; without a copy where possible."""
+    value = in_memory(value).detach()
+    value = value.to("cpu", dtype).resolve_conj().resolve_neg().contiguous()
+    if dtype not in _NUMPY:
+        value = value.view(_INTEGERS[dtype.itemsize])
+    return value.numpy()
+
+
+def slabs(value: Tensor) -> Iterator[tuple[int, int]]:
+    """The rows along the first dim that are read or written together, so that they take no more than `SLAB` bytes."""
+    rows = value.shape[0]
+    step = max(1, SLAB * rows // max(value.nbytes, 1))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
+
+
+def _is_direct(value: Tensor, dtype: torch.dtype) -> bool:
+    return not isinstance(value, StoredTensor) and value.is_cpu and value.dtype is dtype and value.is_contiguous()
+
+
+def _plain(item: Any) -> Any:
+    """An item of an index, as an integer where torch takes it for one; what is left to torch is `NotImplemented`."""
+    if not isinstance(item, Tensor):
+        return item
+    if item.ndim:
+        return item.as_subclass(Tensor)
+    return int(item) if item.dtype in _INDICES else NotImplemented
+
+
+def _consumed(item: Any) -> int:
+    """How many dims an item of an index takes."""
+    if isinstance(item, Tensor):
+        return item.ndim if item.dtype in _MASKS else 1
+    return int(type(item) in (int, slice))
+
+
+def _is_advanced(tensors: Sequence[Tensor | None]) -> bool:
+    return any(tensor is not None for tensor in tensors)
+
+
+def _as_index(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    return tuple(slice(None) if tensor is None else tensor for tensor in tensors)
+
+
+def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function on what is read, and write back what it has written into."""
+    read: dict[int, tuple[StoredTensor, Tensor]] = {}
+
+    def load(value: Any) -> Any:
+        if not isinstance(value, StoredTensor):
+            return value
+        if id(value) not in read:
+            read[id(value)] = (value, value.read())
+        return read[id(value)][1]
+
+    loaded_args, loaded_kwargs = tree_map(load, (args, kwargs))
+    result = func(*loaded_args, **loaded_kwargs)
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[position] if position < len(args) else kwargs.get(argument.name)
+        for target in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(target, StoredTensor):
+                target.write(read[id(target)][1])
+    # What writes into its argument gives that argument.
+    targets = {id(loaded): stored for stored, loaded in read.values()}
+    return tree_map(lambda value: targets.get(id(value), value) if isinstance(value, Tensor) else value, result)
+
+
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in ("__setitem__", "__set__", "__get__") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _any_requires_grad(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return value.requires_grad
+    if isinstance(value, (list, tuple)):
+        return any(map(_any_requires_grad, value))
+    return isinstance(value, dict) and any(map(_any_requires_grad, value.values()))
