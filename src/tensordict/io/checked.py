@@ -19,7 +19,8 @@ def sizes(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
     if type(value) is not list or len(value) > _MAX_DIMS:
         raise ValueError(f"{what} is {value!r:.80} and no list of ints")
     if not all(type(size) is int and least <= size < 2**63 for size in value):
-        raise ValueError(f"{what} is {value!r:.80} and no list of ints of at least {least}")
+        allowed = "non-negative ints" if least == 0 else f"ints of at least {least}"
+        raise ValueError(f"{what} is {value!r:.80} and no list of {allowed}")
     return tuple(value)
 
 
@@ -64,5 +65,5 @@ def device(name: Any) -> torch.device | None:
     try:
         torch.device(name if type(name) is str else "")
     except RuntimeError:
-        raise ValueError(f"its device {name!r:.80} is unknown") from None
+        raise ValueError(f"its device is {name!r:.80}, which is unknown") from None
     return torch.device("cpu")
