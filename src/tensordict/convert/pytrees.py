@@ -21,7 +21,15 @@ from tensordict.core.errors import FieldError
 from tensordict.core.keys import Path, joined
 
 if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
     from tensordict.containers.dense import TensorDict
+
+    class _Options(TypedDict, total=False):
+        batch_size: object
+        auto_batch_size: bool
+        batch_dims: int | None
+
 
 # The entry that says what a container was, and the beginning of the names of those that hold a key and its value.
 MARK = "_pytree_type"
@@ -38,17 +46,9 @@ class Registered:
 
 
 @overload
-def from_pytree(
-    pytree: dict[Any, Any] | list[Any] | tuple[Any, ...],
-    *,
-    batch_size: Any = ...,
-    auto_batch_size: bool = ...,
-    batch_dims: int | None = ...,
-) -> TensorDict: ...
+def from_pytree(pytree: dict[Any, Any] | list[Any] | tuple[Any, ...], **options: Unpack[_Options]) -> TensorDict: ...
 @overload
-def from_pytree(
-    pytree: Any, *, batch_size: Any = ..., auto_batch_size: bool = ..., batch_dims: int | None = ...
-) -> Any: ...
+def from_pytree(pytree: object, **options: Unpack[_Options]) -> Any: ...
 def from_pytree(
     pytree: object, *, batch_size: object = None, auto_batch_size: bool = False, batch_dims: int | None = None
 ) -> Any:
