@@ -12,39 +12,42 @@ from torch import Tensor
 from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
 from tensordict.core import pytree, registry
-from tensordict.core.context import remember_state
+from tensordict.core.context import remember, remember_state
 from tensordict.core.contract import NOT_BACKED, Backing, Contract, EntryStore, Names, is_flat, named_error, state_of
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path
 from tensordict.core.settings import set_lazy_legacy
+from tensordict.ops.batch_ops import BatchOp, Reshape
 from tensordict.ops.locking import _keep
 from tensordict.ops.writes import Resize, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.ops.collection import TensorCollection
-
-# The name of a shape method and its arguments, as in `("permute", 1, 0)`.
-Operation = tuple[Any, ...]
-
 
 class _Through(EntryStore, MutableMapping[str, Any]):
-    """The entries of a container, `forward` done to them on the way out and `backward` on the way in.
+    """The entries of a container, an operation done to them on the way out and its inverse on the way in.
 
-    `outer` are the batch dims of the source that `forward` makes `inner` of; the source may have more, which stay.
+    `op` is for the first batch dims of the source; it may have more, which stay.
     """
 
-    __slots__ = ("backward", "forward", "inner", "outer", "source")
+    __slots__ = ("inverse", "op", "source")
 
-    def __init__(
-        self, source: Any, forward: Operation, backward: Operation, outer: torch.Size, inner: torch.Size
-    ) -> None:
+    def __init__(self, source: Any, op: BatchOp) -> None:
         self.source = source
-        self.forward = forward
-        self.backward = backward
-        self.outer = outer
-        self.inner = inner
+        self.op = op
+        self.inverse = op.inverse()
+
+    def __getstate__(self) -> Any:
+        return {"source": self.source, "forward": self.op.call(), "outer": self.op.old}
+
+    def __setstate__(self, state: Any) -> None:
+        # Earlier pickles have the state that Python gives to what has slots, with more in it.
+        state = state[1] if isinstance(state, tuple) else state
+        name, *arguments = state["forward"]
+        with set_lazy_legacy(True):
+            view = getattr(TensorDict._make({}, state["outer"], None, None), name)(*arguments)
+        self.source, self.op, self.inverse = state["source"], view._entries.op, view._entries.inverse
 
     def __getitem__(self, name: str) -> Any:
         return self.shown(name, self.source._entries[name])
@@ -52,13 +55,13 @@ class _Through(EntryStore, MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         entries = self.source._entries
         if not isinstance(value, Contract):
-            entries[name] = _on_leaf(self.backward, value, len(self.inner), name)
+            entries[name] = _on_leaf(self.inverse, value, name)
         elif isinstance(value, Tensor):
-            entries[name] = value._resized_along(self.outer, len(self.inner))  # type: ignore[attr-defined]
-        elif isinstance(value, LazyView) and value._entries.same_form(self):
+            entries[name] = value._resized_along(self.op.old, len(self.op.size))  # type: ignore[attr-defined]
+        elif isinstance(value, LazyView) and value._entries.op.same_as(self.op):
             entries[name] = value._source
         else:
-            node = _on_node(self.backward, value, self.inner)
+            node = _on_node(self.inverse, value)
             # Names of the source's dims that the view does not have are given to the new node here.
             entries[name] = self.source._admit(node, (name,))
 
@@ -92,19 +95,13 @@ class _Through(EntryStore, MutableMapping[str, Any]):
         """The names and the entries as they are read."""
         return ((name, self.shown(name, value)) for name, value in self.source._entries.items())
 
-    def same_form(self, other: _Through) -> bool:
-        """Whether the other mapping does the same to its source."""
-        return self.forward == other.forward and self.outer == other.outer
-
     def shown(self, name: str, value: Any) -> Any:
         """An entry of the source as it is read."""
         if type(value) is not Tensor and isinstance(value, Contract):
             if isinstance(value, Tensor):
-                return value._resized_along(self.inner, len(self.outer))  # type: ignore[attr-defined]
-            if value._is_non_tensor:
-                return _on_node(self.forward, value, self.outer)
-            return LazyView(value, self.forward, self.backward, self.outer, self.inner)
-        return _on_leaf(self.forward, value, len(self.outer), name)
+                return value._resized_along(self.op.size, len(self.op.old))  # type: ignore[attr-defined]
+            return _on_node(self.op, value) if value._is_non_tensor else LazyView(value, self.op)
+        return _on_leaf(self.op, value, name)
 
 
 # The mixin's own views would look up every name anew.
@@ -151,26 +148,24 @@ class LazyView(TensorDictBase):
     # What is built from other entries has no source and is no view.
     _make = TensorDict._make
 
-    def __init__(
-        self, source: Any, forward: Operation, backward: Operation, outer: torch.Size, inner: torch.Size
-    ) -> None:
+    def __init__(self, source: Any, op: BatchOp) -> None:
         self._source = source
-        self._entries = _Through(source, forward, backward, outer, inner)
-        self._size: torch.Size = inner + source._batch_size[len(outer) :]
+        self._entries = _Through(source, op)
+        self._size: torch.Size = op.size + source._batch_size[len(op.old) :]
         remember_state(self, _keep)
 
     @classmethod
-    def over(cls, source: Any, size: torch.Size, forward: Operation, backward: Operation) -> TensorCollection:
-        """`forward` done to `source` lazily, which gives it the batch size `size`; `backward` is what takes it back."""
-        if isinstance(source, LazyView) and source._taken_back_by(forward):
-            return source._source  # type: ignore[no-any-return]
-        return cls(source, forward, backward, source._batch_size, size)
-
-    def _taken_back_by(self, operation: Operation) -> bool:
-        through = self._entries
-        if operation[0] == "view" and through.backward[0] == "reshape":
-            operation = ("reshape", *operation[1:])
-        return operation == through.backward and through.outer == self._source._batch_size
+    def over(cls, source: Any, op: BatchOp) -> Any:
+        """`op` done to `source` lazily: a view, the source of a view that it takes back, or a lazy stack of views."""
+        if isinstance(source, LazyView) and op.same_as(source._entries.inverse):
+            return source._source
+        members: Any = None if isinstance(op, Reshape) else source._members()
+        found = op.on_members(source.stack_dim, len(members)) if members else None
+        if found is None or found[1] is None:
+            return cls(source, op)
+        inner, dim = found
+        views = [m if inner is None else m._view_of_batch(inner.over(m._batch_size)) for m in members]
+        return remember(source._restacked(views, dim), source, lambda out: op.undo(out))
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
@@ -189,7 +184,7 @@ class LazyView(TensorDictBase):
 
     def _operation(self) -> str:
         """The operation as it is called."""
-        name, *arguments = self._entries.forward
+        name, *arguments = self._entries.op.call()
         return f"{name}({', '.join(map(repr, arguments))})"
 
     def memmap_(self, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
@@ -229,16 +224,15 @@ class LazyView(TensorDictBase):
         names = self._source._names
         if names is None:
             return None
-        through = self._entries
-        return _renamed(through.forward, names, self._source._batch_size, through.outer)
+        return _renamed(self._entries.op, names)
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
         if names is not None and len(names) != len(self._size):
             self._refuse_size(torch.Size(self._size[: len(names)]))
         through = self._entries
-        theirs = None if names is None else _renamed(through.backward, names, self._size, through.inner)
-        shown = theirs and _renamed(through.forward, theirs, self._source._batch_size, through.outer)
+        theirs = None if names is None else _renamed(through.inverse, names)
+        shown = theirs and _renamed(through.op, theirs)
         if names is not None and shown != names:
             raise RuntimeError(
                 f"the names {names} of a lazy view cannot be taken over by its source, whose batch size is "
@@ -266,27 +260,21 @@ class LazyView(TensorDictBase):
         self._source._is_shared = backing.is_shared
 
 
-def _on_leaf(operation: Operation, leaf: Tensor, lead: int, name: str) -> Tensor:
-    """An operation on the `lead` leading dims of a leaf."""
-    method, *arguments = operation
-    # Dims count from the front, so only what lists all of them has to know about those of the leaf's own.
-    if method in ("view", "reshape"):
-        arguments = [(*arguments, *leaf.shape[lead:])]
-    elif method == "permute":
-        arguments += range(lead, leaf.dim())
+def _on_leaf(op: BatchOp, leaf: Tensor, name: str) -> Tensor:
+    """An operation on the leading dims of a leaf."""
     try:
-        return getattr(leaf, method)(*arguments)  # type: ignore[no-any-return]
+        return op.leaf(leaf)  # type: ignore[no-any-return]
     except RuntimeError as error:
         raise named_error(error, (name,)) from error
 
 
-def _on_node(operation: Operation, node: Any, lead: torch.Size) -> Any:
-    """An operation on those batch dims of a container that it shares with one of batch size `lead`."""
-    parent = TensorDict._make({"": node}, lead, None, None)
-    with set_lazy_legacy(False):
-        return getattr(parent, operation[0])(*operation[1:])._entries[""]
+def _on_node(op: BatchOp, node: Any) -> Any:
+    """An operation on the first batch dims of a container."""
+    return node._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
 
 
-def _renamed(operation: Operation, names: Names, size: torch.Size, lead: torch.Size) -> Names | None:
-    """The names of a container of batch size `size` after an operation on its dims in `lead`."""
-    return _on_node(operation, TensorDict._make({}, size, None, names), lead)._names  # type: ignore[no-any-return]
+def _renamed(op: BatchOp, names: Names) -> Names | None:
+    """The names of dims after an operation on the first of them."""
+    lead = len(op.old)
+    renamed = op.rename(names[:lead]) + names[lead:]
+    return renamed if any(name is not None for name in renamed) else None

@@ -105,9 +105,6 @@ class Face(TensorCollection):
     def _dense(self, hooked: bool = False) -> Any:
         return self._rewrap(self._tensordict._dense(hooked))
 
-    def _lazy(self, size: torch.Size, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> Self:
-        return self._over(self._tensordict._lazy(size, forward, backward))
-
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         return self._over(self._tensordict._restacked(list(map(bare, members)), dim))
 

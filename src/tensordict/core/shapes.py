@@ -86,6 +86,8 @@ def as_new_dim(dim: object, ndim: int) -> int:
 
 def as_dims(dims: Any, ndim: int) -> tuple[int, ...]:
     """An int or a sequence of ints as distinct dims counted from the front; raises as `as_dim`."""
+    if type(dims) is int:
+        return (as_dim(dims, ndim),)
     items = (dims,) if isinstance(dims, int) else tuple(dims)
     out = tuple([as_dim(dim, ndim) for dim in items])
     if len(set(out)) != len(out):
@@ -189,7 +191,9 @@ def swapped_pair(order: tuple[int, ...]) -> tuple[int, int] | None:
 
 def with_dim(size: torch.Size, dim: int, length: int) -> torch.Size:
     """`size` with the dim at `dim` set to `length`."""
-    return torch.Size((*size[:dim], length, *size[dim + 1 :]))
+    sizes = list(size)
+    sizes[dim] = length
+    return torch.Size(sizes)
 
 
 def split_lengths(length: int, split_size: object) -> list[int]:

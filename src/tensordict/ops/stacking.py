@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -18,6 +17,7 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.core.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
 from tensordict.ops import uneven
+from tensordict.ops.batch_ops import Cut
 from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.naming import check_agreement
 from tensordict.ops.refusals import has_ragged, retried
@@ -59,7 +59,7 @@ class Stacking(Writing):
             [2, 2, 1]
         """
         dim = as_dim(dim, len(self._batch_size))
-        return self._pieces(split_lengths(self._batch_size[dim], split_size), dim)
+        return self._cut(Cut(self._batch_size, dim, split_lengths(self._batch_size[dim], split_size)))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """Views of at most `chunks` pieces of equal length along a batch dim, the last possibly shorter.
@@ -74,7 +74,8 @@ class Stacking(Writing):
             raise ShapeError(f"the number of chunks must be positive, got {chunks}")
         dim = as_dim(dim, len(self._batch_size))
         length = self._batch_size[dim]
-        return self._pieces(split_lengths(length, -(-length // chunks)) if length else [0] * chunks, dim)
+        lengths = split_lengths(length, -(-length // chunks)) if length else [0] * chunks
+        return self._cut(Cut(self._batch_size, dim, lengths))
 
     def tensor_split(self, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Self, ...]:
         """Views of the pieces along a batch dim (as :func:`torch.tensor_split`).
@@ -96,28 +97,25 @@ class Stacking(Writing):
         length = self._batch_size[dim]
         cuts = indices_or_sections.tolist() if isinstance(indices_or_sections, Tensor) else indices_or_sections
         if isinstance(cuts, int):
-            return self._pieces(even_lengths(length, cuts), dim)
-        bounds = [0, *[slice(None, cut).indices(length)[1] for cut in cuts], length]
-        lengths = [max(0, stop - start) for start, stop in itertools.pairwise(bounds)]
-        # Cuts that go backwards give pieces that overlap, which only tensor_split itself makes.
-        return self._pieces(lengths, dim, tuple(cuts))
+            return self._cut(Cut(self._batch_size, dim, even_lengths(length, cuts)))
+        starts = [0, *[slice(None, cut).indices(length)[1] for cut in cuts]]
+        # Cuts that go backwards give pieces that overlap.
+        lengths = [max(0, stop - start) for start, stop in itertools.pairwise([*starts, length])]
+        return self._cut(Cut(self._batch_size, dim, lengths, starts))
 
-    def _pieces(self, lengths: list[int], dim: int, cuts: tuple[int, ...] | None = None) -> tuple[Self, ...]:
-        """The pieces of these lengths; those between `cuts`, as `tensor_split` makes them, if given."""
-        size = self._batch_size
-        by_length = {length: with_dim(size, dim, length) for length in set(lengths)}
-        fn = methodcaller("split_with_sizes", lengths, dim) if cuts is None else methodcaller("tensor_split", cuts, dim)
-        walked = ([by_length[length] for length in lengths], len(size), _same_names)
-        try:
-            pieces = self._map_many(fn, *walked, methodcaller("_pieces", lengths, dim, cuts))
-        except REFUSALS:
-            if not has_ragged(self):
-                raise
-            starts = list(itertools.accumulate(lengths, initial=0))[:-1]
-            if cuts is not None:
-                starts = [0, *[slice(None, cut).indices(size[dim])[1] for cut in cuts]]
-            pieces = retried(self, self._map_many, ragged.Split(starts, lengths, dim), *walked)
-        if self._locked:
+    def _cut(self, op: Cut) -> tuple[Self, ...]:
+        """The pieces of this container, with its lock; those of a memory-mapped or shared one are that, too."""
+        if self._members() is not None:
+            pieces = self._rewrap(op.on_stack(self._wrapped_container()))
+        else:
+            walked = op.sizes(), len(op.old), op.rename
+            try:
+                pieces = self._map_many(op.leaf, *walked, op.on_stack)
+            except REFUSALS:
+                if not has_ragged(self):
+                    raise
+                pieces = retried(self, self._map_many, op.ragged_leaf(), *walked)
+        if self._locked and (op.lengths is not None or self._is_memmap or self._is_shared):
             for piece in pieces:
                 piece._lock_tree()
                 piece._mark_as(self)
@@ -135,26 +133,12 @@ class Stacking(Writing):
             >>> [item["a"].tolist() for item in td.unbind(0)]
             [[0, 1, 2], [3, 4, 5]]
         """
-        rest = list(self._batch_size)
-        lead = len(rest)
-        dim = as_dim(dim, lead)
-        sizes = rest.pop(dim) * [torch.Size(rest)]
-
-        def rename(names: Names) -> Names:
-            return names[:dim] + names[dim + 1 :]
-
-        try:
-            fn = methodcaller("unbind", dim)
-            pieces = self._map_many(fn, sizes, lead, rename, fn)
-        except REFUSALS:
-            if not has_ragged(self):
-                raise
-            pieces = retried(self, self._map_many, partial(ragged.unbind, dim=dim), sizes, lead, rename)
-        if self._is_memmap or self._is_shared:
-            for piece in pieces:
-                piece._lock_tree()
-                piece._mark_as(self)
-        return tuple(pieces)
+        old = self._batch_size
+        dim = as_dim(dim, len(old))
+        members = self._members()
+        if members and dim == self._entries.dim:  # type: ignore[attr-defined]
+            return self._rewrap(tuple(members))  # type: ignore[no-any-return]
+        return self._cut(Cut(old, dim))
 
     # --- joining ----------------------------------------------------------------------------------------------------
 

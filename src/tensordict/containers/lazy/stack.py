@@ -134,6 +134,7 @@ class LazyStackedTensorDict(LazyWrites, LazyOps):
 
     if TYPE_CHECKING:
 
+        def unbind(self, dim: int = 0) -> tuple[TensorCollection, ...]: ...  # type: ignore[override]
         @overload  # type: ignore[override]
         def __getitem__(self, index: int) -> TensorCollection: ...
         @overload
