@@ -31,12 +31,11 @@ class _Through(EntryStore, MutableMapping[str, Any]):
     `op` is for the first batch dims of the source; it may have more, which stay.
     """
 
-    __slots__ = ("inverse", "op", "source")
+    __slots__ = ("op", "source")
 
     def __init__(self, source: Any, op: BatchOp) -> None:
         self.source = source
         self.op = op
-        self.inverse = op.inverse()
 
     def __getstate__(self) -> Any:
         return {"source": self.source, "forward": self.op.call(), "outer": self.op.old}
@@ -47,7 +46,7 @@ class _Through(EntryStore, MutableMapping[str, Any]):
         name, *arguments = state["forward"]
         with set_lazy_legacy(True):
             view = getattr(TensorDict._make({}, state["outer"], None, None), name)(*arguments)
-        self.source, self.op, self.inverse = state["source"], view._entries.op, view._entries.inverse
+        self.source, self.op = state["source"], view._entries.op
 
     def __getitem__(self, name: str) -> Any:
         return self.shown(name, self.source._entries[name])
@@ -55,13 +54,13 @@ class _Through(EntryStore, MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         entries = self.source._entries
         if not isinstance(value, Contract):
-            entries[name] = _on_leaf(self.inverse, value, name)
+            entries[name] = _on_leaf(self.op.inverse(), value, name)
         elif isinstance(value, Tensor):
             entries[name] = value._resized_along(self.op.old, len(self.op.size))  # type: ignore[attr-defined]
         elif isinstance(value, LazyView) and value._entries.op.same_as(self.op):
             entries[name] = value._source
         else:
-            node = _on_node(self.inverse, value)
+            node = _on_node(self.op.inverse(), value)
             # Names of the source's dims that the view does not have are given to the new node here.
             entries[name] = self.source._admit(node, (name,))
 
@@ -157,7 +156,7 @@ class LazyView(TensorDictBase):
     @classmethod
     def over(cls, source: Any, op: BatchOp) -> Any:
         """`op` done to `source` lazily: a view, the source of a view that it takes back, or a lazy stack of views."""
-        if isinstance(source, LazyView) and op.same_as(source._entries.inverse):
+        if isinstance(source, LazyView) and op.same_as(source._entries.op.inverse()):
             return source._source
         members: Any = None if isinstance(op, Reshape) else source._members()
         found = op.on_members(source.stack_dim, len(members)) if members else None
@@ -231,7 +230,7 @@ class LazyView(TensorDictBase):
         if names is not None and len(names) != len(self._size):
             self._refuse_size(torch.Size(self._size[: len(names)]))
         through = self._entries
-        theirs = None if names is None else _renamed(through.inverse, names)
+        theirs = None if names is None else _renamed(through.op.inverse(), names)
         shown = theirs and _renamed(through.op, theirs)
         if names is not None and shown != names:
             raise RuntimeError(

@@ -86,9 +86,9 @@ def as_new_dim(dim: object, ndim: int) -> int:
 
 def as_dims(dims: Any, ndim: int) -> tuple[int, ...]:
     """An int or a sequence of ints as distinct dims counted from the front; raises as `as_dim`."""
-    if type(dims) is int:
+    if isinstance(dims, int):
         return (as_dim(dims, ndim),)
-    items = (dims,) if isinstance(dims, int) else tuple(dims)
+    items = tuple(dims)
     out = tuple([as_dim(dim, ndim) for dim in items])
     if len(set(out)) != len(out):
         raise ShapeError(f"each dim can be given once, got {items} for {ndim} batch dims")
