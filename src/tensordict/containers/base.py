@@ -25,7 +25,7 @@ class TensorDictBase(TensorCollection):
     """
 
     if TYPE_CHECKING:
-        # What is another class than that of the container, whose faces keep theirs.
+        # What is another class than that of the container, whose wrappers keep theirs.
         def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...
         def to_h5(
             self,

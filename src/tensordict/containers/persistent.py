@@ -198,7 +198,7 @@ class PersistentTensorDict(OnDisk):
         unknown = sorted(set(self._listed()) - cls.__expected_keys__)
         if unknown:
             raise SaveError(f"{joined(self._group.key)!r} is saved as a {name}, which has no fields {unknown}")
-        return cls._over(self)
+        return cls._wrapping(self)
 
     @classmethod
     def from_dict(  # type: ignore[override]

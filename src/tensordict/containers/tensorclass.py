@@ -16,7 +16,7 @@ from typing_extensions import dataclass_transform
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.fields import Layout, layout_of
 from tensordict.containers.nontensor import unwrap, wrap
-from tensordict.containers.wrapper import Declared, bare, blamed, register_face
+from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper, with_class_name
 from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ContainerExpected, FieldError
@@ -62,7 +62,7 @@ else:
 
 
 @registry.register
-class TensorClass(Declared, metaclass=_Dataclass):
+class TensorClass(FieldWrapper, metaclass=_Dataclass):
     """A container whose entries are the fields of a class, read and written as attributes.
 
     `class Data(TensorClass)` with annotated fields makes `Data` a dataclass whose instances do whatever a `TensorDict`
@@ -133,7 +133,7 @@ class TensorClass(Declared, metaclass=_Dataclass):
         _prefer_own(cls)
         cls.__hash__ = object.__hash__ if cls._frozen else None  # type: ignore[assignment]
         registry.declare(cls)
-        register_face(cls)
+        register_wrapper(cls)
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class TensorClass(Declared, metaclass=_Dataclass):
         try:
             container._fill(values, (), container._queues(non_blocking))
         except (RuntimeError, TypeError) as error:
-            raise blamed(error, type(self)) from error
+            raise with_class_name(error, type(self)) from error
         if device is not None:
             container._settle(non_blocking)
         if self._has_post_init:
@@ -271,7 +271,7 @@ class TensorClass(Declared, metaclass=_Dataclass):
             >>> points.batch_size
             torch.Size([2])
         """
-        self._hand_over(self._tensordict.extend, *args, **kwargs)
+        self._call_wrapped(self._tensordict.extend, *args, **kwargs)
 
     # --- from and to other forms ------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class TensorClass(Declared, metaclass=_Dataclass):
             >>> Point.from_tensordict(td).x is td["x"]
             True
         """
-        container = bare(tensordict)
+        container = container_of(tensordict)
         if safe and not isinstance(container, Contract):
             raise ContainerExpected(
                 f"{cls.__name__}.from_tensordict needs a container, got {type(tensordict).__name__}; use "
@@ -310,7 +310,7 @@ class TensorClass(Declared, metaclass=_Dataclass):
             raise FieldError(f"{cls.__name__}.from_tensordict got {unknown}, {cls._layout.known()}")
         if non_tensordict:
             container = container.copy()
-        self = cls._over(container)
+        self = cls._wrapping(container)
         for name, value in (non_tensordict or {}).items():
             self._put(name, self._as_entry(name, value, True))
         if cls._has_post_init:

@@ -1,4 +1,4 @@
-"""TypedTensorDict: a face over any container whose keys are declared and checked."""
+"""TypedTensorDict: a wrapper of any container, whose keys are declared and checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing_extensions import NotRequired, Required
 from tensordict.containers.base import TensorDictBase
 from tensordict.containers.fields import listed
 from tensordict.containers.nontensor import NonTensorDataBase, unwrap, wrap
-from tensordict.containers.wrapper import Declared, bare, register_face
+from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper
 from tensordict.core.annotations import UNION, is_any_of, kinds_of, resolve, scope_of
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import FieldError
@@ -32,7 +32,7 @@ _TOWER: dict[Any, Any] = {float: (float, int), complex: (complex, float, int)}
 _OWN_ARGUMENTS = ("source", "batch_size", "device", "names", "non_blocking", "lock")
 
 
-class TypedTensorDict(Declared, TensorDictBase):
+class TypedTensorDict(FieldWrapper, TensorDictBase):
     """A container with declared keys, which can be read and written as attributes too.
 
     A key is declared by an annotation; those in `NotRequired[...]`, with a default, or of a class made with
@@ -41,7 +41,7 @@ class TypedTensorDict(Declared, TensorDictBase):
     :class:`~tensordict.NonTensorData` holds it; a container with the right keys is taken for a nested
     `TypedTensorDict`. Subclasses inherit the declarations. Results of operations are of the same class.
 
-    It is a face over the container that holds the entries: a `TensorDict`, or any other with :meth:`from_tensordict`.
+    It wraps the container that holds the entries: a `TensorDict`, or any other with :meth:`from_tensordict`.
 
     Options are given as `TypedTensorDict["shadow", "frozen"]` or as `class Step(TypedTensorDict, shadow=True)`, with
     the meaning that they have for a :class:`~tensordict.TensorClass`: `autocast`, `nocast`, `tensor_only`, `frozen`
@@ -115,7 +115,7 @@ class TypedTensorDict(Declared, TensorDictBase):
         cls.__required_keys__ = frozenset(required)
         cls.__optional_keys__ = frozenset(types_) - required
         cls.__expected_keys__ = frozenset(types_)
-        register_face(cls)
+        register_wrapper(cls)
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class TypedTensorDict(Declared, TensorDictBase):
         """
         if not is_node(td) or td._is_non_tensor:
             raise FieldError(f"{cls.__name__}.from_tensordict needs a container, got {type(td).__name__}")
-        self = cls._over(bare(td))
+        self = cls._wrapping(container_of(td))
         if check:
             entries = self._outline()
             cls._check_required(entries, f"{cls.__name__}.from_tensordict()")
@@ -287,7 +287,7 @@ def _entry(name: str, kind: Any, default: Any) -> property:
         if type(value) is Tensor:
             return value
         if nested is not None and is_node(value) and not isinstance(value, nested):
-            return nested._over(bare(value))
+            return nested._wrapping(container_of(value))
         return unwrap(value)
 
     def write(self: Any, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Face: another form of a container, which holds nothing itself and has everything done by the container behind it."""
+"""Wrapper: a container over another one, which holds the entries; FieldWrapper: one that declares them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _NUMBERS = (bool, int, float, complex)
 _VALUES = (str, tuple, range, complex, np.generic)
 
 
-class Face(TensorCollection):
+class Wrapper(TensorCollection):
     """A container over another one, `_tensordict`, that gives its results its own class.
 
     The state of the contract is that of the wrapped container, its walks are done by it, and what they give gets this
-    face again. All operations come from :class:`~tensordict.TensorCollection` and go through these; those
+    wrapper again. All operations come from :class:`~tensordict.TensorCollection` and go through these; those
     that a kind of container does in its own way are handed to it, see `_hand_on`.
     """
 
@@ -58,11 +58,11 @@ class Face(TensorCollection):
         _undo = state_of("_tensordict", "_undo", lambda self: self._tensordict._undo)
         _blocks = state_of("_tensordict", "_blocks", lambda self: self._tensordict._blocks)
 
-    # --- containers with this face ----------------------------------------------------------------------------------
+    # --- wrapping containers --------------------------------------------------------------------------------------
 
     @classmethod
-    def _over(cls, container: Any) -> Self:
-        """The trusted constructor: this face over `container`, which is not checked."""
+    def _wrapping(cls, container: Any) -> Self:
+        """The trusted constructor: an instance over `container`, which is not checked."""
         self = object.__new__(cls)
         object.__setattr__(self, "_tensordict", container)
         return self
@@ -74,7 +74,7 @@ class Face(TensorCollection):
         if result is self._tensordict:
             return self
         if isinstance(result, Contract):
-            return self._over(result)
+            return self._wrapping(result)
         if type(result) in (list, tuple) and result and isinstance(result[0], Contract):
             return type(result)(map(self._rewrap, result))
         return result
@@ -83,15 +83,15 @@ class Face(TensorCollection):
     def _make(
         cls, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        return cls._over(TensorDict._make(entries, batch_size, device, names))
+        return cls._wrapping(TensorDict._make(entries, batch_size, device, names))
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        return self._over(self._tensordict._build(entries, batch_size, device, names))
+        return self._wrapping(self._tensordict._build(entries, batch_size, device, names))
 
     def _subset(self, entries: dict[str, Any]) -> Self:
-        return self._over(self._tensordict._subset(entries))
+        return self._wrapping(self._tensordict._subset(entries))
 
     def _as_result(self, stack: Any) -> Any:
         members = stack._entries
@@ -100,13 +100,13 @@ class Face(TensorCollection):
         members.containers = [member._tensordict for member in members.containers]
         if members.template is not None:
             members.template = members.template._tensordict
-        return self._over(stack)
+        return self._wrapping(stack)
 
     def _dense(self, hooked: bool = False) -> Any:
         return self._rewrap(self._tensordict._dense(hooked))
 
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
-        return self._over(self._tensordict._restacked(list(map(bare, members)), dim))
+        return self._wrapping(self._tensordict._restacked(list(map(container_of, members)), dim))
 
     # --- the walks --------------------------------------------------------------------------------------------------
 
@@ -118,10 +118,10 @@ class Face(TensorCollection):
         rename: Rename | None = None,
         whole: LeafFn | None = None,
     ) -> Self:
-        return self._over(self._tensordict._map(fn, size, lead, rename, whole))
+        return self._wrapping(self._tensordict._map(fn, size, lead, rename, whole))
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
-        return self._over(self._tensordict._rebuilt(leaves))
+        return self._wrapping(self._tensordict._rebuilt(leaves))
 
     def _map_many(
         self,
@@ -131,16 +131,16 @@ class Face(TensorCollection):
         rename: Rename | None,
         whole: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
-        return list(map(self._over, self._tensordict._map_many(fn, sizes, lead, rename, whole)))
+        return list(map(self._wrapping, self._tensordict._map_many(fn, sizes, lead, rename, whole)))
 
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
-        return self._rewrap(self._tensordict._stacked_with(list(map(bare, items)), dim))
+        return self._rewrap(self._tensordict._stacked_with(list(map(container_of, items)), dim))
 
     def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
-        return self._rewrap(self._tensordict._concatenated_with(list(map(bare, items)), dim))
+        return self._rewrap(self._tensordict._concatenated_with(list(map(container_of, items)), dim))
 
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
-        self._tensordict._plan_write(write, bare(source), prefix)
+        self._tensordict._plan_write(write, container_of(source), prefix)
 
     def _index(self, index: Any) -> Any:
         return self._rewrap(self._tensordict._index(index))
@@ -154,12 +154,12 @@ class Face(TensorCollection):
         self.__dict__.update(pickled.as_ours(type(self), state))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        result = memo[id(self)] = self._over(copy.deepcopy(self._tensordict, memo))
+        result = memo[id(self)] = self._wrapping(copy.deepcopy(self._tensordict, memo))
         return result
 
 
-class Declared(Face):
-    """A face whose class says what entries there are: what goes in is cast and checked here, see `_as_entry`."""
+class FieldWrapper(Wrapper):
+    """A wrapper whose class says what entries there are: what goes in is cast and checked here, see `_as_entry`."""
 
     _autocast: ClassVar[bool] = False
     _frozen: ClassVar[bool] = False
@@ -257,7 +257,7 @@ class Declared(Face):
         try:
             container._write_name(name, item, non_blocking, path)
         except (RuntimeError, TypeError) as error:
-            raise blamed(error, type(self)) from error
+            raise with_class_name(error, type(self)) from error
 
     def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
         if type(item) is not Tensor or not self._stores_tensors:
@@ -314,30 +314,30 @@ class Declared(Face):
                     f"{type(self).__name__} has no attribute {name!r}; its fields are {sorted(self.__expected_keys__)}"
                 )
             value = getattr(self._tensordict, name)
-            return partial(self._hand_over, value) if callable(value) else value
+            return partial(self._call_wrapped, value) if callable(value) else value
 
-    def _hand_over(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call_wrapped(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method that only the wrapped container has; it takes what has no other fields than this."""
         for arg in args:
             for item in arg if isinstance(arg, (list, tuple)) else [arg]:
                 if isinstance(item, Contract):
                     self._check_fields(item)
-        plain = [list(map(bare, arg)) if isinstance(arg, (list, tuple)) else bare(arg) for arg in args]
+        plain = [list(map(container_of, arg)) if isinstance(arg, (list, tuple)) else container_of(arg) for arg in args]
         return self._rewrap(method(*plain, **kwargs))
 
 
-def bare(value: Any) -> Any:
-    """The container behind the face of a tensorclass; any other value itself."""
+def container_of(value: Any) -> Any:
+    """The container in a wrapper; any other value itself."""
     return value._wrapped_container() if isinstance(value, Contract) else value
 
 
-def blamed(error: Exception, cls: type[Any]) -> Exception:
+def with_class_name(error: Exception, cls: type[Any]) -> Exception:
     """An error about an entry, with the class in front of it."""
     message = str(error)
     return type(error)(f"{cls.__name__}: {message}") if message.startswith("entry ") else error
 
 
-def register_face(cls: type[Face]) -> None:
+def register_wrapper(cls: type[Wrapper]) -> None:
     """Make a class known to torch, which takes an instance apart as the container behind it."""
 
     def flatten(instance: Any) -> tuple[list[Any], Any]:
@@ -354,20 +354,20 @@ def register_face(cls: type[Face]) -> None:
     def unflatten(values: Any, context: Any) -> Any:
         kind, inner = context
         container = _pytree.SUPPORTED_NODES[kind].unflatten_fn(values, inner)
-        return None if container is None else cls._over(container)
+        return None if container is None else cls._wrapping(container)
 
     _pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 
 
 def _hand_on(storage: type[Any]) -> None:
-    """Have faces hand what a kind of container does in its own way to that container."""
+    """Have wrappers hand what a kind of container does in its own way to that container."""
     for parent in storage.__mro__:
-        if issubclass(Face, parent):
+        if issubclass(Wrapper, parent):
             continue
         for name, function in vars(parent).items():
             shared = getattr(TensorCollection, name, None)
-            if isinstance(function, FunctionType) and isinstance(shared, FunctionType) and name not in vars(Face):
-                setattr(Face, name, _handed_on(name, shared))
+            if isinstance(function, FunctionType) and isinstance(shared, FunctionType) and name not in vars(Wrapper):
+                setattr(Wrapper, name, _handed_on(name, shared))
 
 
 def _handed_on(name: str, shared: FunctionType) -> Any:
@@ -378,7 +378,7 @@ def _handed_on(name: str, shared: FunctionType) -> Any:
         container = self._tensordict
         if getattr(type(container), name) is shared:
             return shared(self, *args, **kwargs)
-        return self._rewrap(getattr(container, name)(*map(bare, args), **kwargs))
+        return self._rewrap(getattr(container, name)(*map(container_of, args), **kwargs))
 
     return method
 

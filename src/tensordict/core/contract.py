@@ -470,11 +470,11 @@ class Contract:
         return self
 
     def _wrapped_container(self) -> Any:
-        """The container that holds the entries, where this one is a face over another."""
+        """The container that holds the entries, where this one wraps another."""
         return self
 
     def _rewrap(self, result: Any) -> Any:
-        """What `_wrapped_container` gave, with the face of this container where it is a container of its own kind."""
+        """What `_wrapped_container` gave, in a wrapper as this one, where it is a container."""
         return result
 
     def _merge(

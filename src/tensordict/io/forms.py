@@ -181,7 +181,7 @@ def _put_together(form: Form, entries: Mapping[str, Any]) -> Any:
         )
         if problem := face_problem(cls, type(container).__name__, holds, container._outline()):
             raise ValueError(problem)
-        return cls._over(container)
+        return cls._wrapping(container)
     cls = registry.lookup(form.kind)
     if form.is_value:
         return _holder(cls, form)

@@ -139,7 +139,7 @@ def _of_values(cls: Any, state: dict[str, Any]) -> Any:
     _check(problem is None, cls, str(problem))
     for name, holder in found.items():
         container._entries[name] = holder
-    return cls._over(container)
+    return cls._wrapping(container)
 
 
 def _of_typed(cls: Any, state: dict[str, Any]) -> Any:

@@ -147,7 +147,7 @@ def _way_of_ours() -> Any:
 
 
 def _is_tree(value: Any) -> bool:
-    """Whether a container holds nothing but its entries, its members or the container that it is a face of."""
+    """Whether a container holds nothing but its entries, its members or the container that it wraps."""
     if isinstance(value, Tensor):
         return False
     if value._wrapped_container() is not value:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.wrapper import Face
+from tensordict.containers.wrapper import Wrapper
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Clones, Contract, is_node
 from tensordict.core.errors import ContainerExpected, ModuleError, SaveError
@@ -94,11 +94,11 @@ def _register(container: Any, prefix: str, parameters: bool, found: dict[str, An
 
 
 @registry.register
-class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]  # apply() is that of containers
+class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[misc]  # apply() is that of containers
     """A container of parameters and buffers that can be part of a module.
 
     `parameters()`, `state_dict()` and `to()` of the module that has it reach its leaves; an optimizer can train them.
-    It is a face over a container, which is not copied: floating point tensors become parameters in place, those of
+    It wraps a container, which is not copied: floating point tensors become parameters in place, those of
     other dtypes are buffers. Names of parameters are the nested keys, joined by dots; entries are attributes, too.
 
     What is written becomes a parameter or a buffer. Writes in place (`update_`, `set_`, `zero_`, ...) go to the values,
@@ -190,8 +190,8 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
     # What is computed from parameters are no parameters.
     _make = TensorDict._make  # type: ignore[assignment]
 
-    def _over(self, container: Any) -> Any:  # type: ignore[override]
-        return container if self._kind is None else self._kind._over(container)
+    def _wrapping(self, container: Any) -> Any:  # type: ignore[override]
+        return container if self._kind is None else self._kind._wrapping(container)
 
     def _as_result(self, stack: Any) -> Any:
         # Its members stay what they are: what is written to them becomes a parameter.
@@ -206,7 +206,7 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
         return result
 
     def _part(self, container: Any) -> Self:
-        """A face over a nested container, with the settings and hooks of this one; no `__init__` at 30 us."""
+        """A wrapper of a nested container, with the settings and hooks of this one; no `__init__` at 30 us."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__, _kind=None)
         part._hold(container)
@@ -215,7 +215,7 @@ class TensorDictParams(Face, GivesTensorDicts, nn.Module):  # type: ignore[misc]
     @property
     def _param_td(self) -> Any:
         """The container that it was made of, under the name that TorchRL's tests know."""
-        return self._over(self._tensordict)
+        return self._wrapping(self._tensordict)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

@@ -114,7 +114,7 @@ class ClientMembers(Indexing, Applying, Naming):
         """
         if inplace:
             return self.set_(key, value, non_blocking=non_blocking)
-        # A face makes of a value what it holds: `TensorDictParams` a parameter, for one.
+        # A wrapper makes of a value what it holds: `TensorDictParams` a parameter, for one.
         trusted = validated and type(key) is str and type(self)._wrapped_container is Contract._wrapped_container
         if not trusted or (type(value) is not Tensor and not isinstance(value, (Tensor, Contract))):
             return self.set(key, value, non_blocking=non_blocking)

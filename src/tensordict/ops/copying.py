@@ -98,7 +98,7 @@ class Copying(Leaves):
         packed = None
         if protocol == torch_files.PROTOCOL:
             if self._wrapped_container() is not self and not is_typed(self):
-                # A face with a state of its own, such as a container of parameters.
+                # A wrapper with a state of its own, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
             packed = pickling.for_torch(self) or torch_files.reduced(self)
         return pickling.by_itself(self, int(protocol)) if packed is None else packed

@@ -146,14 +146,14 @@ class Members(EntryStore, MutableMapping[str, Any]):
             if member._locked:
                 raise_locked(f"set the entry {name!r} of a member of this lazy stack")
         kinds: set[Any] = set(map(type, self.containers))
-        faces = any(kind._wrapped_container is not Contract._wrapped_container for kind in kinds)
-        if faces:
+        wrapped = any(kind._wrapped_container is not Contract._wrapped_container for kind in kinds)
+        if wrapped:
             for member in self.containers:
                 member._check_field(name)
         for member, piece in zip(self.containers, pieces, strict=True):
             device = member._device
             piece = piece if device is None or piece.device == device else piece.to(device)
-            if faces:
+            if wrapped:
                 # What is written has a form of its own there: in a container of parameters, that of one.
                 member._write_name(name, piece)
             else:
