@@ -211,9 +211,8 @@ class ClientMembers(Indexing, Applying, Naming):
                 level.
         """
         source = self._wrapped_container()
-        members = getattr(source._entries, "containers", None)
-        if members is not None:
-            return source._like([member._transform_keys(key_transform) for member in members])
+        if (members := source._members(or_template=True)) is not None:
+            return source._restacked([member._transform_keys(key_transform) for member in members])
         result = source.empty()
         for name, value in source.items():
             key = key_transform(name)

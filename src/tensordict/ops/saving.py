@@ -351,57 +351,7 @@ class Saving(Contract):
             overwrite=overwrite,
         )
 
-    @overload
-    def dumps(
-        self,
-        prefix: PathLike | None = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[False] = ...,
-        **options: Unpack[_FileOptions],
-    ) -> Self: ...
-    @overload
-    def dumps(
-        self,
-        prefix: PathLike | None = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[True],
-        **options: Unpack[_FileOptions],
-    ) -> Future[Self]: ...
-    def dumps(
-        self,
-        prefix: PathLike | None = None,
-        copy_existing: bool = False,
-        *,
-        num_threads: int = 0,
-        return_early: bool = False,
-        share_non_tensor: bool = False,
-        robust_key: bool | None = True,
-        archive: bool | None = None,
-        compression: Any = None,
-        allow_pickle: bool | None = None,
-        durable: bool = False,
-        checksum: bool | str = False,
-        progress: bool = False,
-        overwrite: bool = False,
-    ) -> Self | Future[Self]:
-        """Save to a folder; the same as :meth:`memmap`."""
-        return self.memmap(  # type: ignore[call-overload, misc, no-any-return]
-            prefix,
-            copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            robust_key=robust_key,
-            archive=archive,
-            compression=compression,
-            durable=durable,
-            checksum=checksum,
-            progress=progress,
-            allow_pickle=allow_pickle,
-            overwrite=overwrite,
-        )
+    dumps = save
 
     def is_memmap(self) -> bool:
         """Whether this container has been memory-mapped (and not been unlocked since)."""

@@ -175,10 +175,10 @@ class Structure(Writing):
             and not recurse
         ):
             return self._build({}, self._batch_size, self._device, self._names)
-        size = self._batch_size if batch_size is None else as_size(batch_size)
+        size = None if batch_size is None else as_size(batch_size)
         if (members := self._members(or_template=True)) is not None:
             stack = self._restacked([member.empty(recurse, device=device) for member in members])
-            if size != self._batch_size:
+            if size is not None and size != self._batch_size:
                 return stack._dense().empty(recurse, batch_size=size, device=device, names=names)  # type: ignore[no-any-return]
             if names is not None:
                 stack.names = names  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ class Structure(Writing):
             for name, value in self._entries.items():
                 if isinstance(value, Structure):
                     entries[name] = value.empty(recurse=True, batch_size=batch_size, device=device, names=names)
-        return self._build(entries, size, target, own_names and list(own_names))
+        return self._build(entries, self._batch_size if size is None else size, target, own_names and list(own_names))
 
     def replace(self, *args: Any, **kwargs: Any) -> Self:
         """A shallow copy in which the entries of one mapping, or the keyword arguments, are replaced or added.
@@ -441,8 +441,8 @@ class _Flatten:
         self.names = {tuple(name.split(separator)): name for outline in outlines for name in outline}
 
     def __call__(self, tree: Any) -> Any:
-        if tree._members():
-            return tree._each(self)  # members may have different entries
+        if (members := tree._members(or_template=True)) is not None:
+            return tree._restacked(list(map(self, members)))  # members may have different entries
         entries: dict[str, Any] = {}
         for name, value in tree._entries.items():
             for new, item in self._flat(name, value):

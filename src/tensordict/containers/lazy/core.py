@@ -178,7 +178,7 @@ class LazyCore(TensorDictBase):
     # --- copies -----------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        result = self._each(lambda member: member.__deepcopy__(memo))
+        result = self._restacked([member.__deepcopy__(memo) for member in self._entries.sample])
         memo[id(self)] = result
         return result
 

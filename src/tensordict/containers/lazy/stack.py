@@ -299,8 +299,6 @@ class LazyStackedTensorDict(LazyWrites, LazyOps):
         """A live view of the keys that all members have; the same as :meth:`keys`."""
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
 
-    # --- dense forms ------------------------------------------------------------------------------------------------
-
     # --- printing ---------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
