@@ -350,7 +350,7 @@ class Writing(Reading, Locking):
         if name not in entries:
             raise node._missing(name)
         inner = node._node(name)
-        if is_node(inner) and not inner._is_non_tensor:
+        if is_node(inner) and not inner._is_non_tensor and node._members() is None:
             inner.update_(item, non_blocking=non_blocking)
         else:
             write = Copy()
