@@ -22,7 +22,7 @@ from contract.model import (
     mapped,
     picked,
 )
-from tensordict import TensorDict
+from tensordict import TensorClass, TensorDict, lazy_stack
 from tensordict import cat as td_cat
 from tensordict import stack as td_stack
 
@@ -78,6 +78,30 @@ def test_stack_undoes_unbind_and_cat_undoes_split(td: Any, plain: Plain, kind: K
     for dim in range(len(kind.batch_size)):
         assert_matches(torch.stack(td.unbind(dim), dim), plain, kind.batch_size, kind.extra)
         assert_matches(torch.cat(td.split(2, dim), dim), plain, kind.batch_size, kind.extra)
+
+
+class One(TensorClass):
+    content: Any
+
+
+class Other(TensorClass):
+    content: Any
+
+
+def test_two_tensorclasses_are_not_joined(td: Any, kind: Kind) -> None:
+    instances = [cls(content=td, batch_size=td.batch_size) for cls in (One, Other)]
+    nested = [TensorDict({"n": instance}, td.batch_size) for instance in instances]
+    joins = [torch.stack, torch.cat] if kind.batch_size else [torch.stack]
+    for join in joins:
+        with pytest.raises(TypeError, match="^(?!entry).*the tensorclasses One and Other"):
+            join(instances)
+        with pytest.raises(TypeError, match="entry 'n': .*the tensorclasses One and Other"):
+            join(nested)
+    out = lazy_stack([nested[0].clone(), nested[0].clone()]).densify()
+    with pytest.raises(TypeError, match="entry 'n': .*the tensorclasses One and Other"):
+        torch.stack(nested, out=out)
+    stack = lazy_stack(instances)
+    assert not isinstance(stack, (One, Other)) and [type(member) for member in stack.unbind(0)] == [One, Other]
 
 
 def test_stack_out(build: Build, plain: Plain, kind: Kind) -> None:

@@ -140,9 +140,6 @@ class OnDisk(GivesTensorDicts):
         read = {name: in_memory(value) for name, value in entries.items()}
         return self._make(read, batch_size, device, names)  # type: ignore[no-any-return]
 
-    def _dense(self, hooked: bool = False) -> Any:
-        return self._map(_itself)
-
     # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
 
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
@@ -305,7 +302,3 @@ class _Indexed:
 
 def _is_stored(value: Any) -> bool:
     return type(value) is StoredTensor
-
-
-def _itself(leaf: Any) -> Any:
-    return leaf

@@ -73,6 +73,8 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
     """
 
     _stored_as = "TensorDict"
+    # The members of a lazy stack may be of any class, with other keys.
+    _wraps_stacks = False
     # The declared keys with their types, and those of them that are no tensors.
     _types: ClassVar[dict[str, Any]] = {}
     _other_types: ClassVar[frozenset[str]] = frozenset()
@@ -192,10 +194,6 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             for name, value in entries.items():
                 cls._typed(name, value)
         return self
-
-    def _as_result(self, stack: Any) -> Any:
-        # Members may be of any class, with other keys.
-        return stack
 
     # As a `TensorDict`, whatever it is over.
     __repr__ = Printing.__repr__

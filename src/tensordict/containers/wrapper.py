@@ -46,6 +46,8 @@ class Wrapper(TensorCollection):
     """
 
     _tensordict: Any
+    # Whether the lazy stack of instances is one.
+    _wraps_stacks: ClassVar[bool] = True
 
     if not TYPE_CHECKING:
         _entries = state_of("_tensordict", "_entries", lambda self: self._tensordict._entries)
@@ -95,7 +97,7 @@ class Wrapper(TensorCollection):
 
     def _as_result(self, stack: Any) -> Any:
         members = stack._entries
-        if any(type(member) is not type(self) for member in members.sample):
+        if not self._wraps_stacks or any(type(member) is not type(self) for member in members.sample):
             return stack
         members.containers = [member._tensordict for member in members.containers]
         if members.template is not None:
@@ -132,12 +134,6 @@ class Wrapper(TensorCollection):
         whole: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
         return list(map(self._wrapping, self._tensordict._map_many(fn, sizes, lead, rename, whole)))
-
-    def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
-        return self._rewrap(self._tensordict._stacked_with(list(map(container_of, items)), dim))
-
-    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
-        return self._rewrap(self._tensordict._concatenated_with(list(map(container_of, items)), dim))
 
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
         self._tensordict._plan_write(write, container_of(source), prefix)

@@ -454,11 +454,11 @@ class Contract:
         return tensor.expand(self._batch_size[: tensor.ndim]).unbind(dim)
 
     def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
-        """The stack of these containers, of which this is the first, when they know how to keep it lazy."""
+        """The stack of these containers, of which this is the first, where it is not made entry by entry."""
         return None
 
     def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
-        """The concatenation of these containers, of which this is the first, when they know how to keep it lazy."""
+        """The concatenation of these containers, this one among them, where it is not made entry by entry."""
         return None
 
     def _as_result(self, stack: Any) -> Any:
@@ -466,8 +466,11 @@ class Contract:
         return stack
 
     def _dense(self, hooked: bool = False) -> Any:
-        """This container without a lazy stack at its root; `hooked` calls the `hook_out` of the stack on its leaves."""
-        return self
+        """This container with its entries in a dict: without a lazy stack at its root, read from its file.
+
+        `hooked` calls the `hook_out` of the stack on its leaves.
+        """
+        return self if type(self._entries) is dict else self._map(_itself)
 
     def _wrapped_container(self) -> Any:
         """The container that holds the entries, where this one wraps another."""
@@ -535,6 +538,10 @@ class Contract:
         head: Names = [None] * count if rename is None else rename(self._names[:lead])
         names = head + self._names[lead:]
         return None if names.count(None) == len(names) else names
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf
 
 
 class Clones(itertools.chain[Any]):

@@ -132,6 +132,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     # On disk, and in state dicts of containers, it is the container behind it.
     _stored_as = "TensorDict"
+    # The members of a lazy stack stay what they are: what is written to them becomes a parameter.
+    _wraps_stacks = False
 
     # Not among the attributes of the module: `torch.export` puts copies in the place of those that are pytrees.
     __slots__ = ("_tensordict",)
@@ -192,10 +194,6 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     def _wrapping(self, container: Any) -> Any:  # type: ignore[override]
         return container if self._kind is None else self._kind._wrapping(container)
-
-    def _as_result(self, stack: Any) -> Any:
-        # Its members stay what they are: what is written to them becomes a parameter.
-        return stack
 
     def _again(self, container: Any) -> Self:
         """A `TensorDictParams` over a container with leaves of its own."""

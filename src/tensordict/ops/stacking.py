@@ -374,7 +374,7 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any
     _check_one_class(items, "stack")
     if out is not None:
         return _join_into(out, items, torch.stack, dim, new)
-    joint = first._stacked_with(items, dim)
+    joint = None if type(first._entries) is dict else _stacked_as_wholes(items, dim)
     if joint is not None:
         return joint
     fn = torch.stack if dim == 0 else _along(torch.stack, dim)
@@ -476,7 +476,7 @@ def cat_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any:
     new = with_dim(size, dim, length)
     if out is not None:
         return _join_into(out, items, torch.cat, dim, new)
-    joint = _concatenated_lazily(items, dim)
+    joint = _concatenated_as_wholes(items, dim)
     if joint is not None:
         return joint
     fn = torch.cat if dim == 0 else _along(torch.cat, dim)
@@ -488,16 +488,59 @@ def cat_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any:
     return first._merge(items, ragged.Cat(dim), new, len(size), _same_names, (), partial(cat_containers, dim=dim))
 
 
-def _concatenated_lazily(items: Sequence[Any], dim: int) -> Any:
+def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
+    """The stack of values, or of lazy stacks of one form, which is one too; `None` for other containers."""
+    first = items[0]
+    if first._is_non_tensor or not first._members():
+        return first._stacked_with(items, dim)
+    stacks = [item._wrapped_container() for item in items]
+    at, size, name = stacks[0].stack_dim, first._batch_size, stacks[0].stack_dim_name
+    for stack in stacks:
+        if stack._members() is None or stack.stack_dim != at or stack._batch_size != size:
+            return None
+    inner, after = (dim, at + 1) if dim <= at else (dim - 1, at)
+    columns = zip(*[stack._members() for stack in stacks], strict=True)
+    out = first._restacked([stack_containers(list(column), inner) for column in columns], after)
+    if any(stack.stack_dim_name != name for stack in stacks):
+        out._wrapped_container().stack_dim_name = None
+    return out
+
+
+def _concatenated_as_wholes(items: Sequence[Any], dim: int) -> Any:
     """Whatever comes first: one lazy stack among the containers makes the result one."""
     firsts: dict[type[Any], Any] = {}
     for item in items:
         firsts.setdefault(type(item), item)
     for other in firsts.values():
-        joint = other._concatenated_with(items, dim)
+        plain = other._is_non_tensor or other._members() is None
+        joint = other._concatenated_with(items, dim) if plain else _members_concatenated(other, items, dim)
         if joint is not None:
             return joint
     return None
+
+
+def _members_concatenated(stack: Any, items: Sequence[Any], dim: int) -> Any:
+    """The concatenation of containers as a lazy stack, as one of them is; `None` where that has no members.
+
+    Raises:
+        ShapeError: the containers have different numbers of what would be joined member by member.
+    """
+    at = stack._wrapped_container().stack_dim
+    columns = [stack._pieces_of(item) for item in items]
+    if dim == at and any(columns):
+        members = [member for column in columns for member in column]
+        if stack._members():
+            return stack._restacked(members)
+        name = stack._wrapped_container().stack_dim_name
+        lazy = registry.lookup("LazyStackedTensorDict")
+        return stack._rewrap(lazy(*members, stack_dim=at, stack_dim_name=name))
+    if not stack._members():
+        return None
+    if len(set(map(len, columns))) > 1:
+        shown = ", ".join(str(list(item._batch_size)) for item in items)
+        raise ShapeError(f"cat along dim {dim} needs lazy stacks of the same number of members, got {shown}")
+    inner = dim - (dim > at)
+    return stack._restacked([cat_containers(list(row), inner) for row in zip(*columns, strict=True)])
 
 
 def _checked(input: Any, what: str) -> Sequence[Any]:
@@ -515,7 +558,7 @@ def _checked(input: Any, what: str) -> Sequence[Any]:
     return input  # type: ignore[no-any-return]
 
 
-def _check_one_class(items: Sequence[Any], what: str) -> None:
+def _check_one_class(items: Sequence[Any], what: str, path: Path = ()) -> None:
     """Raise when two of the containers are of tensorclasses of which neither derives from the other."""
     kinds: dict[Any, None] = dict.fromkeys(map(type, items))
     if len(kinds) == 1:
@@ -523,8 +566,9 @@ def _check_one_class(items: Sequence[Any], what: str) -> None:
     classes = [kind for kind in kinds if getattr(kind, "_is_tensorclass", False) and not kind._is_non_tensor]
     for other in classes[1:]:
         if not issubclass(other, classes[0]) and not issubclass(classes[0], other):
+            where = f"entry {joined(path)!r}: " if path else ""
             raise TypeError(
-                f"{what} cannot join instances of the tensorclasses {classes[0].__name__} and {other.__name__}: "
+                f"{where}{what} cannot join instances of the tensorclasses {classes[0].__name__} and {other.__name__}: "
                 f"convert them to one class first, with {classes[0].__name__}.from_tensordict(...) or to_tensordict()"
             )
 
@@ -568,6 +612,7 @@ def _plan_join(
 
     A lazy stack has no tensors to write into: what goes to `stacks` is split among its members.
     """
+    _check_one_class(items, join.__name__, prefix)
     if out._paired(out) is not None:
         stacks.append((out, _joined(join, list(items), dim, prefix)))
         return

@@ -11,7 +11,6 @@ from torch import Tensor
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.dims import LazyDims
 from tensordict.containers.lazy.members import Hook, Members
-from tensordict.containers.lazy.ops import LazyOps
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
 from tensordict.containers.lazy.writes import LazyWrites
 from tensordict.core import pytree, registry
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @registry.register
-class LazyStackedTensorDict(LazyWrites, LazyOps):
+class LazyStackedTensorDict(LazyWrites):
     """A stack of containers along a batch dim, which are kept as they are and stacked when an entry is read.
 
     The members may differ: in the shapes of their leaves, in which entries they have, in device and in nesting. The
@@ -349,4 +348,4 @@ def _checked_size(members: list[Any], strict: bool) -> torch.Size:
 
 
 pytree.register(LazyStackedTensorDict, flatten_stack, unflatten_stack, flatten_stack_with_keys)
-registry.speak_for(LazyStackedTensorDict, (LazyWrites, LazyDims, LazyOps, LazyCore))
+registry.speak_for(LazyStackedTensorDict, (LazyWrites, LazyDims, LazyCore))
