@@ -24,6 +24,8 @@ from tensordict.ops.writes import Resize, Write
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tensordict.ops.collection import TensorCollection
+
 
 class _Through(EntryStore, MutableMapping[str, Any]):
     """The entries of a container, an operation done to them on the way out and its inverse on the way in.
@@ -154,17 +156,17 @@ class LazyView(TensorDictBase):
         remember_state(self, _keep)
 
     @classmethod
-    def over(cls, source: Any, op: BatchOp) -> Any:
+    def over(cls, source: Any, op: BatchOp) -> TensorCollection:
         """`op` done to `source` lazily: a view, the source of a view that it takes back, or a lazy stack of views."""
         if isinstance(source, LazyView) and op.same_as(source._entries.op.inverse()):
-            return source._source
+            return source._source  # type: ignore[no-any-return]
         members: Any = None if isinstance(op, Reshape) else source._members()
         found = op.on_members(source.stack_dim, len(members)) if members else None
         if found is None or found[1] is None:
             return cls(source, op)
         inner, dim = found
         views = [m if inner is None else m._view_of_batch(inner.over(m._batch_size)) for m in members]
-        return remember(source._restacked(views, dim), source, lambda out: op.undo(out))
+        return remember(source._restacked(views, dim), source, lambda out: op.undo(out))  # type: ignore[no-any-return]
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
