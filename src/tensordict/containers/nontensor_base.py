@@ -18,7 +18,7 @@ from tensordict.core.equality import same_value
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.io.forms import to_form
-from tensordict.io.held import Place
+from tensordict.io.value_files import Place
 
 
 def is_all(at: Any) -> bool:

@@ -18,8 +18,8 @@ from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorSt
 from tensordict.containers.nontensor_base import Saved, flatten_holder, flatten_holder_with_keys, unflatten_holder
 from tensordict.core import pytree, registry
 from tensordict.io.forms import to_form
-from tensordict.io.held import Place
 from tensordict.io.meta import Node, read_node
+from tensordict.io.value_files import Place
 from tensordict.memory.names import META
 
 

@@ -22,11 +22,11 @@ from tensordict.io.archive_writer import Part, part, write_compressed, write_sto
 from tensordict.io.commit import JOURNAL, Created, StagingFolder
 from tensordict.io.detect import refuse_other
 from tensordict.io.directory import FolderOptions, Plan, meta_of, plan_files
-from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import as_json, is_meta
 from tensordict.io.progress import Progress
 from tensordict.io.target import Target, check_target
+from tensordict.io.value_files import unpickle
 from tensordict.io.zipping import STORED, Entry
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
@@ -112,9 +112,9 @@ def _parts(plan: Plan, start: int, like: bool) -> Iterator[Part]:
     for node in plan.nodes:
         meta = as_json(meta_of(node))
         yield part(f"{node.folder}/{META}"[start:], node.key, len(meta), meta, align=False)
-        if node.held is not None and node.held.pickle_file:
-            content = node.held.pickled
-            yield part(f"{node.folder}/{node.held.pickle_file}"[start:], node.key, len(content), content, align=False)
+        if node.value is not None and node.value.pickle_file:
+            content = node.value.pickled
+            yield part(f"{node.folder}/{node.value.pickle_file}"[start:], node.key, len(content), content, align=False)
     for leaf in plan.leaves:
         nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
         yield part(leaf.path[start:], leaf.key, nbytes, leaf.tensor, like and not leaf.always)

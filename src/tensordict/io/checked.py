@@ -50,7 +50,7 @@ def names(value: Any, ndim: int | None = None) -> list[str | None] | None:
 def dim(value: Any, ndim: int = _MAX_DIMS) -> int:
     """The number of one of so many dims; a `ValueError` when it is none."""
     if type(value) is not int or not 0 <= value < ndim:
-        raise ValueError(f"its stack dim is {value!r:.80}, of {ndim} batch dims")
+        raise ValueError(f"its 'stack_dim' is {value!r:.80}, which is the number of none of {ndim} dims")
     return value
 
 

@@ -87,7 +87,7 @@ def broken(error: OSError) -> Form:
 
 
 def left_pickled(source: Source, path: str, key: Path, stack: bool) -> Pickled:
-    """The content of a pickle file as it is: takes the place of `held.unpickle`."""
+    """The content of a pickle file as it is: takes the place of `value_files.unpickle`."""
     return Pickled(source.read(path))
 
 

@@ -22,7 +22,6 @@ from tensordict.io import reopening
 from tensordict.io.columns import Column, file_of, is_ragged, taken
 from tensordict.io.commit import StagingFolder
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, Form, from_form, to_form
-from tensordict.io.held import Held, Place, held, unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
     CHECKSUM,
@@ -35,6 +34,7 @@ from tensordict.io.meta import (
 )
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS
+from tensordict.io.value_files import Place, ValueFiles, files_of_value, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
 from tensordict.memory import files
 from tensordict.memory.mapped import (
@@ -131,7 +131,7 @@ class _Node:
     form: Form
     entries: dict[str, _Leaf | _Node] = field(default_factory=dict)
     # The files of a value that is no tensor, which has no entries; `None` where nobody else is to see it.
-    held: Held | None = None
+    value: ValueFiles | None = None
 
     @property
     def class_name(self) -> str:
@@ -193,7 +193,7 @@ def _plan_node(
         raise _exists(folder, options)
     if form.is_value:
         if folder or options.share_values:
-            node.held = held(form, outer, key, options.allow_pickle, options.share_values)
+            node.value = files_of_value(form, outer, key, options.allow_pickle, options.share_values)
         return node
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract | Form]] = []
@@ -387,10 +387,10 @@ def _save_directory(
             leaf.target = site.at(leaf.path)
             if leaf.result is not None and not (site.replaces and _link(leaf, leaf.result)):
                 leaf.result = None
-        means = WriteOptions(site.created, options.num_threads, options.checksum, options.durable)
+        writing = WriteOptions(site.created, options.num_threads, options.checksum, options.durable)
         if options.progress:
-            means.progress = shown.enter_context(Progress("saving", _bytes_to_write(leaves)))
-        written = [_leaf_file(leaf, options, means) for leaf in leaves]
+            writing.progress = shown.enter_context(Progress("saving", _bytes_to_write(leaves)))
+        written = [_leaf_file(leaf, options, writing) for leaf in leaves]
         # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
         threads = files.threads(options.num_threads, _bytes_to_write(leaves))
         files.run_all([job for file in written for job in file.jobs()], threads)
@@ -402,9 +402,9 @@ def _save_directory(
             if options.checksum and not file.zero:
                 leaf.spec[TABLE_CHECKSUM if leaf.always else CHECKSUM] = file.checksum()
         for node in reversed(nodes):
-            if node.held is not None and node.held.pickle_file:
-                with site.new_file(f"{node.folder}/{node.held.pickle_file}", node.key) as fd:
-                    files.write_bytes(fd, node.held.pickled)
+            if node.value is not None and node.value.pickle_file:
+                with site.new_file(f"{node.folder}/{node.value.pickle_file}", node.key) as fd:
+                    files.write_bytes(fd, node.value.pickled)
             if node is not root:
                 with site.new_file(f"{node.folder}/{META}", node.key) as fd:
                     files.write_bytes(fd, as_json(meta_of(node)))
@@ -433,7 +433,7 @@ def _exists(folder: str, options: FolderOptions) -> SaveError:
 
 def _is_saved(leaves: list[_Leaf], nodes: list[_Node]) -> bool:
     """Whether all that would be written is there already."""
-    if any(leaf.result is None for leaf in leaves) or any(node.held and node.held.pickle_file for node in nodes):
+    if any(leaf.result is None for leaf in leaves) or any(node.value and node.value.pickle_file for node in nodes):
         return False
     try:
         return all(FOLDERS.read(f"{node.folder}/{META}") == as_json(meta_of(node)) for node in nodes)
@@ -447,8 +447,8 @@ def _files_of(start: int, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[s
         yield leaf.path[start:]
     for node in nodes:
         yield f"{node.folder}/{META}"[start:]
-        if node.held is not None and node.held.pickle_file:
-            yield f"{node.folder}/{node.held.pickle_file}"[start:]
+        if node.value is not None and node.value.pickle_file:
+            yield f"{node.folder}/{node.value.pickle_file}"[start:]
 
 
 def _check_what_is_there(site: StagingFolder, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions) -> None:
@@ -485,9 +485,9 @@ def _bytes_to_write(leaves: list[_Leaf]) -> int:
     return sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None)
 
 
-def _leaf_file(leaf: _Leaf, options: FolderOptions, means: WriteOptions) -> LeafFile:
+def _leaf_file(leaf: _Leaf, options: FolderOptions, writing: WriteOptions) -> LeafFile:
     zero = options.like and not leaf.always
-    return LeafFile(leaf.key, leaf.tensor, leaf.path, leaf.target, means, zero, leaf.result is not None)
+    return LeafFile(leaf.key, leaf.tensor, leaf.path, leaf.target, writing, zero, leaf.result is not None)
 
 
 def _moved(leaf: _Leaf) -> None:
@@ -498,9 +498,9 @@ def _moved(leaf: _Leaf) -> None:
 
 
 def meta_of(node: _Node) -> dict[str, Any]:
-    """The content of the `meta.json` of a planned node; a value may have a pickle beside it too, see `node.held`."""
-    if node.held is not None:
-        return node.held.meta
+    """The content of the `meta.json` of a planned node; a value may have a pickle beside it too, see `node.value`."""
+    if node.value is not None:
+        return node.value.meta
     specs = {
         name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name)
         for name, entry in node.entries.items()
@@ -580,7 +580,7 @@ def _adopt(container: Any, saved: Any) -> None:
 def _memmapped(container: Any, node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
     container._is_memmap = True
     container._memmap_prefix = prefix
-    if node.held is not None and (prefix is not None or options.share_values):
+    if node.value is not None and (prefix is not None or options.share_values):
         container._put_at(None if prefix is None else Place.of(node.folder), options.share_values)
     return container
 

@@ -19,10 +19,10 @@ from tensordict.core.keys import Path, entry_of, joined, path_of
 from tensordict.io.columns import Column, stacked_size
 from tensordict.io.commit import read_consistently
 from tensordict.io.forms import BEHIND_FACE, LAZY, VALUE_STACK, Build, Form, from_form
-from tensordict.io.held import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.io.meta import Leaf, Node, read_node
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS, Folders, Save, Source
+from tensordict.io.value_files import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.memory import files
 from tensordict.memory.mapped import MemoryMappedTensor, PathLike, nested
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
@@ -41,7 +41,7 @@ class LoadOptions:
     source: Source = FOLDERS
     # Makes each container of its form and its entries; `describe.described` makes an outline of the save instead.
     build: Build = from_form
-    # Gives the value in a pickle file; see `held.unpickle`.
+    # Gives the value in a pickle file; see `value_files.unpickle`.
     unpickle: Unpickle = refuse_pickle
     # Is told of the bytes of every tensor.
     progress: Progress | None = None

@@ -68,7 +68,7 @@ class LeafFile:
     tensor: Tensor
     path: str
     target: str
-    means: WriteOptions
+    options: WriteOptions
     zero: bool = False
     there: bool = False
     # By the byte at which a piece begins; made when there is a checksum, as thousands of leaves have none.
@@ -76,13 +76,13 @@ class LeafFile:
 
     def jobs(self) -> Iterable[Callable[[], None]]:
         """The pieces of work that write it, which may run in any order."""
-        if self.means.checksum:
+        if self.options.checksum:
             self._checksums = {}
         if self.there:
-            return (self._look,) if self.means.checksum or self.means.durable else ()
+            return (self._look,) if self.options.checksum or self.options.durable else ()
         nbytes = self.tensor.numel() * self.tensor.element_size()
-        one = self.means.num_threads <= 1 or nbytes <= _SPLIT or self.zero or not files.is_direct(self.tensor)
-        if one or self.means.checksum not in ("", "crc32"):
+        one = self.options.num_threads <= 1 or nbytes <= _SPLIT or self.zero or not files.is_direct(self.tensor)
+        if one or self.options.checksum not in ("", "crc32"):
             return (self._write,)
         with files.naming("write the file", self.path, self.key):
             os.close(self._create())
@@ -94,11 +94,11 @@ class LeafFile:
         if not self._checksums:
             return ""
         pieces = [self._checksums[start] for start in sorted(self._checksums)]
-        return checksums.text(self.means.checksum, checksums.of_pieces(pieces))
+        return checksums.text(self.options.checksum, checksums.of_pieces(pieces))
 
     def _create(self) -> int:
         fd = files.create(self.target)
-        self.means.created.files.append(self.target)
+        self.options.created.files.append(self.target)
         return fd
 
     def _write(self) -> None:
@@ -109,7 +109,7 @@ class LeafFile:
                     files.allocate(fd, self.tensor.numel() * self.tensor.element_size())
                 else:
                     self._write_content(fd)
-                if self.means.durable:
+                if self.options.durable:
                     os.fsync(fd)
             finally:
                 os.close(fd)
@@ -117,12 +117,12 @@ class LeafFile:
             raise files.named_os_error(error, "write the file", self.path, self.key) from error
 
     def _write_content(self, fd: int) -> None:
-        tensor, means = self.tensor, self.means
-        if isinstance(tensor, MemoryMappedTensor) and isinstance(tensor._source, FileSource) and not means.checksum:
+        tensor, options = self.tensor, self.options
+        if isinstance(tensor, MemoryMappedTensor) and isinstance(tensor._source, FileSource) and not options.checksum:
             source = tensor._source
             if source.shared and is_whole_file(tensor) and tensor.numel() and _copy_from(source, fd, tensor.nbytes):
-                if means.progress is not None:
-                    means.progress.add(tensor.nbytes)
+                if options.progress is not None:
+                    options.progress.add(tensor.nbytes)
                 return
         files.write_tensor(fd, tensor, 0, self._watch(0))
 
@@ -131,7 +131,7 @@ class LeafFile:
             fd = os.open(self.target, os.O_WRONLY | system.CLOEXEC)
             try:
                 files.write_range(fd, self.tensor, start, stop, start, self._watch(start))
-                if self.means.durable:
+                if self.options.durable:
                     os.fsync(fd)
             finally:
                 os.close(fd)
@@ -140,17 +140,17 @@ class LeafFile:
 
     def _look(self) -> None:
         watch = self._watch(0)
-        if watch is not None and self.means.checksum:
+        if watch is not None and self.options.checksum:
             files.see(self.tensor, watch)
-        if self.means.durable:
+        if self.options.durable:
             files.sync_file(self.target)
 
     def _watch(self, start: int) -> files.Watch | None:
         """What is shown the bytes from `start` on."""
         if self._checksums is None:
-            return watching(None, self.means.progress)
-        checksum = self._checksums[start] = checksums.new(self.means.checksum)
-        return watching(checksum, self.means.progress)
+            return watching(None, self.options.progress)
+        checksum = self._checksums[start] = checksums.new(self.options.checksum)
+        return watching(checksum, self.options.progress)
 
 
 def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:

@@ -19,9 +19,9 @@ from tensordict.io.archive import load_archive, plan_archive, wants_archive
 from tensordict.io.detect import detect_format
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.forms import to_form
-from tensordict.io.held import unpickle
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import Progress, bytes_on_disk
+from tensordict.io.value_files import unpickle
 from tensordict.memory.mapped import MemoryMappedTensor, PathLike
 from tensordict.ops.adding import add, refuse_nested_shape
 from tensordict.ops.refreshing import check_fit, take_over

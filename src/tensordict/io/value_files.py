@@ -26,7 +26,7 @@ from tensordict.memory.names import META
 
 
 @dataclass(slots=True)
-class Held:
+class ValueFiles:
     """The files of one value: `meta` is the content of `meta.json`, `pickled` that of the file `pickle_file`."""
 
     meta: dict[str, Any]
@@ -34,7 +34,9 @@ class Held:
     pickled: bytes = b""
 
 
-def held(form: Form, outer: tuple[int, ...], key: Path, allow_pickle: bool, shared: bool = False) -> Held:
+def files_of_value(
+    form: Form, outer: tuple[int, ...], key: Path, allow_pickle: bool, shared: bool = False
+) -> ValueFiles:
     """The files of the value of a form.
 
     Args:
@@ -48,7 +50,7 @@ def held(form: Form, outer: tuple[int, ...], key: Path, allow_pickle: bool, shar
         UnsupportedEntryError: JSON cannot hold it, and pickle may not or cannot either.
     """
     try:
-        return Held(value_meta(form, outer, shared))
+        return ValueFiles(value_meta(form, outer, shared))
     except NotJson as error:
         reason = str(error)
     except RecursionError:
@@ -64,7 +66,7 @@ def held(form: Form, outer: tuple[int, ...], key: Path, allow_pickle: bool, shar
     except Exception as error:  # What a value does when it is pickled is its own business.
         raise UnsupportedEntryError(f"{entry_of(key)}{reason}, and pickling it fails too: {error}") from error
     name = STACK_PICKLE if stack else HOLDER_PICKLE
-    return Held(value_meta(form, outer, shared, pickled=name), name, content)
+    return ValueFiles(value_meta(form, outer, shared, pickled=name), name, content)
 
 
 # What gives the value in the pickle file at a path; its other arguments are the key, for errors, and whether it is of a
@@ -128,7 +130,7 @@ class Place:
         Raises:
             UnsupportedEntryError: JSON cannot hold it.
         """
-        meta = held(form, (), key, False, shared).meta
+        meta = files_of_value(form, (), key, False, shared).meta
         return lambda: self._write(meta, key)
 
     def at(self, position: int) -> PlaceInList:
@@ -162,7 +164,7 @@ class PlaceInList(Place):
             raise UnsupportedEntryError(
                 f"{entry_of(key)}there is one value for each member of the saved lazy stack, not several"
             )
-        held(form, (), key, False)
+        files_of_value(form, (), key, False)
         return lambda: self._put(form, key)
 
     def _put(self, form: Form, key: Path) -> None:
@@ -174,7 +176,7 @@ class PlaceInList(Place):
         values = list(saved.value)
         values[self.position] = form.value
         size = torch.Size(saved.batch_size or (len(values),))
-        self._write(held(Form(saved.kind, size, value=values), (), key, False).meta, key)
+        self._write(files_of_value(Form(saved.kind, size, value=values), (), key, False).meta, key)
 
 
 def regular_size(values: Any, least: int) -> torch.Size:
