@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,10 +14,7 @@ from torch.utils import _pytree
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.fields import OPTIONS
-from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import wrap
-from tensordict.containers.persistent import PersistentTensorDict
-from tensordict.containers.view import LazyView
 from tensordict.core.annotations import cast as as_annotated
 from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, state_of
 from tensordict.core.errors import FieldError
@@ -32,17 +28,32 @@ from tensordict.ops.writes import Update, Write
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MethodT = TypeVar("MethodT", bound="Callable[..., Any]")
 _NUMBERS = (bool, int, float, complex)
 # What a field keeps as it is, whatever could be made of it.
 _VALUES = (str, tuple, range, complex, np.generic)
+
+
+def _by_kind(shared: MethodT) -> MethodT:
+    """A method that a kind of container may define again: that of the wrapped container then, and else `shared`."""
+    name = shared.__name__
+
+    @wraps(shared)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        container = self._tensordict
+        if getattr(type(container), name) is shared:
+            return shared(self, *args, **kwargs)
+        return self._rewrap(getattr(container, name)(*map(container_of, args), **kwargs))
+
+    return cast("MethodT", method)
 
 
 class Wrapper(TensorCollection):
     """A container over another one, `_tensordict`, that gives its results its own class.
 
     The state of the contract is that of the wrapped container, its walks are done by it, and what they give gets this
-    wrapper again. All operations come from :class:`~tensordict.TensorCollection` and go through these; those
-    that a kind of container does in its own way are handed to it, see `_hand_on`.
+    wrapper again. All operations come from :class:`~tensordict.TensorCollection` and go through these, but for the few
+    that a kind of container defines again.
     """
 
     _tensordict: Any
@@ -140,6 +151,21 @@ class Wrapper(TensorCollection):
 
     def _index(self, index: Any) -> Any:
         return self._rewrap(self._tensordict._index(index))
+
+    # --- what lazy stacks, lazy views or containers over files do in their own way ------------------------------------
+
+    _write_name = _by_kind(TensorCollection._write_name)
+    _write_back = _by_kind(TensorCollection._write_back)
+    _placed = _by_kind(TensorCollection._placed)
+    _lock_tree = _by_kind(TensorCollection._lock_tree)
+    _unlock_tree = _by_kind(TensorCollection._unlock_tree)
+    clone = _by_kind(TensorCollection.clone)
+    get_at = _by_kind(TensorCollection.get_at)
+    memmap_ = _by_kind(TensorCollection.memmap_)
+    is_memmap = _by_kind(TensorCollection.is_memmap)
+    _repr_html_ = _by_kind(TensorCollection._repr_html_)
+    __repr__ = _by_kind(TensorCollection.__repr__)
+    __enter__ = _by_kind(TensorCollection.__enter__)
 
     # --- copies -----------------------------------------------------------------------------------------------------
 
@@ -353,31 +379,3 @@ def register_wrapper(cls: type[Wrapper]) -> None:
         return None if container is None else cls._wrapping(container)
 
     _pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
-
-
-def _hand_on(storage: type[Any]) -> None:
-    """Have wrappers hand what a kind of container does in its own way to that container."""
-    for parent in storage.__mro__:
-        if issubclass(Wrapper, parent):
-            continue
-        for name, function in vars(parent).items():
-            shared = getattr(TensorCollection, name, None)
-            if isinstance(function, FunctionType) and isinstance(shared, FunctionType) and name not in vars(Wrapper):
-                setattr(Wrapper, name, _handed_on(name, shared))
-
-
-def _handed_on(name: str, shared: FunctionType) -> Any:
-    """The method `name`: that of the wrapped container when it has one of its own, else `shared`, which all share."""
-
-    @wraps(shared)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        container = self._tensordict
-        if getattr(type(container), name) is shared:
-            return shared(self, *args, **kwargs)
-        return self._rewrap(getattr(container, name)(*map(container_of, args), **kwargs))
-
-    return method
-
-
-for _storage in (LazyStackedTensorDict, LazyView, PersistentTensorDict):
-    _hand_on(_storage)
