@@ -154,7 +154,8 @@ class LazyWrites(LazyDims):
             pieces = _pieces(source, len(targets), dim, width, size, prefix, self, len(own) + len(behind))
         for target, piece in zip(targets, pieces, strict=True):
             lead = inner if picks is None else target._batch_size + behind
-            part = Assign(rest, lead, inner, adds, write.fills, write.plan.part())
+            plan = write.plan if len(targets) == 1 else write.plan.part()
+            part = Assign(rest, lead, inner, adds, write.fills, plan)
             target._plan_write(part, piece, prefix)
 
     def _plan_within(self, write: AssignWithin, source: Mapping[str, Any], prefix: Path) -> None:
