@@ -155,8 +155,7 @@ class LazyWrites(LazyDims):
         for target, piece in zip(targets, pieces, strict=True):
             lead = inner if picks is None else target._batch_size + behind
             plan = write.plan if len(targets) == 1 else write.plan.part()
-            part = Assign(rest, lead, inner, adds, write.fills, plan)
-            target._plan_write(part, piece, prefix)
+            target._plan_write(Assign(rest, lead, inner, adds, write.fills, plan), piece, prefix)
 
     def _plan_within(self, write: AssignWithin, source: Mapping[str, Any], prefix: Path) -> None:
         """As `_plan_part` for a part of one entry, whose shape may differ between the members."""
