@@ -1,4 +1,4 @@
-"""Checks that the package keeps to `house.toml`: the order of its rooms, and the budgets of each.
+"""Checks that the package keeps to `house.toml`: the order of its rooms, the budgets of each, and one class a name.
 
 python tests/house/check.py            # prints what is against the plan, and fails when anything is
 python tests/house/check.py --figures  # prints the figures of now, as JSON: what the budgets can be lowered to
@@ -98,6 +98,17 @@ class House:
             found[self.room(path)] += code_lines(text)
         return dict(found)
 
+    def shared_names(self) -> Iterator[str]:
+        """Names that several classes have."""
+        where: dict[str, list[str]] = {}
+        for path, text in self.files.items():
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ClassDef):
+                    where.setdefault(node.name, []).append(str(path))
+        for name, paths in where.items():
+            if len(paths) > 1:
+                yield f"{len(paths)} classes are called {name}, in {', '.join(paths)}"
+
     def wrong_imports(self, order: list[str]) -> Iterator[str]:
         """Imports of a room that does not come before the one that imports it."""
         for path, text in self.files.items():
@@ -159,6 +170,7 @@ def problems(house: House, plan: dict[str, Any], found: dict[str, Any]) -> Itera
         elif lines > plan["rooms"][room]:
             yield f"{room}/ has {lines} lines of code, and house.toml allows {plan['rooms'][room]}"
     yield from house.wrong_imports(order)
+    yield from house.shared_names()
 
 
 def main() -> int:

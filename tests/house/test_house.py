@@ -70,3 +70,9 @@ def test_lines_of_code() -> None:
         '"""Doc.\n\nMore.\n"""\n\n# A comment.\nx = [\n    1,\n]\n\n\ndef f():\n    """Doc."""\n    return x  # why\n'
     )
     assert check.code_lines(text) == 5
+
+
+def test_one_class_a_name(tmp_path: Path) -> None:
+    made = house(tmp_path, core__keys="class Path: ...", ops__shape="def f():\n    class Path: ...")
+    [problem] = problems(made)
+    assert "2 classes are called Path, in tensordict/core/keys.py, tensordict/ops/shape.py" in problem

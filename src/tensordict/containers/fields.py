@@ -25,7 +25,7 @@ _ALLOWED = frozenset({"data"})
 
 
 @dataclass(slots=True)
-class Layout:
+class FieldTable:
     """What a tensorclass knows of its fields.
 
     owner: the class name, for errors.
@@ -117,7 +117,7 @@ class Layout:
         return self.resolved[name]
 
 
-def layout_of(cls: type[Any], base: type[Any]) -> Layout:
+def layout_of(cls: type[Any], base: type[Any]) -> FieldTable:
     """Make a dataclass of `cls` in place, and describe its fields; `base` has the methods that none may hide.
 
     Raises:
@@ -144,7 +144,7 @@ def layout_of(cls: type[Any], base: type[Any]) -> Layout:
                 )
     specs = {name: f for name, f in cls.__dataclass_fields__.items() if f._field_type.name != "_FIELD_CLASSVAR"}
     names = dict.fromkeys(f.name for f in fields)
-    layout = Layout(
+    layout = FieldTable(
         cls.__name__,
         names,
         frozenset(specs),
@@ -173,7 +173,7 @@ def layout_of(cls: type[Any], base: type[Any]) -> Layout:
     return layout
 
 
-def _container_fields(layout: Layout) -> frozenset[str]:
+def _container_fields(layout: FieldTable) -> frozenset[str]:
     """The fields that may hold a container; all others are known to be tensors, or `None`."""
     found = set()
     for name in layout.names:
@@ -193,7 +193,7 @@ def _container_fields(layout: Layout) -> frozenset[str]:
     return frozenset(found)
 
 
-def _adopt_constructor(cls: type[Any], base: type[Any], layout: Layout) -> None:
+def _adopt_constructor(cls: type[Any], base: type[Any], layout: FieldTable) -> None:
     """Put the constructor of all tensorclasses in the place of the dataclass's, whose signature it is shown with."""
     shown = list(inspect.signature(cls.__init__).parameters.values())[1:]
     own = inspect.signature(base.__init__).parameters
@@ -202,7 +202,7 @@ def _adopt_constructor(cls: type[Any], base: type[Any], layout: Layout) -> None:
     cls.__init__ = base.__init__
 
 
-def _complete_constructor(cls: type[Any], layout: Layout) -> None:
+def _complete_constructor(cls: type[Any], layout: FieldTable) -> None:
     """Have the constructor that a class defines take the arguments of every tensorclass, too.
 
     One that hands its keywords on, as in `super().__init__(**kwargs)`, takes them already.

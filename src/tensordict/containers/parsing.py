@@ -58,7 +58,7 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object 
     if not isinstance(s, str):
         raise TypeError(f"parse_tensor_dict_string reads a string, got {type(s).__name__}")
     try:
-        value = _Reader(s).read()
+        value = _TextReader(s).read()
         if value.is_leaf:
             _fail(s, value.at, "a container, such as TensorDict(fields={...}, ...)")
         return _Maker(s, seed, device).container(value)  # type: ignore[no-any-return]
@@ -113,7 +113,7 @@ _NO_ENTRIES = re.compile(r"(?:exclusive_fields=\s*)?\{\s*\}\s*(?:\)|,\s*[a-z_]+=
 
 
 @dataclass
-class _Value:
+class _ParsedCall:
     """`Class(name=..., ...)` as it was read; `at` is its position in the text."""
 
     cls: str
@@ -125,7 +125,7 @@ class _Value:
         return self.cls in _LEAVES
 
 
-class _Reader:
+class _TextReader:
     """Reads a text with Python's own parser.
 
     Keys, and values that are no tensors, may be any text. They are replaced by spaces first; the rest is an expression
@@ -149,7 +149,7 @@ class _Reader:
         """The position behind the white space."""
         return re.compile(r"\s*").match(self.text, at).end()  # type: ignore[union-attr]
 
-    def read(self) -> _Value:
+    def read(self) -> _ParsedCall:
         code = self.expression()
         try:
             # A character that takes several bytes would move the positions behind it.
@@ -209,14 +209,14 @@ class _Reader:
 
     # --- from nodes ---------------------------------------------------------------------------------------------
 
-    def value(self, node: ast.expr) -> _Value:
+    def value(self, node: ast.expr) -> _ParsedCall:
         """`Class(name=..., ...)`, a leaf or a container."""
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             self.fail(node, "a class and its content, such as TensorDict(...)")
         cls, at = node.func.id, node.col_offset - 1
         if cls not in _FACTS:
             self.fail(at, f"one of the classes that can be made from text, {', '.join(sorted(_FACTS))}")
-        value = _Value(cls, at)
+        value = _ParsedCall(cls, at)
         items: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
         for item in items:
             missing = [name for name in _FACTS[cls] if name not in value.facts]
@@ -229,9 +229,9 @@ class _Reader:
             value.facts["data"] = self.values[at]
         return value
 
-    def groups(self, node: ast.expr, member: int | None = None) -> dict[int, dict[str, _Value]]:
+    def groups(self, node: ast.expr, member: int | None = None) -> dict[int, dict[str, _ParsedCall]]:
         """`{0 -> key: Class(...), ..., 1 -> ...}`, the entries that only some members of a lazy stack have."""
-        found: dict[int, dict[str, _Value]] = {} if member is None else {member: {}}
+        found: dict[int, dict[str, _ParsedCall]] = {} if member is None else {member: {}}
         if not (isinstance(node, ast.Set) or (isinstance(node, ast.Dict) and not node.keys)):
             self.fail(node, "entries, such as {key: Tensor(shape=torch.Size([3]), ...)}")
         for entry in getattr(node, "elts", ()):
@@ -244,7 +244,7 @@ class _Reader:
             found[member][key] = self.value(entry)
         return found
 
-    def entries(self, node: ast.expr) -> dict[str, _Value]:
+    def entries(self, node: ast.expr) -> dict[str, _ParsedCall]:
         """`{key: Class(...), ...}`"""
         return self.groups(node, 0)[0]
 
@@ -315,19 +315,19 @@ class _Reader:
         self.fail(node, "a shape method, such as view(6) or permute(1, 0)")
 
 
-_READ: dict[str, Callable[[_Reader, ast.expr], Any]] = {
-    **dict.fromkeys(_LEAF_FACTS, partial(_Reader.constant, kind=bool, expected="True or False")),
-    **dict.fromkeys(_STATISTICS, _Reader.statistic),
-    "shape": _Reader.size,
-    "batch_size": _Reader.batch_size,
-    "device": _Reader.device,
-    "dtype": _Reader.dtype,
-    "names": _Reader.names,
-    "fields": _Reader.entries,
-    "exclusive_fields": _Reader.groups,
-    "stack_dim": partial(_Reader.constant, kind=int, expected="an int"),
-    "source": _Reader.value,
-    "op": _Reader.operation,
+_READ: dict[str, Callable[[_TextReader, ast.expr], Any]] = {
+    **dict.fromkeys(_LEAF_FACTS, partial(_TextReader.constant, kind=bool, expected="True or False")),
+    **dict.fromkeys(_STATISTICS, _TextReader.statistic),
+    "shape": _TextReader.size,
+    "batch_size": _TextReader.batch_size,
+    "device": _TextReader.device,
+    "dtype": _TextReader.dtype,
+    "names": _TextReader.names,
+    "fields": _TextReader.entries,
+    "exclusive_fields": _TextReader.groups,
+    "stack_dim": partial(_TextReader.constant, kind=int, expected="an int"),
+    "source": _TextReader.value,
+    "op": _TextReader.operation,
 }
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -344,19 +344,19 @@ class _Maker:
         # Leaves that show the same ragged dim share its offsets, as they did where they were printed.
         self.offsets: dict[tuple[str, int, torch.device], Tensor] = {}
 
-    def fact(self, value: _Value, name: str) -> Any:
+    def fact(self, value: _ParsedCall, name: str) -> Any:
         """A fact that cannot be done without."""
         if name not in value.facts:
             _fail(self.text, value.at, f"a {value.cls} with {name}=..., which cannot be made without it")
         return value.facts[name]
 
-    def device(self, value: _Value) -> torch.device | None:
+    def device(self, value: _ParsedCall) -> torch.device | None:
         named: torch.device | None = value.facts.get("device")
         return named if self.override is None or named is None else self.override
 
     # --- containers ---------------------------------------------------------------------------------------------
 
-    def container(self, value: _Value) -> Any:
+    def container(self, value: _ParsedCall) -> Any:
         try:
             made = _CONTAINERS[value.cls](self, value)
             if value.facts.get("is_shared") and (self.device(value) or torch.device("cpu")).type == "cpu":
@@ -369,18 +369,20 @@ class _Maker:
             raise self.contradiction(value, error) from error
         return made
 
-    def contradiction(self, value: _Value, error: Exception) -> ParseError:
+    def contradiction(self, value: _ParsedCall, error: Exception) -> ParseError:
         """The error of a text that can be read, but not made."""
         device = self.device(value)
         hint = "" if device is None or device.type in ("cpu", "meta") else "; device='cpu' would put everything there"
         return ParseError(self.text, value.at, f"this {value.cls} cannot be made: {error}{hint}")
 
-    def tensordict(self, value: _Value) -> Any:
+    def tensordict(self, value: _ParsedCall) -> Any:
         entries = {key: (entry, self.entry(entry)) for key, entry in self.fact(value, "fields").items()}
         size = torch.Size(self.fact(value, "batch_size"))
         return self.filled(value, entries, size, value.facts.get("names"))
 
-    def filled(self, value: _Value, entries: dict[str, tuple[_Value, Any]], size: torch.Size, names: object) -> Any:
+    def filled(
+        self, value: _ParsedCall, entries: dict[str, tuple[_ParsedCall, Any]], size: torch.Size, names: object
+    ) -> Any:
         """A `TensorDict` of the entries, each with what it was made from."""
         made = TensorDict(batch_size=size, device=self.device(value), names=names)
         for key, (read, entry) in entries.items():
@@ -390,17 +392,17 @@ class _Maker:
                 raise self.contradiction(read, error) from error
         return made
 
-    def entry(self, value: _Value) -> Any:
+    def entry(self, value: _ParsedCall) -> Any:
         return self.leaf(value) if value.is_leaf else self.container(value)
 
-    def stack(self, value: _Value) -> Any:
+    def stack(self, value: _ParsedCall) -> Any:
         dim = self.fact(value, "stack_dim")
         make = registry.lookup("LazyStackedTensorDict")
         made = make(*self.members(value, dim), stack_dim=dim, names=value.facts.get("names"))
         # A stack of none has its entries from the one that it was cut from.
         return made if value.facts["batch_size"][dim] else made[tuple([slice(None)] * dim + [slice(0, 0)])]
 
-    def members(self, value: _Value, dim: int) -> list[Any]:
+    def members(self, value: _ParsedCall, dim: int) -> list[Any]:
         """The members of a lazy stack, one at least: the common entries without the stack dim, and those that only
         one has."""
         size, common = self.fact(value, "batch_size"), self.fact(value, "fields")
@@ -419,28 +421,28 @@ class _Maker:
             made.append(self.filled(value, entries, torch.Size(rest), None))
         return made
 
-    def split(self, value: _Value, dim: int, count: int) -> list[Any]:
+    def split(self, value: _ParsedCall, dim: int, count: int) -> list[Any]:
         """What the members of a lazy stack have of an entry of the stack."""
         if value.is_leaf and value.cls != "NestedTensor":
             shape = self.fact(value, "shape")
             if len(shape) <= dim or shape[dim] != count:
                 _fail(self.text, value.at, f"an entry whose dim {dim} is of size {count}, as that of the stack is")
             return [
-                self.leaf(_Value(value.cls, value.at, value.facts | {"shape": rest}))
+                self.leaf(_ParsedCall(value.cls, value.at, value.facts | {"shape": rest}))
                 for rest in self.shapes(value, shape, dim)
             ]
         if value.cls == "LazyStackedTensorDict" and value.facts.get("stack_dim") == dim:
             return self.members(value, dim)
         return list(self.entry(value).unbind(dim))
 
-    def shapes(self, value: _Value, shape: tuple[int, ...], dim: int) -> list[tuple[int, ...]]:
+    def shapes(self, value: _ParsedCall, shape: tuple[int, ...], dim: int) -> list[tuple[int, ...]]:
         """What is left of a shape for each of the members along `dim`: 1 and 2 in turn in place of -1."""
         count, rest = max(1, shape[dim]), shape[:dim] + shape[dim + 1 :]
         if count == 1 and -1 in rest:
             _fail(self.text, value.at, f"a size for the dims that are -1, which the one member of dim {dim} has,")
         return [tuple([1 + i % 2 if n == -1 else n for n in rest]) for i in range(count)]
 
-    def holder(self, value: _Value) -> Any:
+    def holder(self, value: _ParsedCall) -> Any:
         """The holder of what a text stands for, as far as it is a literal; else of the text."""
         text = self.fact(value, "data")
         held = _literal(text)
@@ -449,7 +451,7 @@ class _Maker:
             text if str(held) != text else held, batch_size=size, device=self.device(value)
         )
 
-    def values(self, value: _Value) -> Any:
+    def values(self, value: _ParsedCall) -> Any:
         """A stack of the values of a printed list; of `None` where it is cut or made of other things than literals."""
         size = torch.Size(self.fact(value, "batch_size"))
         make = registry.lookup("NonTensorStack")
@@ -458,7 +460,7 @@ class _Maker:
         except ValueError:
             return make._of_lists(numpy.full(size, None).tolist(), size, 0, self.device(value))
 
-    def view(self, value: _Value) -> Any:
+    def view(self, value: _ParsedCall) -> Any:
         source = self.fact(value, "source")
         if source.is_leaf:
             _fail(self.text, source.at, "a container")
@@ -468,7 +470,7 @@ class _Maker:
 
     # --- leaves -------------------------------------------------------------------------------------------------
 
-    def leaf(self, value: _Value) -> Tensor:
+    def leaf(self, value: _ParsedCall) -> Tensor:
         shape = self.fact(value, "shape")
         dtype = value.facts.get("dtype", torch.get_default_dtype())
         device = self.device(value) or torch.device("cpu")
@@ -483,7 +485,7 @@ class _Maker:
             raise self.contradiction(value, error) from error
         return leaf
 
-    def tensor(self, value: _Value, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def tensor(self, value: _ParsedCall, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         if any(isinstance(dim, str) for dim in shape) or value.cls == "NestedTensor":
             return self.jagged(value, shape, dtype, device)
         if -1 in shape:
@@ -514,7 +516,7 @@ class _Maker:
             made = torch.randint(2 if dtype == torch.bool else 100, shape, generator=self.generator)
         return made.to(device, dtype)
 
-    def jagged(self, value: _Value, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def jagged(self, value: _ParsedCall, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         ragged = [i for i, dim in enumerate(shape) if isinstance(dim, str)]
         if value.cls != "NestedTensor" or len(ragged) != 1 or not ragged[0] or -1 in shape:
             _fail(self.text, value.at, "a NestedTensor with one ragged dim behind the first, as torch.Size([2, j1])")
@@ -527,7 +529,7 @@ class _Maker:
         values = self.numbers((*shape[1:at], int(offsets[-1]), *shape[at + 1 :]), dtype, device)
         return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=at)
 
-    def strided(self, value: _Value, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def strided(self, value: _ParsedCall, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         if value.cls != "Tensor" or shape[0] == -1:
             _fail(self.text, value.at, "a Tensor whose first dim is not ragged, as torch.Size([2, -1])")
         rows = [
@@ -545,7 +547,7 @@ def _literal(text: str) -> Any:
         return None
 
 
-_CONTAINERS: dict[str, Callable[[_Maker, _Value], Any]] = {
+_CONTAINERS: dict[str, Callable[[_Maker, _ParsedCall], Any]] = {
     "TensorDict": _Maker.tensordict,
     "LazyStackedTensorDict": _Maker.stack,
     "LazyView": _Maker.view,

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.fields import Layout, layout_of
+from tensordict.containers.fields import FieldTable, layout_of
 from tensordict.containers.nontensor import unwrap, wrap
 from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper, with_class_name
 from tensordict.core import registry
@@ -115,7 +115,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         non_blocking: bool | None = dataclasses.field(default=None, kw_only=True)
         lock: bool = dataclasses.field(default=False, kw_only=True)
 
-    _layout: ClassVar[Layout]
+    _layout: ClassVar[FieldTable]
     _is_tensorclass: ClassVar[bool] = True
     _has_post_init: ClassVar[bool] = False
 

@@ -79,10 +79,10 @@ class _Through(EntryStore, MutableMapping[str, Any]):
         return name in self.source._entries
 
     def values(self) -> ValuesView[Any]:
-        return _Values(self)
+        return _ViewValues(self)
 
     def items(self) -> ItemsView[str, Any]:
-        return _Items(self)
+        return _ViewItems(self)
 
     def outline(self) -> Mapping[str, Any]:
         # The leaves of the source will do, so that no leaf has to be reshaped, or might not let itself be.
@@ -108,14 +108,14 @@ class _Through(EntryStore, MutableMapping[str, Any]):
 # The mixin's own views would look up every name anew.
 
 
-class _Values(ValuesView[Any]):
+class _ViewValues(ValuesView[Any]):
     _mapping: _Through
 
     def __iter__(self) -> Iterator[Any]:
         return (value for _, value in self._mapping.pairs())
 
 
-class _Items(ItemsView[str, Any]):
+class _ViewItems(ItemsView[str, Any]):
     _mapping: _Through
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tensordict.containers.dense import TensorDict
 
-    class _Options(TypedDict, total=False):
+    class _BatchSizeOptions(TypedDict, total=False):
         auto_batch_size: bool
         batch_dims: int | None
         device: object
@@ -147,9 +147,9 @@ def _tensor_over(buffer: object) -> Any:
 
 
 @overload
-def from_any(obj: Mapping[Any, Any], **options: Unpack[_Options]) -> TensorDict: ...
+def from_any(obj: Mapping[Any, Any], **options: Unpack[_BatchSizeOptions]) -> TensorDict: ...
 @overload
-def from_any(obj: object, **options: Unpack[_Options]) -> Any: ...
+def from_any(obj: object, **options: Unpack[_BatchSizeOptions]) -> Any: ...
 def from_any(
     obj: object,
     *,

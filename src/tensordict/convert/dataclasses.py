@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     C = TypeVar("C")
 
-    class _Options(TypedDict, total=False):
+    class _DataclassOptions(TypedDict, total=False):
         auto_batch_size: bool
         batch_dims: int | None
         batch_size: Any
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 
 @overload
-def from_dataclass(obj: type[Any], *, dest_cls: None = ..., **options: Unpack[_Options]) -> type[TensorClass]: ...
+def from_dataclass(
+    obj: type[Any], *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]
+) -> type[TensorClass]: ...
 @overload
-def from_dataclass(obj: Any, *, dest_cls: type[C], **options: Unpack[_Options]) -> C: ...
+def from_dataclass(obj: Any, *, dest_cls: type[C], **options: Unpack[_DataclassOptions]) -> C: ...
 @overload
-def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_Options]) -> TensorClass: ...
+def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> TensorClass: ...
 def from_dataclass(
     obj: object,
     *,

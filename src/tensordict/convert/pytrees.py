@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tensordict.containers.dense import TensorDict
 
-    class _Options(TypedDict, total=False):
+    class _PytreeOptions(TypedDict, total=False):
         batch_size: object
         auto_batch_size: bool
         batch_dims: int | None
@@ -46,9 +46,11 @@ class Registered:
 
 
 @overload
-def from_pytree(pytree: dict[Any, Any] | list[Any] | tuple[Any, ...], **options: Unpack[_Options]) -> TensorDict: ...
+def from_pytree(
+    pytree: dict[Any, Any] | list[Any] | tuple[Any, ...], **options: Unpack[_PytreeOptions]
+) -> TensorDict: ...
 @overload
-def from_pytree(pytree: object, **options: Unpack[_Options]) -> Any: ...
+def from_pytree(pytree: object, **options: Unpack[_PytreeOptions]) -> Any: ...
 def from_pytree(
     pytree: object, *, batch_size: object = None, auto_batch_size: bool = False, batch_dims: int | None = None
 ) -> Any:

@@ -32,7 +32,7 @@ def remember_state(container: ContainerT, undo: Callable[[ContainerT], Any]) -> 
     return container
 
 
-class Context(Contract):
+class BlockContext(Contract):
     """`with td.unlock_():`, `with td.view(-1) as flat:` ... over the operation that was called last."""
 
     _blocks: list[tuple[Any, Callable[[Any], Any], tuple[set[Any], set[Any]]]] | None = None
@@ -89,7 +89,7 @@ def _node_keys(container: Any) -> set[Any]:
 
 
 def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
-    """See :meth:`Context._write_back`."""
+    """See :meth:`BlockContext._write_back`."""
     # What is stacked when it is read looks new to every reader: nested lazy stacks are brought up to date by members.
     stacks = list(_stacks(source, restored))
     paths = {path for path, _, _ in stacks}

@@ -96,7 +96,7 @@ def row_form(leaf: Any) -> tuple[int, ...] | None:
 def compact(leaf: Any) -> Any:
     """A ragged leaf with one row right behind the other: itself when it is so, else a copy."""
     if leaf.layout is torch.jagged:
-        return leaf if _is_compact(leaf) else Rows(_ALL, copy=True)(leaf)
+        return leaf if _is_compact(leaf) else RaggedRows(_ALL, copy=True)(leaf)
     leaf = leaf if type(leaf) is Tensor else leaf.detach().as_subclass(Tensor)
     return leaf.contiguous()
 
@@ -222,7 +222,7 @@ class _Part(NamedTuple):
     positions: Tensor | None = None
 
 
-class Rows:
+class RaggedRows:
     """Takes the same rows of any number of ragged leaves.
 
     Leaves of the jagged layout that share their offsets share those of the results too, as torch asks of nested tensors
@@ -309,7 +309,7 @@ class Index:
         self.rest = items[1:]
         if isinstance(self.head, Tensor) and self.head.ndim == 0:
             self.head = int(self.head)
-        self.rows = Rows(self.head) if isinstance(self.head, (slice, Tensor)) else None
+        self.rows = RaggedRows(self.head) if isinstance(self.head, (slice, Tensor)) else None
 
     def __call__(self, leaf: Any) -> Any:
         """One leaf, indexed."""
@@ -376,7 +376,7 @@ class Index:
         rows, *columns = self._picks()
         if leaf.layout is not torch.jagged:
             return _from_rows(self.places(leaf), leaf, 0)
-        part = Rows(rows, copy=True).part(leaf)
+        part = RaggedRows(rows, copy=True).part(leaf)
         positions = _known(part.positions)
         lengths = part.offsets.diff()
         where: list[Any] = [
@@ -420,7 +420,7 @@ class Split:
     def __init__(self, starts: Iterable[int], lengths: Iterable[int], dim: int) -> None:
         self.dim = dim
         self.slices = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        self.rows = [Rows(piece) for piece in self.slices]
+        self.rows = [RaggedRows(piece) for piece in self.slices]
 
     def __call__(self, leaf: Any) -> list[Any]:
         """The pieces of one leaf; views, but copies for the strided layout."""
@@ -585,7 +585,7 @@ def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
             raise
     rows = torch.arange(leaf.size(0), device=condition.device)
     picked = torch.where(condition.reshape(-1), rows, rows + len(rows))
-    return Rows(picked)(Cat(0)((ours, theirs)))  # type: ignore[no-any-return]
+    return RaggedRows(picked)(Cat(0)((ours, theirs)))  # type: ignore[no-any-return]
 
 
 def in_place(leaf: Any, *operands: Any) -> tuple[list[Any], Callable[[], None] | None]:
@@ -665,7 +665,7 @@ def like(value: Any, leaf: Any) -> Tensor:
     if leaf.layout is not torch.jagged:
         return from_buffer(values, _table(form))
     if leaf.lengths() is not None:
-        positions = _known(Rows(_ALL, copy=True).part(leaf).positions)
+        positions = _known(RaggedRows(_ALL, copy=True).part(leaf).positions)
         values = torch.zeros_like(leaf.values()).index_copy(leaf._ragged_idx - 1, positions, values)
     return from_jagged(values, leaf.offsets(), leaf._ragged_idx, leaf.lengths())
 
@@ -702,7 +702,7 @@ def copies(target: Any, value: Any) -> tuple[list[Tensor], list[Tensor]]:
 def assignment(leaf: Any, at: Any, value: Any) -> Callable[[], Any]:
     """Check that `value` can be assigned to the part of a ragged leaf at an index; what is returned does it, in place.
 
-    Rows keep their lengths, as whatever is assigned in place keeps its shape.
+    RaggedRows keep their lengths, as whatever is assigned in place keeps its shape.
 
     Args:
         leaf: the ragged leaf.
@@ -719,7 +719,7 @@ def assignment(leaf: Any, at: Any, value: Any) -> Callable[[], Any]:
     if index.rows is None:
         return _copies([leaf[index.head][index.rest]], [value])
     if leaf.layout is torch.jagged and not index.rest and (is_ragged(value) or not isinstance(value, Tensor)):
-        rows = Rows(index.head, copy=True)
+        rows = RaggedRows(index.head, copy=True)
         part = rows.part(leaf)
         dim, positions = leaf._ragged_idx - 1, _known(part.positions)
         if not isinstance(value, Tensor):

@@ -21,7 +21,7 @@ from tensordict.io.archive_reader import Archive
 from tensordict.io.archive_writer import Part, part, write_compressed, write_stored
 from tensordict.io.commit import JOURNAL, Created, StagingFolder
 from tensordict.io.detect import refuse_other
-from tensordict.io.directory import FolderOptions, Plan, meta_of, plan_files
+from tensordict.io.directory import FolderOptions, FolderPlan, meta_of, plan_files
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import as_json, is_meta
 from tensordict.io.progress import Progress
@@ -107,7 +107,7 @@ def plan_archive(
     return partial(_save, container, parts, path, options, how)
 
 
-def _parts(plan: Plan, start: int, like: bool) -> Iterator[Part]:
+def _parts(plan: FolderPlan, start: int, like: bool) -> Iterator[Part]:
     """All files of a plan, those without tensors first; `start` is where the names begin in their paths."""
     for node in plan.nodes:
         meta = as_json(meta_of(node))

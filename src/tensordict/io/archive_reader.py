@@ -237,7 +237,7 @@ class Archive:
             # As an .lzma file, whose memory can be limited: its head has the properties and an unknown length.
             if len(packed) < 9 or bytes(packed[2:4]) != b"\x05\x00":
                 raise self._bad("its LZMA properties are broken", entry)
-            return _Lzma(packed)
+            return _LzmaDecompressor(packed)
         raise self._bad(f"it is compressed by the unknown method {entry.method}", entry)
 
     def _check_ratio(self, entry: Entry) -> None:
@@ -266,7 +266,7 @@ class Archive:
         return SaveError(f"entry {entry.name!r}: the archive {self.path!r} is broken: {what}")
 
 
-class _Lzma:
+class _LzmaDecompressor:
     """The decompressor of one LZMA entry."""
 
     def __init__(self, packed: memoryview) -> None:

@@ -348,7 +348,7 @@ class _Bzip2:
         return self._stream.flush()
 
 
-class _Lzma:
+class _LzmaCompressor:
     """An .lzma file whose head is replaced by that of a zip entry: version, length of the properties, properties."""
 
     def __init__(self, level: int | None, pool: ThreadPoolExecutor | None) -> None:
@@ -373,8 +373,8 @@ class _Lzma:
 
 # Five bytes of properties, and eight for a length, which is unknown.
 _LZMA_HEAD = 13
-_STREAMS: dict[int, Callable[[int | None, ThreadPoolExecutor | None], _Deflating | _Bzip2 | _Lzma]] = {
+_STREAMS: dict[int, Callable[[int | None, ThreadPoolExecutor | None], _Deflating | _Bzip2 | _LzmaCompressor]] = {
     DEFLATE: _Deflating,
     BZIP2: _Bzip2,
-    LZMA: _Lzma,
+    LZMA: _LzmaCompressor,
 }

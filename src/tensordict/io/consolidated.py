@@ -41,7 +41,7 @@ from tensordict.io.structure import SIZES, Complain, Described, once, restore
 from tensordict.io.target import Target
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.values import plain
-from tensordict.io.writing import Row, SaveOptions
+from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.flat_buffers import ALIGN, Block, Layout, fresh
 from tensordict.memory.mapped import PathLike
@@ -62,7 +62,7 @@ _AS_BYTES = "torch.uint8"
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-class Plan:
+class BlockPlan:
     """What a file will hold.
 
     Args:
@@ -118,7 +118,7 @@ class Plan:
         if storage is not None:
             self.layout.fill(Block(storage), options.num_threads)
         tensors, places = self._row(storage)
-        row = Row(tensors, options.checksum)
+        row = TensorRun(tensors, options.checksum)
         check = None if options.overwrite else _refuse_other
         with Target(filename, durable=options.durable, check=check) as target:
             with files.naming("write the file", target.path):
@@ -178,7 +178,7 @@ def _padded(nbytes: int) -> int:
 class _Foreign:
     """The description of a container as the reference reads it, without what it has no form for."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BlockPlan) -> None:
         self.plan = plan
         self.share = ragged.SharedOffsets()
         # The names of the tensors of which it says all there is to say.

@@ -140,7 +140,7 @@ class _Node:
 
 
 @dataclass(slots=True)
-class Plan:
+class FolderPlan:
     """All files of a save: those of the leaves, and the `meta.json` of every node (see `meta_of`), parents first."""
 
     root: _Node
@@ -161,7 +161,7 @@ def plan_save(container: Contract, prefix: PathLike | None, options: FolderOptio
     return partial(_save_directory, plan.root, pathlib.Path(os.fspath(prefix or "")), plan.leaves, plan.nodes, options)
 
 
-def plan_files(container: Contract, folder: str, options: FolderOptions) -> Plan:
+def plan_files(container: Contract, folder: str, options: FolderOptions) -> FolderPlan:
     """What the folders and files of a save under the absolute path `folder` are; nothing is written.
 
     Raises:
@@ -169,7 +169,7 @@ def plan_files(container: Contract, folder: str, options: FolderOptions) -> Plan
     """
     leaves: list[_Leaf] = []
     nodes: list[_Node] = []
-    return Plan(_plan_node(container, (), folder, options, leaves, nodes), leaves, nodes)
+    return FolderPlan(_plan_node(container, (), folder, options, leaves, nodes), leaves, nodes)
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def open_file(
     if format == H5:
         return registry.lookup("PersistentTensorDict")._opened(path, mode=mode, device=target)
     if format == SAFETENSORS:
-        return safetensors.load(path, safetensors.LoadOptions(device=target, progress=progress))
+        return safetensors.load(path, safetensors.SafetensorsOptions(device=target, progress=progress))
     container = consolidated.load(path)
     return container if target is None else container.to(target, non_blocking=non_blocking)
 
@@ -115,7 +115,7 @@ def describe_save(path: PathLike, complain: Callable[[OSError], Any] | None = No
     if format == CONSOLIDATED:
         return format, consolidated.load(path, described, complain)
     if format == SAFETENSORS:
-        return format, safetensors.load(path, safetensors.LoadOptions(complain=complain), described)
+        return format, safetensors.load(path, safetensors.SafetensorsOptions(complain=complain), described)
     options = LoadOptions(build=described, unpickle=left_pickled, complain=complain)
     if format == ARCHIVE:
         options.source = Packed(Archive(local_path(path)))

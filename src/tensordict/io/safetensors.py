@@ -26,7 +26,7 @@ from tensordict.io.forms import DICT, Build, Form, from_form
 from tensordict.io.progress import Progress
 from tensordict.io.structure import Complain, Described, once, restore
 from tensordict.io.target import Target
-from tensordict.io.writing import Row, SaveOptions
+from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.mapped import PathLike, check_storable
 from tensordict.memory.names import local_path
@@ -84,7 +84,7 @@ def save(container: Contract, path: PathLike, options: SaveOptions, separator: s
         OSError: the file cannot be written; what was there before stays.
     """
     header, tensors = _header(Described(container, separator))
-    row = Row(list(tensors.values()), options.checksum)
+    row = TensorRun(list(tensors.values()), options.checksum)
     # The checksums of nothing take as much room as those that will be known.
     content = _packed(header, list(tensors), row.checksums())
     with Target(path, durable=options.durable, check=None if options.overwrite else _refuse_other) as target:
@@ -157,7 +157,7 @@ def _text(value: Any) -> str:
 
 
 @dataclass(slots=True)
-class LoadOptions:
+class SafetensorsOptions:
     """How to load; see `TensorDict.from_safetensors`."""
 
     separator: str | None = "."
@@ -189,7 +189,7 @@ class _Header:
     problems: list[SaveError]
 
 
-def load(path: PathLike, options: LoadOptions, build: Build = from_form) -> Any:
+def load(path: PathLike, options: SafetensorsOptions, build: Build = from_form) -> Any:
     """The container in a file, of this package or of another program.
 
     Args:

@@ -182,7 +182,7 @@ def watching(checksum: checksums.Checksum | None, progress: Progress | None) -> 
     return watch
 
 
-class Row:
+class TensorRun:
     """Tensors on their way into one file, one behind the other, and their checksums.
 
     Args:
@@ -191,8 +191,8 @@ class Row:
 
     Example:
         >>> import torch
-        >>> from tensordict.io.writing import Row
-        >>> Row([torch.ones(2)], "crc32").checksums()
+        >>> from tensordict.io.writing import TensorRun
+        >>> TensorRun([torch.ones(2)], "crc32").checksums()
         ['crc32:00000000']
     """
 

@@ -264,7 +264,7 @@ class Stamp:
         self.time = hour << 11 | minute << 5 | second // 2
 
 
-class Described(Protocol):
+class EntryHeader(Protocol):
     """An entry that is written, as its two descriptions tell it; `large` for contents of 4 GiB and more."""
 
     name: bytes
@@ -288,7 +288,7 @@ def padding_to(position: int) -> int:
     return missing if missing == 0 or missing >= 4 else missing + ALIGN
 
 
-def local_header(entry: Described, stamp: Stamp, padding: int = 0) -> bytes:
+def local_header(entry: EntryHeader, stamp: Stamp, padding: int = 0) -> bytes:
     """What stands before the content of an entry."""
     name, method, size, stored = entry.name, entry.method, entry.size, entry.stored
     version, extra = _VERSION[method], b""
@@ -311,7 +311,7 @@ def _flags(name: bytes, method: int) -> int:
     return (0 if name.isascii() else _UTF8) | (_LZMA_END if method == LZMA else 0)
 
 
-def directory(entries: Iterable[Described], stamp: Stamp, position: int) -> bytes:
+def directory(entries: Iterable[EntryHeader], stamp: Stamp, position: int) -> bytes:
     """What stands at the end of an archive, at byte `position`."""
     records: list[bytes] = []
     when, day = stamp.time, stamp.date

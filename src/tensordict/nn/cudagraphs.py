@@ -237,7 +237,7 @@ class _Recording:
         return self.output
 
 
-class _Value:
+class _RecordedValue:
     """A value that is no tensor; a recording holds for one that is equal."""
 
     def __init__(self, value: object) -> None:
@@ -245,7 +245,9 @@ class _Value:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Value) and type(self.value) is type(other.value) and same_value(self.value, other.value)
+            isinstance(other, _RecordedValue)
+            and type(self.value) is type(other.value)
+            and same_value(self.value, other.value)
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -254,9 +256,9 @@ class _Value:
 def _form_of(value: Any) -> Any:
     """All that a recording depends on but the content of tensors."""
     if not is_node(value):
-        return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else _Value(value)
+        return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else _RecordedValue(value)
     if value._is_non_tensor:
-        return type(value), value._batch_size, _Value(value._unwrapped())
+        return type(value), value._batch_size, _RecordedValue(value._unwrapped())
     bare = value._wrapped_container()
     children, context = flatten_stack(bare) if isinstance(bare, LazyCore) else flatten_container(bare)
     return type(value), context, [_form_of(child) for child in children]

@@ -187,4 +187,4 @@ class Checkpointing(Contract):
             device(type='meta')
         """
         device = None if device is None else as_device(device)
-        return safetensors.load(filename, safetensors.LoadOptions(separator, device, progress))  # type: ignore[no-any-return]
+        return safetensors.load(filename, safetensors.SafetensorsOptions(separator, device, progress))  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensordict.core import registry
-from tensordict.core.context import Context
+from tensordict.core.context import BlockContext
 from tensordict.ops import torch_functions
 from tensordict.ops.applying import Applying
 from tensordict.ops.arithmetic import Arithmetic
@@ -71,7 +71,7 @@ class TensorCollection(
     Modules,
     Naming,
     Printing,
-    Context,
+    BlockContext,
 ):
     """A container of tensors that behaves as one tensor along its batch dimensions.
 

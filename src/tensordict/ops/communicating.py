@@ -17,7 +17,7 @@ from tensordict.parallel.transfers import Receiving, Sending
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
 
-    class _Options(TypedDict, total=False):
+    class _MessageOptions(TypedDict, total=False):
         group: object
         init_tag: int
         pseudo_rand: bool
@@ -122,7 +122,7 @@ class Communicating(Leaves):
         *,
         group_dst: int | None = ...,
         return_early: Literal[False] = ...,
-        **options: Unpack[_Options],
+        **options: Unpack[_MessageOptions],
     ) -> int: ...
     @overload
     def isend(
@@ -131,7 +131,7 @@ class Communicating(Leaves):
         *,
         group_dst: int | None = ...,
         return_early: Literal[True],
-        **options: Unpack[_Options],
+        **options: Unpack[_MessageOptions],
     ) -> list[Sending]: ...
     def isend(
         self,
@@ -175,7 +175,7 @@ class Communicating(Leaves):
         *,
         group_src: int | None = ...,
         return_premature: Literal[False] = ...,
-        **options: Unpack[_Options],
+        **options: Unpack[_MessageOptions],
     ) -> None: ...
     @overload
     def irecv(
@@ -184,7 +184,7 @@ class Communicating(Leaves):
         *,
         group_src: int | None = ...,
         return_premature: Literal[True],
-        **options: Unpack[_Options],
+        **options: Unpack[_MessageOptions],
     ) -> list[Future[Self]]: ...
     def irecv(
         self,
@@ -431,7 +431,7 @@ class Communicating(Leaves):
 
     def reduce(
         self, dst: int, op: object = None, async_op: bool = False, return_premature: bool = False, group: object = None
-    ) -> list[collectives.Reduction] | None:
+    ) -> list[collectives.PendingReduction] | None:
         """Combine the tensors of all ranks of a group, in place on rank `dst`.
 
         Args:
@@ -460,7 +460,7 @@ class Communicating(Leaves):
 
     def all_reduce(
         self, op: object = None, *, group: object = None, async_op: bool = False
-    ) -> list[collectives.Reduction] | None:
+    ) -> list[collectives.PendingReduction] | None:
         """Combine the tensors of all ranks of a group, in place on all of them.
 
         Args:

@@ -14,7 +14,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device, wait_for
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.io import checksums, consolidated
-from tensordict.io.consolidated import Plan
+from tensordict.io.consolidated import BlockPlan
 from tensordict.io.writing import SaveOptions
 from tensordict.memory import flat_buffers
 from tensordict.memory.flat_buffers import Block, Copies
@@ -24,7 +24,7 @@ from tensordict.ops.leaves import Leaves
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
 
-    class _Options(TypedDict, total=False):
+    class _ConsolidateOptions(TypedDict, total=False):
         num_threads: int
         device: object
         non_blocking: bool
@@ -47,11 +47,15 @@ class Consolidating(Leaves):
 
     @overload
     def consolidate(
-        self, filename: PathLike | None = ..., *, return_early: Literal[False] = ..., **options: Unpack[_Options]
+        self,
+        filename: PathLike | None = ...,
+        *,
+        return_early: Literal[False] = ...,
+        **options: Unpack[_ConsolidateOptions],
     ) -> Self: ...
     @overload
     def consolidate(
-        self, filename: PathLike | None = ..., *, return_early: Literal[True], **options: Unpack[_Options]
+        self, filename: PathLike | None = ..., *, return_early: Literal[True], **options: Unpack[_ConsolidateOptions]
     ) -> Future[Self]: ...
     def consolidate(
         self,
@@ -142,7 +146,7 @@ class Consolidating(Leaves):
         else:
             target = _CPU
             options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-            run = partial(_written, Plan(self), filename, options, use_buffer)
+            run = partial(_written, BlockPlan(self), filename, options, use_buffer)
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 
         def finished() -> Any:
@@ -263,7 +267,7 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
     return flat_buffers.fresh(nbytes)
 
 
-def _written(plan: Plan, filename: PathLike, options: SaveOptions, buffer: bool) -> tuple[list[Any], Tensor]:
+def _written(plan: BlockPlan, filename: PathLike, options: SaveOptions, buffer: bool) -> tuple[list[Any], Tensor]:
     """The leaves over the file that they were written to (or over memory, with a buffer), and their storage."""
     storage = plan.write(filename, options, buffer)
     return plan.leaves(storage), storage

@@ -22,7 +22,7 @@ from tensordict.ops.numbers import stored
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
 
-    class _Options(TypedDict, total=False):
+    class _FromStructureOptions(TypedDict, total=False):
         auto_batch_size: bool
         batch_dims: int | None
         device: object
@@ -36,10 +36,10 @@ class Foreign(Converting):
 
     @overload
     @classmethod
-    def from_any(cls, obj: Mapping[Any, Any], **options: Unpack[_Options]) -> Self: ...
+    def from_any(cls, obj: Mapping[Any, Any], **options: Unpack[_FromStructureOptions]) -> Self: ...
     @overload
     @classmethod
-    def from_any(cls, obj: object, **options: Unpack[_Options]) -> Any: ...
+    def from_any(cls, obj: object, **options: Unpack[_FromStructureOptions]) -> Any: ...
     @classmethod
     def from_any(
         cls,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     _Container = TypeVar("_Container", bound=TensorCollection)
 
-    class _Options(TypedDict, total=False):
+    class _FromModulesOptions(TypedDict, total=False):
         lock: bool
         use_state_dict: bool
         expand_identical: bool
@@ -417,15 +417,21 @@ def from_module(module: object, as_module: bool = False, lock: bool = True, use_
 
 @overload
 def from_modules(
-    *modules: nn.Module, as_module: Literal[True], lazy_stack: bool = ..., **options: Unpack[_Options]
+    *modules: nn.Module, as_module: Literal[True], lazy_stack: bool = ..., **options: Unpack[_FromModulesOptions]
 ) -> TensorDictParams: ...
 @overload
 def from_modules(
-    *modules: nn.Module, as_module: Literal[False] = ..., lazy_stack: Literal[True], **options: Unpack[_Options]
+    *modules: nn.Module,
+    as_module: Literal[False] = ...,
+    lazy_stack: Literal[True],
+    **options: Unpack[_FromModulesOptions],
 ) -> LazyStackedTensorDict: ...
 @overload
 def from_modules(
-    *modules: nn.Module, as_module: Literal[False] = ..., lazy_stack: Literal[False] = ..., **options: Unpack[_Options]
+    *modules: nn.Module,
+    as_module: Literal[False] = ...,
+    lazy_stack: Literal[False] = ...,
+    **options: Unpack[_FromModulesOptions],
 ) -> TensorDict: ...
 def from_modules(
     *modules: object,

@@ -161,7 +161,7 @@ def _only_rows(leaf: object, pads: list[int]) -> Exception:
 def _with_empty_rows(leaf: Any, before: int, after: int) -> Any:
     """A ragged leaf with rows without elements around its own; negative numbers take rows away."""
     first, last = max(0, -before), leaf.size(0) - max(0, -after)
-    leaf = ragged.compact(ragged.Rows(slice(first, last))(leaf))
+    leaf = ragged.compact(ragged.RaggedRows(slice(first, last))(leaf))
     before, after = max(0, before), max(0, after)
     if leaf.layout is torch.jagged:
         offsets = leaf.offsets()

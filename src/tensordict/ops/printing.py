@@ -136,7 +136,7 @@ class Printing(Contract):
 
 
 @dataclass(slots=True)
-class Leaf:
+class ShownLeaf:
     """A tensor as it is shown: `tensor` itself, unless `shape` says that it stands for one that is made on reading.
 
     shape: of what is read, with -1 for the dims in which the members of a lazy stack differ.
@@ -170,19 +170,19 @@ class Leaf:
 
 
 def shown(container: Contract) -> dict[str, Any]:
-    """The entries of a container as they are shown, a nested container or a :class:`Leaf` each; none is made for it."""
+    """The entries of a container as they are shown, a nested container or a :class:`ShownLeaf` each; it makes none."""
     outline = container._outline()
     made = outline is not container._entries
     return {
-        name: value if is_node(value) else _leaf_of(container, name, value) if made else Leaf(value)
+        name: value if is_node(value) else _leaf_of(container, name, value) if made else ShownLeaf(value)
         for name, value in outline.items()
     }
 
 
-def _leaf_of(container: Contract, name: str, value: object) -> Leaf:
+def _leaf_of(container: Contract, name: str, value: object) -> ShownLeaf:
     if isinstance(value, Contract) or not isinstance(value, Tensor):
-        return Leaf(value)
-    return Leaf(value, container._shape_of(name), _parts_of(container, name) if container._members() else [value])
+        return ShownLeaf(value)
+    return ShownLeaf(value, container._shape_of(name), _parts_of(container, name) if container._members() else [value])
 
 
 def _parts_of(container: Contract, name: str) -> list[Any]:
@@ -205,7 +205,7 @@ def container_repr(name: str, groups: dict[str, Any], facts: Iterable[str]) -> s
     return f"{name}(\n    " + ",\n    ".join([*sections, *facts]) + ")"
 
 
-def leaf_repr(leaf: Leaf) -> str:
+def leaf_repr(leaf: ShownLeaf) -> str:
     """One leaf in the `repr` of a container: the class, shape, device and dtype of a tensor, else the object."""
     tensor = leaf.tensor
     if not isinstance(tensor, Tensor):
@@ -242,7 +242,7 @@ def fields_text(entries: Mapping[str, Any]) -> str:
 
 def entry_text(value: object, indent: str) -> str:
     """The text of one of the entries that :func:`shown` gives, `indent` before all lines of it but the first."""
-    return leaf_repr(value) if isinstance(value, Leaf) else repr(value).replace("\n", f"\n{indent}")
+    return leaf_repr(value) if isinstance(value, ShownLeaf) else repr(value).replace("\n", f"\n{indent}")
 
 
 def in_order(lines: Iterable[str]) -> list[str]:
@@ -262,7 +262,7 @@ def _is_shared(leaf: Tensor) -> bool:
         return False
 
 
-def _statistics(leaf: Leaf) -> list[str]:
+def _statistics(leaf: ShownLeaf) -> list[str]:
     parts = [part.detach() for part in leaf.parts or [leaf.tensor]]
     if any(part.layout != torch.strided or part.is_nested or part.device.type == "meta" for part in parts):
         return []
@@ -300,7 +300,7 @@ def container_html(node: Contract, entries: Mapping[str, Any]) -> str:
 
 def _html_row(name: str, value: Any) -> str:
     key = f"<td>{html.escape(name)}</td>"
-    if not isinstance(value, Leaf):
+    if not isinstance(value, ShownLeaf):
         whole = html.escape(repr(value)) if value._is_non_tensor else value._repr_html_()
         return f'<tr>{key}<td colspan="4">{whole}</td></tr>'
     if not isinstance(value.tensor, Tensor):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, TypedDict, Unpack
 
-    class _Options(TypedDict, total=False):
+    class _MemmapOptions(TypedDict, total=False):
         num_threads: int
         share_non_tensor: bool
         robust_key: bool | None
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         progress: bool
         overwrite: bool
 
-    class _FileOptions(_Options, total=False):
+    class _FileOptions(_MemmapOptions, total=False):
         archive: bool | None
         compression: Any
 
@@ -160,7 +160,7 @@ class Saving(Contract):
         *,
         return_early: Literal[False] = ...,
         existsok: bool = ...,
-        **options: Unpack[_Options],
+        **options: Unpack[_MemmapOptions],
     ) -> Self: ...
     @overload
     def memmap_(
@@ -170,7 +170,7 @@ class Saving(Contract):
         *,
         return_early: Literal[True],
         existsok: bool = ...,
-        **options: Unpack[_Options],
+        **options: Unpack[_MemmapOptions],
     ) -> Future[Self]: ...
     def memmap_(
         self,

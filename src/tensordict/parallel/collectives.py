@@ -210,7 +210,7 @@ def _wait(works: Iterable[Any], call: str) -> None:
 # --- reducing ---------------------------------------------------------------------------------------------------------
 
 
-class Reduction:
+class PendingReduction:
     """Tensors that are being reduced in place. :meth:`wait` ends it, and has to be called.
 
     Args:
@@ -256,7 +256,7 @@ class Reduction:
         return self._work is None or (self._work.is_completed() and self.wait())
 
 
-def reduce(container: object, dst: int | None, op: Any, group: Any) -> list[Reduction]:
+def reduce(container: object, dst: int | None, op: Any, group: Any) -> list[PendingReduction]:
     """Begin to reduce a container over the ranks of a group, in place; see `TensorDict.all_reduce`.
 
     Args:
@@ -286,12 +286,12 @@ def reduce(container: object, dst: int | None, op: Any, group: Any) -> list[Redu
             nbytes = tensor.numel() * tensor.itemsize
             if nbytes > _SMALL and tensor.is_contiguous() and devices.kind(tensor.device.type) == tensor.device.type:
                 # A rank that gets no result may find something else in the memory it gave.
-                found.append(Reduction(begun(tensor if writes else tensor.clone()), call))
+                found.append(PendingReduction(begun(tensor if writes else tensor.clone()), call))
             elif nbytes:
                 packs.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         for (_, device), pack in packs.items():
             flat = torch.cat([tensor.reshape(-1) for tensor in pack]).to(devices.place(device.type))
-            found.append(Reduction(begun(flat), call, _unpacking(flat, pack) if writes else None))
+            found.append(PendingReduction(begun(flat), call, _unpacking(flat, pack) if writes else None))
     return found
 
 

@@ -73,17 +73,17 @@ class Job:
         leaves = self.container._leaves()
         if not any(type(leaf) is StoredTensor for leaf in leaves):
             return self
-        return replace(self, container=Pickled(bytes(ForkingPickler.dumps(self.container))))
+        return replace(self, container=PickledMessage(bytes(ForkingPickler.dumps(self.container))))
 
     def received(self) -> Job:
         """This job in the process that it was sent to."""
-        if isinstance(self.container, Pickled):
+        if isinstance(self.container, PickledMessage):
             return replace(self, container=self.container.value())
         fn: Any = self.fn
-        return replace(self, fn=fn.value()) if isinstance(fn, Pickled) else self
+        return replace(self, fn=fn.value()) if isinstance(fn, PickledMessage) else self
 
 
-class Pickled(NamedTuple):
+class PickledMessage(NamedTuple):
     """A value as bytes, so that the receiver can say what is wrong with them."""
 
     content: bytes
@@ -94,7 +94,7 @@ class Pickled(NamedTuple):
 
 
 class Sent:
-    """A function on its way to a process that was not forked for it, where it is a `Pickled`."""
+    """A function on its way to a process that was not forked for it, where it is a `PickledMessage`."""
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self._fn = fn
@@ -111,7 +111,7 @@ class Sent:
                 f"{error}: workers import what is mapped, unless they are forked for it; define it at the top of a "
                 "module, or map with mp_start_method='fork' and no pool"
             ) from error
-        return Pickled, (content,)
+        return PickledMessage, (content,)
 
 
 def written(result: object, piece: Any) -> None:

@@ -75,7 +75,7 @@ class Sketch(Described):
         return len(self.values) - 1
 
 
-class Row(NamedTuple):
+class WireTensor(NamedTuple):
     """A tensor on the wire: where it lies in the storage of a device."""
 
     dtype: torch.dtype
@@ -227,7 +227,7 @@ class Header:
     """
 
     def __init__(self, content: bytes) -> None:
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, WireTensor] = {}
         self.storages: dict[str, list[int]] = {}
         try:
             fields = json.loads(content)
@@ -245,7 +245,7 @@ class Header:
                 cut, end = self.storages[device]
                 if not 0 <= start <= stop <= end or start < cut < stop or cut < 0 or start % kind.itemsize:
                     raise ValueError(f"{name!r} lies at {start} to {stop}")
-                self.rows[name] = Row(kind, shape, device, start, stop)
+                self.rows[name] = WireTensor(kind, shape, device, start, stop)
         except TransferError:
             raise
         except Exception as error:  # Anything may come from the network, and nothing else may come out of here.
@@ -256,7 +256,7 @@ class Header:
         """The bytes of all messages that follow."""
         return sum(cut for cut, _ in self.storages.values()) + sum(row.stop - row.start for _, row in self.large())
 
-    def large(self) -> Iterator[tuple[str, Row]]:
+    def large(self) -> Iterator[tuple[str, WireTensor]]:
         """The tensors that have messages of their own."""
         for name, row in self.rows.items():
             if row.stop > self.storages[row.device][0]:
@@ -337,7 +337,7 @@ class TargetBuffers:
         self.header = header
         self._targets = sketch.tensors
         self._blocks: dict[str, Tensor] = {}
-        self._staged: list[tuple[Tensor, Tensor, Row]] = []
+        self._staged: list[tuple[Tensor, Tensor, WireTensor]] = []
         self.buffers: list[Tensor] = []
         whole = self._storage_of(container)
         if whole is not None:

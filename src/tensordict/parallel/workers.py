@@ -35,7 +35,7 @@ from tensordict.parallel.jobs import (
     Chunk,
     Job,
     LocalValue,
-    Pickled,
+    PickledMessage,
     Sent,
     attempt,
     attempt_here,
@@ -361,7 +361,7 @@ def _refused(results: queue.SimpleQueue[Any], chunk: Chunk, error: BaseException
     results.put(error)
 
 
-def _in_pool(fn: Pickled, piece: object, out: object, number: int, inline: bool) -> tuple[int, bool, Message]:
+def _in_pool(fn: PickledMessage, piece: object, out: object, number: int, inline: bool) -> tuple[int, bool, Message]:
     """What a process of a pool does with a chunk."""
     return number, *attempt(lambda given: _called(fn.value(), given, out), piece, CommonMemory(piece), inline)
 
