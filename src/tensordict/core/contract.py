@@ -151,7 +151,7 @@ class Contract:
         A container that makes its leaves when they are read gives any tensor in the place of a leaf.
         """
         entries = self._entries
-        return entries.outline() if isinstance(entries, EntryStore) else entries
+        return entries.outline() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
     def _targets(self) -> Mapping[str, Any]:
         """The entries for those who may write into them, as operands of what is done in place.
@@ -160,7 +160,7 @@ class Contract:
         them.
         """
         entries = self._entries
-        return entries.targets() if isinstance(entries, EntryStore) else entries
+        return entries.targets() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
     def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
         """A function of leaves as the walks call it on `_targets`, whose argument at `position` is the leaf.
@@ -187,7 +187,7 @@ class Contract:
     def _node(self, name: str) -> Any:
         """The nested container of this name, `None` when there is none."""
         entries = self._entries
-        if isinstance(entries, EntryStore):
+        if type(entries) is not dict and isinstance(entries, EntryStore):
             return entries.node(name)
         value = entries.get(name)
         return value if isinstance(value, Contract) else None
@@ -199,7 +199,7 @@ class Contract:
             or_template: for a stack without members, give the container that knows which entries these would have.
         """
         entries = self._entries
-        return entries.members(or_template) if isinstance(entries, EntryStore) else None
+        return entries.members(or_template) if type(entries) is not dict and isinstance(entries, EntryStore) else None
 
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         """The lazy stack of what was made of each of `_members(or_template=True)`, along `dim` or the dim of this one.
@@ -434,8 +434,7 @@ class Contract:
         `None` for a container that has no members, and so is to be paired with `other` itself. What is made of the
         pairs goes to `_restacked`.
         """
-        members = self._members()
-        if not members or self._is_non_tensor:
+        if type(self._entries) is dict or not (members := self._members()) or self._is_non_tensor:
             return None
         return list(zip(members, self._pieces_of(other), strict=True))
 

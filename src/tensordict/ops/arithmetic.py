@@ -70,7 +70,8 @@ class Arithmetic(Leaves):
             >>> td.add(TensorDict({"b": {"c": torch.ones(2)}}, [2]), alpha=10, default="intersection")["b", "c"]
             tensor([11., 11.])
         """
-        return self._with(*_scaled(torch.add, torch._foreach_add, alpha), "add", other, default)
+        one, many = _scaled(torch.add, torch._foreach_add, alpha)
+        return self._with(one, many, "add", other, default)
 
     def add_(self, other: object, *, alpha: float | None = None) -> Self:
         """As :meth:`add`, in place.
@@ -82,15 +83,18 @@ class Arithmetic(Leaves):
             >>> td.add_(1) is td, td["a"]
             (True, tensor([1., 1.]))
         """
-        return self._with_(*_scaled(Tensor.add_, torch._foreach_add_, alpha), "add_", other)
+        one, many = _scaled(Tensor.add_, torch._foreach_add_, alpha)
+        return self._with_(one, many, "add_", other)
 
     def sub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """`self - alpha * other`; the arguments as for :meth:`add`."""
-        return self._with(*_scaled(torch.sub, torch._foreach_sub, alpha), "sub", other, default)
+        one, many = _scaled(torch.sub, torch._foreach_sub, alpha)
+        return self._with(one, many, "sub", other, default)
 
     def sub_(self, other: object, alpha: float | None = None) -> Self:
         """As :meth:`sub`, in place."""
-        return self._with_(*_scaled(Tensor.sub_, torch._foreach_sub_, alpha), "sub_", other)
+        one, many = _scaled(Tensor.sub_, torch._foreach_sub_, alpha)
+        return self._with_(one, many, "sub_", other)
 
     def rsub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """`other - alpha * self`; the arguments as for :meth:`add`.
@@ -101,7 +105,8 @@ class Arithmetic(Leaves):
             >>> TensorDict(a=torch.ones(2)).rsub(3)["a"]
             tensor([2., 2.])
         """
-        return self._with(*_scaled(torch.rsub, _foreach_rsub, alpha), "rsub", other, default)
+        one, many = _scaled(torch.rsub, _foreach_rsub, alpha)
+        return self._with(one, many, "rsub", other, default)
 
     def mul(self, other: object, *, default: object = None) -> Self:
         """`self * other`; the arguments as for :meth:`add`."""
@@ -292,11 +297,9 @@ class Arithmetic(Leaves):
         return NotImplemented if operand(other) is NotImplemented else self._with(_rfloordiv, None, "//", other)
 
     def __ifloordiv__(self, other: object) -> Self:
-        return (
-            NotImplemented
-            if operand(other) is NotImplemented
-            else self._with_(Tensor.floor_divide_, None, "//=", other)
-        )
+        if operand(other) is NotImplemented:
+            return NotImplemented
+        return self._with_(Tensor.floor_divide_, None, "//=", other)
 
     def __mod__(self, other: object) -> Self:
         return NotImplemented if operand(other) is NotImplemented else self.mod(other)

@@ -67,13 +67,12 @@ class Copying(Leaves):
             if (members := self._members(or_template=True)) is not None:
                 return self._restacked([member.copy() for member in members])
             # What is in a file stays there.
-            mapping = self._targets()
-        entries = dict(mapping)
+            kept = self._targets().items()
+            return self._subset({k: value.copy() if isinstance(value, Contract) else value for k, value in kept})
+        entries = mapping.copy()
         for name, value in entries.items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 entries[name] = value.copy()
-        if type(mapping) is not dict:
-            return self._subset(entries)
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def __copy__(self) -> Self:

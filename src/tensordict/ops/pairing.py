@@ -21,7 +21,7 @@ INTERSECTION = "intersection"
 
 def operand(value: object) -> Any:
     """The container, tensor or number that `value` is as an operand; `NotImplemented` when it is none of these."""
-    if type(value) in _NUMBERS or isinstance(value, (Tensor, Contract)):
+    if type(value) in _NUMBERS or isinstance(value, (Contract, Tensor)):
         return value
     if isinstance(value, np.generic):
         return value.item() if isinstance(value, (np.number, np.bool_)) else NotImplemented
@@ -95,13 +95,12 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Any], right: lis
     names = list(entries)
     if names == list(others):
         values, counterparts = list(entries.values()), list(others.values())
-    elif entries.keys() == others.keys():
-        values, counterparts = list(entries.values()), [others[name] for name in names]
     else:
-        entries, others = _operands(entries), _operands(others)
         if entries.keys() != others.keys():
-            raise_key_mismatch([entries, others], path)
-        names = list(entries)
+            entries, others = _operands(entries), _operands(others)
+            if entries.keys() != others.keys():
+                raise_key_mismatch([entries, others], path)
+            names = list(entries)
         values, counterparts = list(entries.values()), [others[name] for name in names]
     # With the same batch size no alignment of leaves leads past its first dim.
     aligned = node._batch_size == other._batch_size and len(node._batch_size) < 2

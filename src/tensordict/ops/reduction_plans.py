@@ -122,15 +122,15 @@ class ReductionBase(Leaves, Naming):
         """The reduction along what `dim` says."""
         kept = keepdim is not NO_DEFAULT and bool(keepdim)
         if not reduce:
-            return with_keys(self._by_level(self._plan(how, dim, kept)), key_transform)
+            result = self._by_level(self._plan(how, dim, kept))
+            return result if key_transform is None else with_keys(result, key_transform)
         if _is_everything(dim):
             return self._pooled(how.op, kept, how.combine)
         if is_feature(dim):
             refuse_keepdim(kept, "dim='feature' removes the feature dims")
             return self._over_all_features(how)
         dims = self._dims(dim)
-        result: Tensor = self._over_all(how.op, self._end_to_end(dims[0]), _unpacked(dims), kept)
-        return result
+        return self._over_all(how.op, self._end_to_end(dims[0]), _unpacked(dims), kept)  # type: ignore[no-any-return]
 
     def _plan(self, how: Reduction, dim: Dims, keepdim: bool) -> ReductionPlan:
         """How each leaf is reduced along what `dim` says."""
