@@ -165,8 +165,8 @@ class LazyView(TensorDictBase):
         if found is None or found[1] is None:
             return cls(source, op)
         inner, dim = found
-        views = [m if inner is None else m._view_of_batch(inner.over(m._batch_size)) for m in members]
-        return remember(source._restacked(views, dim), source, lambda out: op.undo(out))  # type: ignore[no-any-return]
+        views = [m if inner is None else m._on_batch(inner.over(m._batch_size), True) for m in members]
+        return remember(source._restacked(views, dim), source, op)  # type: ignore[no-any-return]
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None

@@ -22,7 +22,7 @@ def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], 
     The source is held weakly: a loop that rebinds one name to view after view would otherwise keep every container
     it went through alive. Compiled code, which cannot trace weak references, holds it strongly.
     """
-    result._undo = (source if torch.compiler.is_compiling() else weakref.ref(source), undo)
+    result._undo = (source if torch.compiler.is_dynamo_compiling() else weakref.ref(source), undo)
     return result
 
 

@@ -37,6 +37,8 @@ class BatchOp:
         copies: whether members of a lazy stack to which nothing is done are copied.
     """
 
+    __slots__ = ("leaf", "old", "size")
+
     name: str
     old: Size
     size: Size
@@ -53,8 +55,8 @@ class BatchOp:
         """What makes batch size `old` of `size` again, the elements in their places."""
         return Reshape(self.size, self.old)
 
-    def undo(self, result: Any) -> Any:
-        """Do the inverse."""
+    def __call__(self, result: Any) -> Any:
+        """Undo it, at the end of a `with` block over its result."""
         if result._batch_size[: len(self.size)] != self.size:
             raise ShapeError(
                 f"{self.name} made the batch size {list(self.size)} and cannot be undone for "
@@ -166,6 +168,7 @@ class Unflatten(Reshape):
 class Permute(BatchOp):
     """The dims in another order."""
 
+    __slots__ = ("args", "order")
     name = "permute"
     is_view = True
     order: Sequence[int]
@@ -195,14 +198,23 @@ class Permute(BatchOp):
 class Transpose(Permute):
     """Two dims swapped, which torch does faster."""
 
+    __slots__ = ()
     name = "transpose"
 
     def __init__(self, old: Size, dim0: int, dim1: int) -> None:
-        size = list(old)
+        self.old, self.args = old, (dim0, dim1) if dim0 < dim1 else (dim1, dim0)
+
+    # Both are made when asked for: a lazy stack whose members stay as they are needs neither.
+
+    @property
+    def leaf(self) -> LeafFn:  # type: ignore[override]
+        return methodcaller("transpose", *self.args)
+
+    @property
+    def size(self) -> Size:  # type: ignore[override]
+        size, (dim0, dim1) = list(self.old), self.args
         size[dim0], size[dim1] = size[dim1], size[dim0]
-        self.old, self.size = old, Size(size)
-        self.args = (dim0, dim1) if dim0 < dim1 else (dim1, dim0)
-        self.leaf = methodcaller("transpose", dim0, dim1)
+        return Size(size)
 
     @property
     def order(self) -> Sequence[int]:  # type: ignore[override]
@@ -227,6 +239,7 @@ def permuted(old: Size, order: tuple[int, ...]) -> Permute:
 class Squeeze(BatchOp):
     """Without some dims, whose size is 1."""
 
+    __slots__ = ("args", "kept")
     name = "squeeze"
     is_view = True
 
@@ -255,6 +268,7 @@ class Squeeze(BatchOp):
 class Unsqueeze(BatchOp):
     """With a dim of size 1 added."""
 
+    __slots__ = ("args",)
     name = "unsqueeze"
     is_view = True
 
@@ -467,6 +481,7 @@ class Cut:
         leaf: cuts a tensor.
     """
 
+    __slots__ = ("dim", "leaf", "lengths", "old", "starts")
     leaf: Callable[[Any], Sequence[Any]]
 
     def __init__(

@@ -36,35 +36,34 @@ if TYPE_CHECKING:
 class Shape(Sizing):
     """Dims count from the back when negative, relative to the batch dims; a locked container gives a locked result."""
 
-    def _on_batch(self, op: BatchOp) -> Self:
+    def _on_batch(self, op: BatchOp, undone: bool = False) -> Self:
         """`op` done to this container, with its lock; what is a view of memory-mapped or shared memory says so.
+
+        What is `undone` at the end of a `with` block is lazy where it is a view and `set_lazy_legacy(True)` says so.
 
         Raises:
             RuntimeError: torch refuses a leaf; its key is named.
         """
-        try:
-            result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
-        except RuntimeError as error:
-            if self._members() is not None:
-                raise
-            raise _blamed(self, op.leaf, error, ()) from error
+        if undone and settings.lazy_legacy_possible and op.is_view and settings.lazy_legacy():
+            return self._rewrap(registry.lookup("LazyView").over(self._wrapped_container(), op))  # type: ignore[no-any-return]
+        if type(self._entries) is not dict and self._members() is not None:
+            result = self._rewrap(self._wrapped_container()._by_members(op))
+        else:
+            try:
+                result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
+            except RuntimeError as error:
+                raise _blamed(self, op.leaf, error, ()) from error
         if self._locked and result is not self:
             result._lock_tree()
             if op.is_view:
                 result._mark_as(self)
-        return result
+        return remember(result, self, op) if undone else result  # type: ignore[no-any-return]
 
     def _on_batch_in_place(self, op: BatchOp) -> Self:
         """`op` done to this container itself, leaf by leaf."""
         if self._members() is not None:
             raise ShapeError(f"{op.name} cannot change a lazy stack in place: its batch size is that of its members")
         return replace_leaves(self, op.leaf, op.size, len(op.old), op.rename)
-
-    def _view_of_batch(self, op: BatchOp) -> Self:
-        """As `_on_batch`, undone at the end of a `with` block; lazy where `set_lazy_legacy(True)` asks for it."""
-        if settings.lazy_legacy_possible and settings.lazy_legacy():
-            return self._rewrap(registry.lookup("LazyView").over(self._wrapped_container(), op))  # type: ignore[no-any-return]
-        return remember(self._on_batch(op), self, lambda out: op.undo(out))
 
     def _unchanged(self) -> Self:
         """This container as the result of an operation that has nothing to do."""
@@ -104,7 +103,7 @@ class Shape(Sizing):
         new = inferred(as_ints(shape, size), old)
         if new == old:
             return self._unchanged()
-        return self._view_of_batch(batch_ops.Reshape(old, new, "view"))
+        return self._on_batch(batch_ops.Reshape(old, new, "view"), True)
 
     def _view_dtype(self, dtype: torch.dtype, batch_size: Any) -> Self:
         size = None if batch_size is None else as_size(batch_size)
@@ -168,7 +167,7 @@ class Shape(Sizing):
         op = batch_ops.Flatten(old, start, end)
         if inplace:
             return self._on_batch_in_place(op)
-        return remember(self._on_batch(op), self, lambda out: op.undo(out))
+        return self._on_batch(op, True)
 
     def unflatten(self, dim: int, unflattened_size: Any, *, inplace: bool = False) -> Self:
         """Cut one batch dim into several.
@@ -196,7 +195,7 @@ class Shape(Sizing):
         op = batch_ops.Unflatten(old, dim, parts)
         if inplace:
             return self._on_batch_in_place(op)
-        return remember(self._on_batch(op), self, lambda out: op.undo(out))
+        return self._on_batch(op, True)
 
     # --- another order of the dims ----------------------------------------------------------------------------------
 
@@ -229,7 +228,7 @@ class Shape(Sizing):
             return self._unchanged()
         old = self._batch_size
         op = batch_ops.Permute(old, *order) if pair is None else batch_ops.Transpose(old, *pair)
-        return self._view_of_batch(op)
+        return self._on_batch(op, True)
 
     def transpose(self, dim0: int, dim1: int) -> Self:
         """Views with two batch dims swapped; itself when they are the same. Usable in a `with` block.
@@ -248,7 +247,7 @@ class Shape(Sizing):
         """
         old = self._batch_size
         dim0, dim1 = as_dim(dim0, len(old)), as_dim(dim1, len(old))
-        return self._unchanged() if dim0 == dim1 else self._view_of_batch(batch_ops.Transpose(old, dim0, dim1))
+        return self._unchanged() if dim0 == dim1 else self._on_batch(batch_ops.Transpose(old, dim0, dim1), True)
 
     def movedim(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
         """Views with batch dims moved to other positions, the others keeping their order (as :func:`torch.movedim`).
@@ -294,7 +293,7 @@ class Shape(Sizing):
         old = self._batch_size
         given = range(len(old)) if dim is None else as_dims(dim, len(old))
         dropped = [d for d in given if old[d] == 1]
-        return self._view_of_batch(batch_ops.Squeeze(old, *dropped)) if dropped else self._unchanged()
+        return self._on_batch(batch_ops.Squeeze(old, *dropped), True) if dropped else self._unchanged()
 
     def unsqueeze(self, dim: int) -> Self:
         """Views with a batch dim of size 1 added at `dim`. Usable in a `with` block.
@@ -309,7 +308,7 @@ class Shape(Sizing):
             torch.Size([3, 1, 5])
         """
         old = self._batch_size
-        return self._view_of_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))))
+        return self._on_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))), True)
 
     def expand(self, *args: Any, size: Any = None, shape: Any = None) -> Self:
         """Views with batch dims of size 1 repeated, and dims added in front, without copying (as `Tensor.expand`).

@@ -58,8 +58,9 @@ class Stacking(Writing):
             >>> [piece.batch_size[0] for piece in td.split(2)]
             [2, 2, 1]
         """
-        dim = as_dim(dim, len(self._batch_size))
-        return self._cut(Cut(self._batch_size, dim, split_lengths(self._batch_size[dim], split_size)))
+        old = self._batch_size
+        dim = as_dim(dim, len(old))
+        return self._cut(Cut(old, dim, split_lengths(old[dim], split_size)))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """Views of at most `chunks` pieces of equal length along a batch dim, the last possibly shorter.
@@ -105,16 +106,16 @@ class Stacking(Writing):
 
     def _cut(self, op: Cut) -> tuple[Self, ...]:
         """The pieces of this container, with its lock; those of a memory-mapped or shared one are that, too."""
-        if self._members() is not None:
-            pieces = self._rewrap(op.on_stack(self._wrapped_container()))
+        if type(self._entries) is not dict and self._members() is not None:
+            pieces = self._rewrap(self._wrapped_container()._cut_by_members(op))
         else:
-            walked = op.sizes(), len(op.old), op.rename
+            sizes, lead = op.sizes(), len(op.old)
             try:
-                pieces = self._map_many(op.leaf, *walked, op.on_stack)
+                pieces = self._map_many(op.leaf, sizes, lead, op.rename, op.on_stack)
             except REFUSALS:
                 if not has_ragged(self):
                     raise
-                pieces = retried(self, self._map_many, op.ragged_leaf(), *walked)
+                pieces = retried(self, self._map_many, op.ragged_leaf(), sizes, lead, op.rename)
         if self._locked and (op.lengths is not None or self._is_memmap or self._is_shared):
             for piece in pieces:
                 piece._lock_tree()
@@ -135,9 +136,9 @@ class Stacking(Writing):
         """
         old = self._batch_size
         dim = as_dim(dim, len(old))
-        members = self._members()
-        if members and dim == self._entries.dim:  # type: ignore[attr-defined]
-            return self._rewrap(tuple(members))  # type: ignore[no-any-return]
+        entries: Any = self._entries
+        if type(entries) is not dict and getattr(entries, "dim", None) == dim and entries.containers:
+            return self._rewrap(tuple(entries.containers))  # type: ignore[no-any-return]
         return self._cut(Cut(old, dim))
 
     # --- joining ----------------------------------------------------------------------------------------------------
