@@ -295,6 +295,13 @@ def test_consolidated_parameters_stay_parameters(protocol: int) -> None:
     assert len({leaf.untyped_storage().data_ptr() for leaf in found.values(True, True)}) == 1
 
 
+def test_consolidated_containers_without_tensors_in_torch_files(tmp_path: Any) -> None:
+    td = TensorDict(s=NonTensorData("x"), n={}).consolidate()
+    torch.save(td, tmp_path / "x.pt")
+    found = torch.load(tmp_path / "x.pt", weights_only=False)
+    assert found["s"] == "x" and "n" in found.keys() and found.is_consolidated() is td.is_consolidated()
+
+
 def test_consolidated_parameters_in_torch_files(tmp_path: Any) -> None:
     params = TensorDictParams(TensorDict(a=torch.ones(3), c=torch.arange(2))).consolidate()
     torch.save(params, tmp_path / "x.pt")

@@ -104,9 +104,9 @@ def over_storage(outline: Any, storage: object, starts: object, locked: object) 
     Raises:
         SaveError: they do not add up.
     """
-    leaves = outline._leaves() if isinstance(outline, Contract) else []
+    leaves = outline._leaves() if isinstance(outline, Contract) else None
     if (
-        not leaves
+        leaves is None
         or not (type(storage) is Tensor and storage.dtype is torch.uint8 and storage.dim() == 1)
         or not (storage.is_contiguous() and storage.storage_offset() == 0)
         or not (type(starts) is list and len(starts) == len(leaves))
