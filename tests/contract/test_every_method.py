@@ -27,7 +27,7 @@ OF_TWO = ["add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min", "maximum"
 OF_THREE = ["addcdiv", "addcmul"]
 VALUE = 0.37
 
-# What talks to other processes; tests/parallel has them, for every kind.
+# What talks to other processes; tests/parallel calls them.
 BETWEEN_PROCESSES = {
     "all_gather", "all_reduce", "arecv", "asend", "broadcast", "from_remote_init", "gather_and_stack", "init_remote",
     "irecv", "isend", "recv", "reduce", "scatter", "send",
@@ -43,14 +43,14 @@ def part(td: Any, plain: Plain, kind: Kind) -> Any:
     return found
 
 
-def floats(plain: Plain, value: float = VALUE) -> Plain:
-    """The floating point entries, filled with one value."""
+def floats(plain: Plain) -> Plain:
+    """The floating point entries, filled with `VALUE`."""
     found: Plain = {}
     for name, leaf in plain.items():
         if isinstance(leaf, dict):
-            found[name] = floats(leaf, value)
+            found[name] = floats(leaf)
         elif leaf.is_floating_point():
-            found[name] = torch.full_like(leaf, value)
+            found[name] = torch.full_like(leaf, VALUE)
     return found
 
 
@@ -123,8 +123,7 @@ def test_forms_of_the_same_content(td: Any, plain: Plain, kind: Kind) -> None:
         assert td.maybe_dense_stack([td, td]).batch_size == (2, *kind.batch_size)
     deep = td.atleast_3d()
     assert deep.batch_dims == max(3, len(kind.batch_size)) and deep.numel() == td.numel()
-    if not any(leaf.is_nested for leaf in leaves(plain).values()):
-        assert_matches(td.to_padded_tensor(), plain, kind.batch_size, kind.extra)
+    assert_matches(td.to_padded_tensor(), plain, kind.batch_size, kind.extra)
 
 
 def test_entries_as_one_tensor(td: Any, plain: Plain, kind: Kind) -> None:
@@ -183,7 +182,7 @@ def test_gradients_are_dropped(td: Any, plain: Plain, kind: Kind) -> None:
 
 
 def test_memory_for_other_devices(writable: Any) -> None:
-    """Without an accelerator torch has neither pinned memory nor streams (`record_stream`): nothing may change."""
+    """Without an accelerator torch has neither pinned memory nor streams: nothing may change."""
     if torch.cuda.is_available():
         pytest.skip("what they do is tested with a GPU")
     before = [leaf.clone() for leaf in writable.values(True, True)]
@@ -191,6 +190,13 @@ def test_memory_for_other_devices(writable: Any) -> None:
         writable.pin_memory_()
     after = list(writable.values(True, True))
     assert all(map(torch.equal, before, after))
+
+
+@pytest.mark.gpu
+def test_streams(td: Any, plain: Plain, kind: Kind) -> None:
+    moved = td.to("cuda")
+    assert moved.record_stream(torch.cuda.Stream()) is moved
+    assert_matches(moved.cpu(), plain, kind.batch_size, kind.extra)
 
 
 def test_from_other_structures(td: Any, plain: Plain, kind: Kind) -> None:

@@ -210,7 +210,7 @@ class Applying(Writing):
                 return self._apply_to_members(call, others, path)
             mapping, fn = self._targets(), self._on_read(fn, 1 if call.named else 0, keep=True)
         entries: dict[str, Any] = {}
-        ndim, in_place = 0 if call.trusted else len(size), call.plan is not None
+        ndim, plan = 0 if call.trusted else len(size), call.plan
         first = size[0] if ndim == 1 else None
         theirs = others[0]._entries if len(others) == 1 and isinstance(others[0], Contract) else None
         # What `fn` gives back as it came has the batch size already.
@@ -237,14 +237,13 @@ class Applying(Writing):
             except Exception as error:
                 add_note(error, f"apply: raised by the function for the entry {joined((*path, name))!r}")
                 raise
-            if result is None or (in_place and result is value):
+            if result is None or (plan is not None and result is value):
                 continue
-            if in_place:
-                assert call.plan is not None
+            if plan is not None:
                 if is_node(value):
                     value.update_(result)
                 else:
-                    call.plan.copy(value, result, (*path, name))
+                    plan.copy(value, result, (*path, name))
                 continue
             # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
             try:
@@ -257,7 +256,7 @@ class Applying(Writing):
             except RuntimeError:
                 fits = False  # A ragged tensor of the strided layout has no shape, as far as torch can tell.
             entries[name] = result if fits else self._as_applied(value, result, size, call, (*path, name))
-        if in_place or (not entries and (call.filter_empty or (call.filter_empty is None and mapping))):
+        if plan is not None or (not entries and (call.filter_empty or (call.filter_empty is None and mapping))):
             return None
         return self._build_applied(entries, size, call)
 

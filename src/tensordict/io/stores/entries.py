@@ -246,7 +246,7 @@ def _uneven(stack: Any, key: Path) -> Path | None:
     for name, value in stack._outline().items():
         if isinstance(value, Contract):
             inner = value._wrapped_container()
-            if not inner._is_non_tensor and getattr(inner, "_paired", None) and hasattr(inner._entries, "containers"):
+            if not inner._is_non_tensor and inner._members() is not None:
                 found = _uneven(inner, (*key, name))
                 if found is not None:
                     return found
