@@ -213,8 +213,8 @@ def _reduce(file_map: FileMap) -> Any:
     if file_map.storage is not None:
         # As torch does, so that what comes back from there is known. It does so with its "file_descriptor" strategy
         # only; with the other one it would move the bytes out of the file.
-        known = reductions.StorageWeakRef(file_map.storage)  # type: ignore[no-untyped-call]
-        reductions.shared_cache[reductions.fd_id(fd)] = known  # type: ignore[no-untyped-call]
+        known = reductions.StorageWeakRef(file_map.storage)
+        reductions.shared_cache[reductions.fd_id(fd)] = known
     return _received_shared, (system.sent(fd), file_map.nbytes, file_map.path)
 
 
@@ -234,7 +234,7 @@ def _received(descriptor: Any, nbytes: int, path: str, pieces: list[Piece]) -> T
 
 
 def _received_shared(descriptor: object, nbytes: int, path: str) -> Tensor:
-    storage = reductions.rebuild_storage_fd(torch.UntypedStorage, descriptor, nbytes)  # type: ignore[no-untyped-call]
+    storage = reductions.rebuild_storage_fd(torch.UntypedStorage, descriptor, nbytes)
     return _over(storage, path, os.fstat(storage._share_fd_cpu_()[0]))
 
 

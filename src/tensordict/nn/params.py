@@ -431,7 +431,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What a module that has this one does to its tensors when it is moved or cast."""
-        nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
+        nn.Module._apply(self, fn, recurse)
         _settle_devices(self._tensordict)
         return self
 

@@ -149,7 +149,7 @@ class Comparison(Leaves):
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
             return self._merge((self, other), fn, size, len(size), list, whole=whole)
         if len(size) == len(theirs):
-            size = torch.broadcast_shapes(size, theirs)  # type: ignore[no-untyped-call]
+            size = torch.broadcast_shapes(size, theirs)
         fn = partial(_pairwise, op, size)
         return self._merge((self, other), fn, size, len(self._batch_size), list, (), whole)
 

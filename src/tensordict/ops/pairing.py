@@ -48,7 +48,7 @@ def grown(container: Any, size: torch.Size) -> Any:
     if size == own or len(size) < len(own) or -1 in own or -1 in size:
         return container
     try:
-        common = torch.broadcast_shapes(own, size)  # type: ignore[no-untyped-call]
+        common = torch.broadcast_shapes(own, size)
     except RuntimeError:
         return container
     return container if common == own else container.expand(common)
@@ -277,7 +277,7 @@ def _refuse_uneven(node: Contract, other: Contract, one: Tensor, two: Tensor, pa
     if size == other._batch_size and (len(size) < 2 or one.dim() == two.dim()):
         return
     try:
-        shape = torch.broadcast_shapes(one.shape, two.shape)  # type: ignore[no-untyped-call]
+        shape = torch.broadcast_shapes(one.shape, two.shape)
     except RuntimeError as error:
         raise named_error(error, path) from error
     if shape[: len(size)] != size:

@@ -255,7 +255,7 @@ def in_order(lines: Iterable[str]) -> list[str]:
 
 def _is_shared(leaf: Tensor) -> bool:
     try:
-        return bool(leaf.is_shared())  # type: ignore[no-untyped-call]
+        return bool(leaf.is_shared())
     except (NotImplementedError, RuntimeError, ValueError):
         # Sparse tensors, the wrappers of function transforms and the parameters of lazy modules (a ValueError) have no
         # storage, so none that could be shared.

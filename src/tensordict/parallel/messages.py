@@ -82,7 +82,7 @@ class Handle(NamedTuple):
         if self.is_block:
             return received(_detached(self.descriptor), self.nbytes).tensor(torch.uint8, (self.nbytes,))
         given = _OwnDescriptor(self.descriptor) if isinstance(self.descriptor, int) else self.descriptor
-        storage = rebuild_storage_fd(torch.UntypedStorage, given, self.nbytes)  # type: ignore[no-untyped-call]
+        storage = rebuild_storage_fd(torch.UntypedStorage, given, self.nbytes)
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
@@ -264,7 +264,7 @@ class _Pickler(pickle.Pickler):
         if not storage.is_shared() or storage.filename is not None:
             return None
         # With the other strategy torch would give a descriptor of a copy, unless it has a file mapped.
-        if mp.get_sharing_strategy() != "file_descriptor" and Finder().of(tensor) is None:  # type: ignore[no-untyped-call]
+        if mp.get_sharing_strategy() != "file_descriptor" and Finder().of(tensor) is None:
             return None
         return self._handed_over(storage.data_ptr(), storage._share_fd_cpu_, False)
 
