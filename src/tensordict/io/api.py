@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tensordict.ops.collection import TensorCollection
-    from tensordict.ops.saving import _FileOptions
+    from tensordict.ops.saving import _Save as _FileOptions
 
     _Container = TypeVar("_Container", bound=TensorCollection)
 

@@ -38,6 +38,11 @@ from tensordict.ops.writes import raise_no_entry
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    # A flag that is set, one that is not, and one that need not be given.
+    On = Literal[True]
+    No = Literal[False]
+    Off = Literal[False] | None
+
 
 class Reducing(ReductionBase):
     """Reductions. All of them take the same arguments:
@@ -62,14 +67,12 @@ class Reducing(ReductionBase):
     # --- sums and means ---------------------------------------------------------------------------------------------
 
     @overload
-    def sum(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Sums]
-    ) -> Self: ...
+    def sum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Sums]) -> Self: ...
     @overload
-    def sum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Sums]) -> Tensor: ...
+    def sum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Sums]) -> Tensor: ...
     @overload
     def sum(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Sums]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Sums]
     ) -> Self | Tensor: ...
     def sum(
         self,
@@ -111,16 +114,12 @@ class Reducing(ReductionBase):
         return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     @overload
-    def nansum(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Casts]
-    ) -> Self: ...
+    def nansum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Casts]) -> Self: ...
+    @overload
+    def nansum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Casts]) -> Tensor: ...
     @overload
     def nansum(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Casts]
-    ) -> Tensor: ...
-    @overload
-    def nansum(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Casts]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Casts]
     ) -> Self | Tensor: ...
     def nansum(
         self,
@@ -135,16 +134,12 @@ class Reducing(ReductionBase):
         return self._reduced(Reduction(op, combine=Tensor.sum), dim, keepdim, reduce)
 
     @overload
-    def mean(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Sums]
-    ) -> Self: ...
+    def mean(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Sums]) -> Self: ...
+    @overload
+    def mean(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Sums]) -> Tensor: ...
     @overload
     def mean(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Sums]
-    ) -> Tensor: ...
-    @overload
-    def mean(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Sums]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Sums]
     ) -> Self | Tensor: ...
     def mean(
         self,
@@ -172,16 +167,12 @@ class Reducing(ReductionBase):
         return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     @overload
-    def nanmean(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Casts]
-    ) -> Self: ...
+    def nanmean(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Casts]) -> Self: ...
+    @overload
+    def nanmean(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Casts]) -> Tensor: ...
     @overload
     def nanmean(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Casts]
-    ) -> Tensor: ...
-    @overload
-    def nanmean(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Casts]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Casts]
     ) -> Self | Tensor: ...
     def nanmean(
         self,
@@ -196,16 +187,12 @@ class Reducing(ReductionBase):
         return self._reduced(Reduction(op, stacked=True), dim, keepdim, reduce)
 
     @overload
-    def std(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Spreads]
-    ) -> Self: ...
+    def std(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Spreads]) -> Self: ...
+    @overload
+    def std(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Spreads]) -> Tensor: ...
     @overload
     def std(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Spreads]
-    ) -> Tensor: ...
-    @overload
-    def std(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Spreads]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Spreads]
     ) -> Self | Tensor: ...
     def std(
         self,
@@ -226,16 +213,12 @@ class Reducing(ReductionBase):
         return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     @overload
-    def var(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Spreads]
-    ) -> Self: ...
+    def var(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Spreads]) -> Self: ...
+    @overload
+    def var(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Spreads]) -> Tensor: ...
     @overload
     def var(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Spreads]
-    ) -> Tensor: ...
-    @overload
-    def var(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Spreads]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Spreads]
     ) -> Self | Tensor: ...
     def var(
         self,
@@ -251,16 +234,12 @@ class Reducing(ReductionBase):
         return self._reduced(how, dim, keepdim, reduce, key_transform)
 
     @overload
-    def prod(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., **kwargs: Unpack[Casts]
-    ) -> Self: ...
+    def prod(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Casts]) -> Self: ...
+    @overload
+    def prod(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Casts]) -> Tensor: ...
     @overload
     def prod(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **kwargs: Unpack[Casts]
-    ) -> Tensor: ...
-    @overload
-    def prod(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **kwargs: Unpack[Casts]
+        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Casts]
     ) -> Self | Tensor: ...
     def prod(
         self,
@@ -330,45 +309,37 @@ class Reducing(ReductionBase):
     # --- extremes and quantiles -------------------------------------------------------------------------------------
 
     @overload
-    def amin(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ...) -> Self: ...
+    def amin(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ...) -> Self: ...
     @overload
-    def amin(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[True]) -> Tensor: ...
+    def amin(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On) -> Tensor: ...
     @overload
-    def amin(self, dim: Any = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
+    def amin(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
     def amin(self, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
         """The smallest of the elements; arguments as :meth:`sum`."""
         return self._reduced(_AMIN, dim, keepdim, reduce)
 
     @overload
-    def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ...) -> Self: ...
+    def amax(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ...) -> Self: ...
     @overload
-    def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: Literal[True]) -> Tensor: ...
+    def amax(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On) -> Tensor: ...
     @overload
-    def amax(self, dim: Any = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
+    def amax(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
     def amax(self, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
         """The largest of the elements; arguments as :meth:`sum`."""
         return self._reduced(_AMAX, dim, keepdim, reduce)
 
     @overload
-    def min(
-        self, dim: None = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., return_indices: bool = ...
-    ) -> Self: ...
+    def min(self, dim: None = ..., keepdim: bool = ..., *, reduce: Off = ..., return_indices: bool = ...) -> Self: ...
+    @overload
+    def min(self, dim: None = ..., keepdim: bool = ..., *, reduce: On, return_indices: bool = ...) -> Tensor: ...
     @overload
     def min(
-        self, dim: None = ..., keepdim: bool = ..., *, reduce: Literal[True], return_indices: bool = ...
-    ) -> Tensor: ...
-    @overload
-    def min(
-        self, dim: int | str, keepdim: bool = ..., *, reduce: bool | None = ..., return_indices: Literal[True] = ...
+        self, dim: int | str, keepdim: bool = ..., *, reduce: bool | None = ..., return_indices: On = ...
     ) -> torch.return_types.min: ...
     @overload
-    def min(
-        self, dim: Any, keepdim: bool = ..., *, reduce: Literal[False] | None = ..., return_indices: Literal[False]
-    ) -> Self: ...
+    def min(self, dim: Dims, keepdim: bool = ..., *, reduce: Off = ..., return_indices: No) -> Self: ...
     @overload
-    def min(
-        self, dim: Any, keepdim: bool = ..., *, reduce: Literal[True], return_indices: Literal[False]
-    ) -> Tensor: ...
+    def min(self, dim: Dims, keepdim: bool = ..., *, reduce: On, return_indices: No) -> Tensor: ...
     def min(
         self,
         dim: Dims = NO_DEFAULT,
@@ -402,25 +373,17 @@ class Reducing(ReductionBase):
         return self._extremes(Tensor.min, torch.return_types.min, dim, keepdim, reduce)
 
     @overload
-    def max(
-        self, dim: None = ..., keepdim: bool = ..., *, reduce: Literal[False] | None = ..., return_indices: bool = ...
-    ) -> Self: ...
+    def max(self, dim: None = ..., keepdim: bool = ..., *, reduce: Off = ..., return_indices: bool = ...) -> Self: ...
+    @overload
+    def max(self, dim: None = ..., keepdim: bool = ..., *, reduce: On, return_indices: bool = ...) -> Tensor: ...
     @overload
     def max(
-        self, dim: None = ..., keepdim: bool = ..., *, reduce: Literal[True], return_indices: bool = ...
-    ) -> Tensor: ...
-    @overload
-    def max(
-        self, dim: int | str, keepdim: bool = ..., *, reduce: bool | None = ..., return_indices: Literal[True] = ...
+        self, dim: int | str, keepdim: bool = ..., *, reduce: bool | None = ..., return_indices: On = ...
     ) -> torch.return_types.max: ...
     @overload
-    def max(
-        self, dim: Any, keepdim: bool = ..., *, reduce: Literal[False] | None = ..., return_indices: Literal[False]
-    ) -> Self: ...
+    def max(self, dim: Dims, keepdim: bool = ..., *, reduce: Off = ..., return_indices: No) -> Self: ...
     @overload
-    def max(
-        self, dim: Any, keepdim: bool = ..., *, reduce: Literal[True], return_indices: Literal[False]
-    ) -> Tensor: ...
+    def max(self, dim: Dims, keepdim: bool = ..., *, reduce: On, return_indices: No) -> Tensor: ...
     def max(
         self,
         dim: Dims = NO_DEFAULT,
@@ -436,12 +399,12 @@ class Reducing(ReductionBase):
 
     @overload
     def cummin(
-        self, dim: Any, *, reduce: bool | None = ..., return_indices: Literal[True] = ...
+        self, dim: Dims, *, reduce: bool | None = ..., return_indices: On = ...
     ) -> torch.return_types.cummin: ...
     @overload
-    def cummin(self, dim: Any, *, reduce: Literal[False] | None = ..., return_indices: Literal[False]) -> Self: ...
+    def cummin(self, dim: Dims, *, reduce: Off = ..., return_indices: No) -> Self: ...
     @overload
-    def cummin(self, dim: Any, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
+    def cummin(self, dim: Dims, *, reduce: On, return_indices: No) -> Tensor: ...
     def cummin(self, dim: object, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """The smallest of the elements so far, along a batch dim, and where it is.
 
@@ -463,45 +426,27 @@ class Reducing(ReductionBase):
 
     @overload
     def cummax(
-        self, dim: Any, *, reduce: bool | None = ..., return_indices: Literal[True] = ...
+        self, dim: Dims, *, reduce: bool | None = ..., return_indices: On = ...
     ) -> torch.return_types.cummax: ...
     @overload
-    def cummax(self, dim: Any, *, reduce: Literal[False] | None = ..., return_indices: Literal[False]) -> Self: ...
+    def cummax(self, dim: Dims, *, reduce: Off = ..., return_indices: No) -> Self: ...
     @overload
-    def cummax(self, dim: Any, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
+    def cummax(self, dim: Dims, *, reduce: On, return_indices: No) -> Tensor: ...
     def cummax(self, dim: object, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """The largest of the elements so far, along a batch dim, and where it is; arguments as :meth:`cummin`."""
         return self._cumulated(Tensor.cummax, torch.return_types.cummax, dim, reduce, return_indices)
 
     @overload
     def quantile(
-        self,
-        q: float | Tensor,
-        dim: Dims = ...,
-        keepdim: bool = ...,
-        *,
-        reduce: Literal[False] | None = ...,
-        **kwargs: Unpack[Quantiles],
+        self, q: float | Tensor, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Quantiles]
     ) -> Self: ...
     @overload
     def quantile(
-        self,
-        q: float | Tensor,
-        dim: Dims = ...,
-        keepdim: bool = ...,
-        *,
-        reduce: Literal[True],
-        **kwargs: Unpack[Quantiles],
+        self, q: float | Tensor, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Quantiles]
     ) -> Tensor: ...
     @overload
     def quantile(
-        self,
-        q: float | Tensor,
-        dim: Dims = ...,
-        keepdim: bool = ...,
-        *,
-        reduce: bool | None,
-        **kwargs: Unpack[Quantiles],
+        self, q: float | Tensor, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Quantiles]
     ) -> Self | Tensor: ...
     def quantile(
         self,

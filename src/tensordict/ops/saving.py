@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict.core.contract import Contract
+from tensordict.core.contract import ContainerT, Contract
 from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key
@@ -31,19 +31,33 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, TypedDict, Unpack
 
-    class _MemmapOptions(TypedDict, total=False):
+    class _Options(TypedDict, total=False):
         num_threads: int
         share_non_tensor: bool
         robust_key: bool | None
         allow_pickle: bool | None
         durable: bool
-        checksum: bool | str
-        progress: bool
         overwrite: bool
 
-    class _FileOptions(_MemmapOptions, total=False):
+    class _Like(_Options, total=False):
+        existsok: bool
         archive: bool | None
-        compression: Any
+
+    class _InPlace(_Options, total=False):
+        existsok: bool
+        checksum: bool | str
+        progress: bool
+
+    class _Save(_Options, total=False):
+        archive: bool | None
+        compression: str | int | None
+        checksum: bool | str
+        progress: bool
+
+    class _Memmap(_Save, total=False):
+        existsok: bool
+
+    _To = PathLike | None
 
 
 class Saving(Contract):
@@ -54,22 +68,15 @@ class Saving(Contract):
     @overload
     def memmap(
         self,
-        prefix: PathLike | None = ...,
+        prefix: _To = ...,
         copy_existing: bool = ...,
         *,
         return_early: Literal[False] = ...,
-        existsok: bool = ...,
-        **options: Unpack[_FileOptions],
+        **options: Unpack[_Memmap],
     ) -> Self: ...
     @overload
     def memmap(
-        self,
-        prefix: PathLike | None = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[True],
-        existsok: bool = ...,
-        **options: Unpack[_FileOptions],
+        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_Memmap]
     ) -> Future[Self]: ...
     def memmap(
         self,
@@ -82,7 +89,7 @@ class Saving(Contract):
         existsok: bool = True,
         robust_key: bool | None = True,
         archive: bool | None = None,
-        compression: Any = None,
+        compression: str | int | None = None,
         allow_pickle: bool | None = None,
         durable: bool = False,
         checksum: bool | str = False,
@@ -150,27 +157,20 @@ class Saving(Contract):
         common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
         options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive, compression)  # type: ignore[no-any-return]
+        return _save(self, prefix, options, return_early, archive, compression)
 
     @overload
     def memmap_(
         self,
-        prefix: PathLike | None = ...,
+        prefix: _To = ...,
         copy_existing: bool = ...,
         *,
         return_early: Literal[False] = ...,
-        existsok: bool = ...,
-        **options: Unpack[_MemmapOptions],
+        **options: Unpack[_InPlace],
     ) -> Self: ...
     @overload
     def memmap_(
-        self,
-        prefix: PathLike | None = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[True],
-        existsok: bool = ...,
-        **options: Unpack[_MemmapOptions],
+        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_InPlace]
     ) -> Future[Self]: ...
     def memmap_(
         self,
@@ -212,39 +212,20 @@ class Saving(Contract):
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
         options.inplace = True
         options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive=False)  # type: ignore[no-any-return]
+        return _save(self, prefix, options, return_early, archive=False)
 
     @overload
     def memmap_like(
         self,
-        prefix: PathLike | None = ...,
+        prefix: _To = ...,
         copy_existing: bool = ...,
         *,
-        existsok: bool = ...,
-        num_threads: int = ...,
         return_early: Literal[False] = ...,
-        share_non_tensor: bool = ...,
-        robust_key: bool | None = ...,
-        archive: bool | None = ...,
-        allow_pickle: bool | None = ...,
-        durable: bool = ...,
-        overwrite: bool = ...,
+        **options: Unpack[_Like],
     ) -> Self: ...
     @overload
     def memmap_like(
-        self,
-        prefix: PathLike | None = ...,
-        copy_existing: bool = ...,
-        *,
-        existsok: bool = ...,
-        num_threads: int = ...,
-        return_early: Literal[True],
-        share_non_tensor: bool = ...,
-        robust_key: bool | None = ...,
-        archive: bool | None = ...,
-        allow_pickle: bool | None = ...,
-        durable: bool = ...,
-        overwrite: bool = ...,
+        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_Like]
     ) -> Future[Self]: ...
     def memmap_like(
         self,
@@ -297,25 +278,20 @@ class Saving(Contract):
         common = (num_threads, durable, "", False, overwrite)
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
         options.like, options.allow_pickle, options.share_values = True, bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive)  # type: ignore[no-any-return]
+        return _save(self, prefix, options, return_early, archive)
 
     @overload
     def save(
         self,
-        prefix: PathLike | None = ...,
+        prefix: _To = ...,
         copy_existing: bool = ...,
         *,
         return_early: Literal[False] = ...,
-        **options: Unpack[_FileOptions],
+        **options: Unpack[_Save],
     ) -> Self: ...
     @overload
     def save(
-        self,
-        prefix: PathLike | None = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[True],
-        **options: Unpack[_FileOptions],
+        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_Save]
     ) -> Future[Self]: ...
     def save(
         self,
@@ -327,7 +303,7 @@ class Saving(Contract):
         share_non_tensor: bool = False,
         robust_key: bool | None = True,
         archive: bool | None = None,
-        compression: Any = None,
+        compression: str | int | None = None,
         allow_pickle: bool | None = None,
         durable: bool = False,
         checksum: bool | str = False,
@@ -335,21 +311,10 @@ class Saving(Contract):
         overwrite: bool = False,
     ) -> Self | Future[Self]:
         """Save to a folder; the same as :meth:`memmap`."""
-        return self.memmap(  # type: ignore[call-overload, misc, no-any-return]
-            prefix,
-            copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            robust_key=robust_key,
-            archive=archive,
-            compression=compression,
-            durable=durable,
-            checksum=checksum,
-            progress=progress,
-            allow_pickle=allow_pickle,
-            overwrite=overwrite,
-        )
+        common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
+        options = FolderOptions(*common, copy_existing, robust=robust_key is not False)
+        options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
+        return _save(self, prefix, options, return_early, archive, compression)
 
     dumps = save
 
@@ -635,21 +600,22 @@ class Saving(Contract):
 
 
 def _save(
-    container: Any,
+    container: ContainerT,
     prefix: PathLike | None,
     options: FolderOptions,
     return_early: bool,
     archive: bool | None = None,
     compression: str | int | None = None,
-) -> Any:
+) -> ContainerT | Future[ContainerT]:
     options.existsok |= options.overwrite
     if wants_archive(prefix, archive, compression):
         run = plan_archive(container, prefix or "", options, compression)
     else:
         run = plan_save(container, prefix, options)
     if not return_early:
-        return run()
+        saved: ContainerT = run()
+        return saved
     pool = ThreadPoolExecutor(1, thread_name_prefix="tensordict-save")
-    future: Future[Any] = pool.submit(run)
+    future = pool.submit(run)
     pool.shutdown(wait=False)
     return future
