@@ -41,7 +41,7 @@ from tensordict.io import archive_reader, archive_writer, zipping
 from tensordict.io.archive import archive_problems
 from tensordict.io.archive_reader import Archive
 from tensordict.io.describe import described
-from tensordict.io.target import Target
+from tensordict.io.transaction import FileTransaction
 from tensordict.memmap import MemoryMappedTensor
 
 # Torch says of its nested tensors, once, that they are a prototype.
@@ -514,7 +514,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.io.archive import archive_problems
 from tensordict.io.describe import described
-from tensordict.io.target import Target
 
 torch.set_num_threads(1)
 path = sys.argv[1]
@@ -561,7 +560,7 @@ def test_what_a_killed_save_left_is_taken_over(tmp_path: pathlib.Path) -> None:
 
 def test_only_one_saver_at_a_time(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "x.tdz")
-    with Target(path):
+    with FileTransaction(path):
         with pytest.raises(SaveError, match="another process or thread"):
             make().memmap(path)
         assert not os.path.exists(path)

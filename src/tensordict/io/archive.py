@@ -19,13 +19,13 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io import reopening, zipping
 from tensordict.io.archive_reader import Archive
 from tensordict.io.archive_writer import Part, part, write_compressed, write_stored
-from tensordict.io.commit import JOURNAL, Created, StagingFolder
+from tensordict.io.commit import JOURNAL
 from tensordict.io.detect import refuse_other
 from tensordict.io.directory import FolderOptions, FolderPlan, meta_of, plan_files
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import as_json, is_meta
 from tensordict.io.progress import Progress
-from tensordict.io.target import Target, check_target
+from tensordict.io.transaction import FileTransaction, FolderTransaction, check_target
 from tensordict.io.value_files import unpickle
 from tensordict.io.zipping import STORED, Entry
 from tensordict.memory import files
@@ -124,22 +124,17 @@ def _save(container: Contract, parts: list[Part], path: str, options: FolderOpti
     """Write the archive, load it, and only then put it in its place."""
     if (there := _reopened(container, path, options)) is not None:
         return there
-    created = Created()
-    try:
-        created.folder(os.path.dirname(path))
-        with Target(path, options.existsok, options.durable, _check(options)) as target:
-            # Another process may have made it since.
-            if (there := _reopened(container, path, options)) is not None:
-                return there
-            _write(target.fd, parts, how, options.num_threads, options.progress)
+    with FileTransaction(path, options.existsok, options.durable, _check(options), parents=True) as save:
+        # Another process may have made it since.
+        if (there := _reopened(container, path, options)) is not None:
+            return there
+        with save.new_file(path) as fd:
+            _write(fd, parts, how, options.num_threads, options.progress)
             mode = "r+" if options.like else "r"
-            with Archive(path, mode, options.num_threads, target.fd, _index(parts)) as source:
+            with Archive(path, mode, options.num_threads, fd, _index(parts)) as source:
                 loading = LoadOptions(robust=options.robust, source=source, unpickle=unpickle)
                 saved = load_directory(path, loading)
-            target.commit()
-    except BaseException:
-        created.remove()
-        raise
+        save.commit()
     return saved
 
 
@@ -309,9 +304,10 @@ def pack_memmap(
     if f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
         raise SaveError(f"the archive {path!r} would lie in the folder {folder!r} that goes into it")
     parts = list(_parts_of(folder, ""))
-    with Target(path, True, durable, None if overwrite else _refuse_other) as target:
-        _write(target.fd, parts, how, num_threads, progress)
-        target.commit()
+    with FileTransaction(path, True, durable, None if overwrite else _refuse_other) as save:
+        with save.new_file(path) as fd:
+            _write(fd, parts, how, num_threads, progress)
+        save.commit()
     return pathlib.Path(archive_path)
 
 
@@ -376,20 +372,20 @@ def unpack_memmap(
     root = local_path(prefix)
     _check_space(archive, root)
     with ExitStack() as stack:
-        site = stack.enter_context(StagingFolder(root, list(archive.entries), durable, overwrite=overwrite))
+        save = stack.enter_context(FolderTransaction(root, list(archive.entries), durable, overwrite=overwrite))
         total = sum(entry.size for entry in archive.entries.values())
         shown = stack.enter_context(Progress("unpacking", total)) if progress else None
         for folder in sorted(archive.folders()):
-            site.make_folder(f"{root}/{folder}")
+            save.make_folder(f"{root}/{folder}")
         content = [entry for entry in archive.entries.values() if entry.name != META and not entry.name.endswith("/")]
-        jobs = [partial(_unpack_entry, archive, entry, f"{root}/{entry.name}", site, shown) for entry in content]
+        jobs = [partial(_unpack_entry, archive, entry, f"{root}/{entry.name}", save, shown) for entry in content]
         files.run_all(jobs, num_threads)
-        site.commit(archive.read(f"{archive.path}/{META}"))
+        save.commit(archive.read(f"{archive.path}/{META}"))
     return pathlib.Path(prefix)
 
 
-def _unpack_entry(archive: Archive, entry: Entry, path: str, site: StagingFolder, shown: Progress | None) -> None:
-    with site.new_file(path) as fd:
+def _unpack_entry(archive: Archive, entry: Entry, path: str, save: FolderTransaction, shown: Progress | None) -> None:
+    with save.new_file(path) as fd, files.naming("write the file", path):
         done = 0
         for piece in archive.pieces(entry):
             files.write_bytes(fd, piece, done)

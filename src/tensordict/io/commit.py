@@ -1,13 +1,6 @@
-"""Where a save is written, and how it takes its place: a process killed at any moment leaves the old save or the new.
+"""The steps of a transaction on the file system: locks, folders that change places, what killed saves have left.
 
-Into a folder that holds nothing of the same names, a save is written directly, `meta.json` last, without which there
-is no save. Where something is in the way, the whole of it is built in a folder beside the old one (leaves that stay
-are hard links to their files), and then the two folders change places in one step of the file system. What lies in
-the old folder and belongs to no save of ours is moved over, and the rest is removed: a reader that has mapped it
-keeps it.
-
-Whoever saves holds a lock on the folder. It names what it is about to create in a *journal*, a file in the folder
-that is written to, so that the next save can take away what a killed one has left.
+`io/transaction.py` says in which order they are taken.
 """
 
 from __future__ import annotations
@@ -20,13 +13,11 @@ import json
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 from tensordict.core.errors import SaveError
-from tensordict.core.keys import Path
 from tensordict.io.forms import BEHIND_FACE
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
 from tensordict.io.source import FOLDERS
@@ -50,227 +41,6 @@ _PATIENCE = 2.0
 _TRIES = 20
 
 T = TypeVar("T")
-
-
-class Created:
-    """The files and folders that a save has made, so that a failing one can take them away again."""
-
-    def __init__(self) -> None:
-        self.files: list[str] = []
-        self.folders: list[str] = []
-
-    def folder(self, path: str) -> None:
-        """Make a folder, and those that it lies in, unless it is there."""
-        if os.path.isdir(path):
-            return
-        parent = os.path.dirname(path)
-        if parent != path:
-            self.folder(parent)
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise NotADirectoryError(20, "there is a file where the folder should be", path) from None
-        else:
-            self.folders.append(path)
-
-    def remove(self) -> None:
-        """Take away everything, as far as it still can be."""
-        for path in self.files:
-            _unless_it_fails(os.unlink, path)
-        for path in reversed(self.folders):
-            _unless_it_fails(os.rmdir, path)
-
-
-class StagingFolder:
-    """The folder that a save to `root` is written to, as a context: what is not committed in it is taken away.
-
-    Args:
-        root: the absolute path of the save.
-        names: the files that the save has, as paths in the root.
-        durable: sync everything before the commit, and the commit itself.
-        kept: those of them that are what is there already.
-        overwrite: replace files that belong to no save, too.
-
-    Raises:
-        SaveError: another process or thread is saving there, the old save cannot be replaced in one step, or there is a
-            file that belongs to no save where the new one has one.
-        OSError: a folder cannot be made.
-    """
-
-    def __init__(
-        self,
-        root: str,
-        names: Collection[str],
-        durable: bool,
-        kept: Collection[str] = (),
-        overwrite: bool = False,
-    ) -> None:
-        self.root = root
-        self.durable = durable
-        # Where to write; `root` itself when nothing is in the way.
-        self.folder = root
-        self.created = Created()
-        self._paths = names
-        self._names = frozenset(name.partition("/")[0] for name in names)
-        self._kept = kept
-        self._overwrite = overwrite
-        self._real = os.path.realpath(root)
-        self._locks = contextlib.ExitStack()
-        self._committed = False
-
-    @property
-    def replaces(self) -> bool:
-        """Whether the save is built beside what is to be replaced."""
-        return self.folder != self.root
-
-    def at(self, path: str) -> str:
-        """Where `path`, which lies in the root, is until the commit."""
-        return self.folder + path[len(self.root) :]
-
-    def make_folder(self, path: str, key: Path = ()) -> None:
-        """Make the folder that is to be `path`."""
-        with files.naming("create the folder", path, key):
-            self.created.folder(self.at(path))
-
-    @contextlib.contextmanager
-    def new_file(self, path: str, key: Path = ()) -> Iterator[int]:
-        """The descriptor of a new file, which is to be `path`; it is synced and closed at the end of the block."""
-        with files.naming("write the file", path, key):
-            fd = files.create(self.at(path))
-            self.created.files.append(self.at(path))
-            try:
-                yield fd
-                if self.durable:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-
-    def __enter__(self) -> StagingFolder:
-        try:
-            self._open()
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._close()
-
-    def _open(self) -> None:
-        _put_back(self._real)
-        self.created.folder(self._real)
-        try:
-            sure = self._locks.enter_context(locked(self._real))
-        except BaseException:
-            # Whoever holds the lock may be about to write into what we have made.
-            self.created.folders.clear()
-            raise
-        _clean(self._real, sure)
-        in_the_way = sorted(self._names & frozenset(os.listdir(self._real)))
-        if in_the_way:
-            if not self._overwrite:
-                self._refuse_others()
-            self._open_beside(in_the_way[0])
-        content = json.dumps(sorted(self._names)).encode()
-        journal = f"{self.folder}/{JOURNAL}"
-        self.created.files.append(journal)
-        files.write_new(journal, content)
-
-    def _refuse_others(self) -> None:
-        """Refuse to replace files that belong to no save; empty ones hold nothing that could be lost."""
-        inside: dict[str, list[str]] = {}
-        for path in self._paths:
-            folder, _, name = path.rpartition("/")
-            inside.setdefault(folder, []).append(name)
-        for folder, names in inside.items():
-            there = os.path.join(self._real, folder)
-            if not os.path.isdir(there):
-                continue
-            present = frozenset(os.listdir(there))
-            own = _owned(there)[0]
-            for name in names:
-                path = os.path.join(there, name)
-                if name not in present or name in own or os.path.isdir(path) or not os.lstat(path).st_size:
-                    continue
-                if os.path.join(folder, name) not in self._kept:
-                    raise SaveError(
-                        f"{path!r} is a file that belongs to no save, and the new save has one of that name: pass "
-                        "overwrite=True to replace it, or save elsewhere"
-                    )
-
-    def _open_beside(self, in_the_way: str) -> None:
-        parent, status = os.path.dirname(self._real), os.stat(self._real)
-        if status.st_dev != os.stat(parent).st_dev or parent == self._real:
-            raise SaveError(
-                f"{self.root!r} holds {in_the_way!r} already and is where a file system is mounted, so that it cannot "
-                "be replaced in one step: save to a folder in it, or remove what it holds before"
-            )
-        if not os.access(self._real, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "the folder holds a save and may not be written to", self.root)
-        beside = path_beside(self._real)
-        with files.naming(f"build what replaces {self.root!r} beside it, as", beside):
-            os.mkdir(beside)
-        self.folder = beside
-        self._locks.enter_context(locked(beside))
-        if (new := os.stat(beside)).st_gid != status.st_gid or new.st_uid != status.st_uid:
-            # As with any file that is replaced by a rename: only the superuser can keep a foreign owner.
-            _unless_it_fails(os.chown, beside, status.st_uid, status.st_gid)
-        os.chmod(beside, stat.S_IMODE(status.st_mode))
-
-    def commit(self, meta: bytes) -> None:
-        """Put the save in its place; `meta` is the content of the `meta.json` at its top.
-
-        Raises:
-            SaveError: something that is no part of a save stands where the save has a file or a folder; nothing has
-                changed then.
-            OSError: the file system refuses; likewise.
-        """
-        if self.durable:
-            for folder in reversed(self.created.folders):
-                files.sync_folder(folder)
-            files.sync_folder(self.folder)
-        path = f"{self.folder}/{META}"
-        if self.replaces:
-            files.write_new(path, meta, self.durable)
-            self._exchange()
-        else:
-            files.write_file(path, meta, durable=self.durable)
-            self._committed = True
-            os.unlink(f"{self.folder}/{JOURNAL}")
-        if self.durable:
-            for folder in dict.fromkeys(os.path.dirname(made) for made in (*self.created.folders, self._real)):
-                if os.path.isdir(folder):
-                    files.sync_folder(folder)
-
-    def _exchange(self) -> None:
-        beside, real = self.folder, self._real
-        if self.durable:
-            files.sync_folder(beside)
-        _moves(real, beside)
-        current = _current_folder_in(real, beside)
-        with files.naming("replace the folder", self.root):
-            _swap(beside, real)
-        try:
-            _carry(beside, real)
-        except BaseException:
-            _swap(beside, real)
-            raise
-        self._committed = True
-        os.unlink(f"{real}/{JOURNAL}")
-        if current:
-            os.chdir(current)
-        # What cannot be removed now (a file that a reader has open, on NFS) is left to the next save.
-        _unless_it_fails(_discard, beside)
-
-    def _close(self) -> None:
-        try:
-            if not self._committed:
-                if self.replaces:
-                    shutil.rmtree(self.folder, ignore_errors=True)
-                self.created.remove()
-        finally:
-            self._locks.close()
 
 
 # --- locks ------------------------------------------------------------------------------------------------------------
@@ -298,7 +68,7 @@ def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: 
         yield sure
     finally:
         # Explicitly, because a forked child may have the descriptor too.
-        _unless_it_fails(system.unlock, fd)
+        unless_it_fails(system.unlock, fd)
         os.close(fd)
 
 
@@ -356,7 +126,7 @@ def path_beside(real: str, what: str = "new") -> str:
     return os.path.join(parent, f".{name}.tensordict-{what}")
 
 
-def _swap(first: str, second: str) -> None:
+def swap(first: str, second: str) -> None:
     """Have two folders change places, in one step where the file system can."""
     try:
         _rename_exchange(first, second)
@@ -385,8 +155,8 @@ def _rename_exchange(first: str, second: str) -> None:
         raise OSError(number, os.strerror(number), second)
 
 
-def _put_back(real: str) -> None:
-    """Undo a `_swap` in several steps that was cut off, if there was one.
+def put_back(real: str) -> None:
+    """Undo a `swap` in several steps that was cut off, if there was one.
 
     Raises:
         SaveError: it is still going on, or something else stands in the place.
@@ -447,7 +217,7 @@ def _await(root: str) -> bool:
     limit = time.monotonic() + _PATIENCE
     while not os.path.isdir(real) and os.path.lexists(path_beside(real, "old")):
         try:
-            _put_back(real)
+            put_back(real)
         except SaveError:
             if time.monotonic() > limit:
                 raise
@@ -455,7 +225,7 @@ def _await(root: str) -> bool:
     return os.path.isdir(real)
 
 
-def _current_folder_in(real: str, beside: str) -> str:
+def current_folder_in(real: str, beside: str) -> str:
     """The current folder when it lies in what is replaced; `os.chdir` takes us to the folder in its place then."""
     try:
         current = os.getcwd()
@@ -471,11 +241,11 @@ def _current_folder_in(real: str, beside: str) -> str:
 # --- what is the caller's ---------------------------------------------------------------------------------------------
 
 
-def _carry(old: str, new: str) -> None:
+def carry(old: str, new: str) -> None:
     """Move what belongs to no save of ours from one folder to another, or nothing when that fails."""
     done: list[str] = []
     made: list[str] = []
-    folders, moves = _moves(old, new)
+    folders, moves = moves_between(old, new)
     try:
         for inner in folders:
             os.mkdir(new + inner)
@@ -491,7 +261,7 @@ def _carry(old: str, new: str) -> None:
         raise files.named_os_error(error, "keep what is no part of the save, and so replace the folder", new) from error
 
 
-def _moves(old: str, new: str, inner: str = "") -> tuple[list[str], list[str]]:
+def moves_between(old: str, new: str, inner: str = "") -> tuple[list[str], list[str]]:
     """The folders to make in `new`, and what to move there from `old`, each as "/path/within".
 
     Raises:
@@ -499,7 +269,7 @@ def _moves(old: str, new: str, inner: str = "") -> tuple[list[str], list[str]]:
     """
     folders: list[str] = []
     moves: list[str] = []
-    own_files, own_folders = _owned(old + inner)
+    own_files, own_folders = owned(old + inner)
     with os.scandir(old + inner) as found:
         entries = list(found)
     for entry in entries:
@@ -521,7 +291,7 @@ def _moves(old: str, new: str, inner: str = "") -> tuple[list[str], list[str]]:
             if not taken:
                 moves.append(path)
         elif taken or (entry.name in own_folders and os.path.lexists(f"{old}{path}/{META}")):
-            below, kept = _moves(old, new, path)
+            below, kept = moves_between(old, new, path)
             if kept and not taken:
                 folders.append(path)
             folders += below
@@ -531,7 +301,7 @@ def _moves(old: str, new: str, inner: str = "") -> tuple[list[str], list[str]]:
     return folders, moves
 
 
-def _owned(folder: str) -> tuple[Collection[str], Collection[str]]:
+def owned(folder: str) -> tuple[Collection[str], Collection[str]]:
     """The names of the files and of the folders in a folder that belong to the save in it."""
     try:
         meta: Any = json.loads(FOLDERS.read(f"{folder}/{META}"))
@@ -561,7 +331,7 @@ def _encoded(name: str) -> str:
 # --- what killed saves leave ------------------------------------------------------------------------------------------
 
 
-def _clean(real: str, sure: bool) -> None:
+def clean(real: str, sure: bool) -> None:
     """Take away what saves to this folder that were killed have left in it and beside it; the folder is locked.
 
     Raises:
@@ -574,8 +344,8 @@ def _clean(real: str, sure: bool) -> None:
         with locked(beside):
             if not os.path.lexists(f"{beside}/{JOURNAL}"):
                 # The two have changed places already: this is the old one.
-                _carry(beside, real)
-            _discard(beside)
+                carry(beside, real)
+            discard(beside)
     if JOURNAL in names:
         _refuse_unless(sure, real, f"{real}/{JOURNAL}")
         if META not in names:
@@ -604,7 +374,7 @@ def _journal(path: str) -> list[str]:
     return [name for name in names if name not in ("", ".", "..") and "/" not in name] if plain else []
 
 
-def _discard(folder: str) -> None:
+def discard(folder: str) -> None:
     """Remove a folder of which nothing is needed, and say so in it first, in case that we are killed meanwhile."""
     if not os.path.lexists(f"{folder}/{JOURNAL}"):
         files.write_new(f"{folder}/{JOURNAL}", b"")
@@ -622,7 +392,7 @@ def _remove(paths: Iterable[str]) -> None:
 # --- small things -----------------------------------------------------------------------------------------------------
 
 
-def _unless_it_fails(call: Any, *args: Any) -> None:
+def unless_it_fails(call: Any, *args: Any) -> None:
     """For tidying up, which must not hide the error that it follows, nor spoil what has succeeded."""
     try:
         call(*args)

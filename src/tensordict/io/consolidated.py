@@ -38,7 +38,7 @@ from tensordict.io.detect import refuse_other
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, from_form, to_form
 from tensordict.io.meta import DTYPES, leaf_spec
 from tensordict.io.structure import SIZES, Complain, Described, once, restore
-from tensordict.io.target import Target
+from tensordict.io.transaction import FileTransaction
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.values import plain
 from tensordict.io.writing import SaveOptions, TensorRun
@@ -120,14 +120,14 @@ class BlockPlan:
         tensors, places = self._row(storage)
         row = TensorRun(tensors, options.checksum)
         check = None if options.overwrite else _refuse_other
-        with Target(filename, durable=options.durable, check=check) as target:
-            with files.naming("write the file", target.path):
-                row.write(target.fd, 0, options.num_threads, options.progress)
+        with FileTransaction(filename, durable=options.durable, check=check) as save:
+            with save.new_file(save.path) as fd, files.naming("write the file", save.path):
+                row.write(fd, 0, options.num_threads, options.progress)
                 checksums = row.checksums()
-                files.write_bytes(target.fd, self._end([checksums[at] for at in places if checksums]), self.payload)
+                files.write_bytes(fd, self._end([checksums[at] for at in places if checksums]), self.payload)
                 if storage is None:
-                    storage = file_maps.shared_bytes_of(target.fd, self.layout.nbytes, target.path)
-            target.commit()
+                    storage = file_maps.shared_bytes_of(fd, self.layout.nbytes, save.path)
+            save.commit()
         return storage
 
     def _end(self, checksums: list[str]) -> bytes:

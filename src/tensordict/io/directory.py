@@ -20,7 +20,6 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, joined
 from tensordict.io import reopening
 from tensordict.io.columns import Column, file_of, is_ragged, taken
-from tensordict.io.commit import StagingFolder
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, Form, from_form, to_form
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
@@ -34,6 +33,7 @@ from tensordict.io.meta import (
 )
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS
+from tensordict.io.transaction import FolderTransaction
 from tensordict.io.value_files import Place, ValueFiles, files_of_value, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
 from tensordict.memory import files
@@ -90,8 +90,6 @@ class _Leaf:
     spec: dict[str, Any]
     # A memory-mapped tensor that stays as it is.
     result: MemoryMappedTensor | None = None
-    # Where it is written, until the commit.
-    target: str = ""
     # Whether the content is saved even by `memmap_like`.
     always: bool = False
 
@@ -372,24 +370,22 @@ def _save_directory(
         return there
     start = len(root.folder) + 1
     kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
-    opening = StagingFolder(
-        root.folder, list(_files_of(start, leaves, nodes)), options.durable, kept, options.overwrite
-    )
-    with opening as site, contextlib.ExitStack() as shown:
-        if site.replaces:
-            _check_what_is_there(site, leaves, nodes, options)
+    paths = list(_files_of(start, leaves, nodes))
+    with contextlib.ExitStack() as stack:
+        save = stack.enter_context(FolderTransaction(root.folder, paths, options.durable, kept, options.overwrite))
+        if save.replaces:
+            _check_what_is_there(root.folder, leaves, nodes, options)
             # Another process may have made it since.
             if (there := _reopened(root, prefix, options)) is not None:
                 return there
         for node in nodes:
-            site.make_folder(node.folder, node.key)
+            save.make_folder(node.folder, node.key)
         for leaf in leaves:
-            leaf.target = site.at(leaf.path)
-            if leaf.result is not None and not (site.replaces and _link(leaf, leaf.result)):
+            if leaf.result is not None and not (save.replaces and _link(leaf, leaf.result, save.at(leaf.path))):
                 leaf.result = None
-        writing = WriteOptions(site.created, options.num_threads, options.checksum, options.durable)
+        writing = WriteOptions(save, options.num_threads, options.checksum)
         if options.progress:
-            writing.progress = shown.enter_context(Progress("saving", _bytes_to_write(leaves)))
+            writing.progress = stack.enter_context(Progress("saving", _bytes_to_write(leaves)))
         written = [_leaf_file(leaf, options, writing) for leaf in leaves]
         # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
         threads = files.threads(options.num_threads, _bytes_to_write(leaves))
@@ -397,20 +393,18 @@ def _save_directory(
         moving: list[_Leaf] = []
         for leaf, file in zip(leaves, written, strict=True):
             if not file.there:
-                leaf.result = map_file(leaf.target, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
+                leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
                 moving.append(leaf)
             if options.checksum and not file.zero:
                 leaf.spec[TABLE_CHECKSUM if leaf.always else CHECKSUM] = file.checksum()
         for node in reversed(nodes):
             if node.value is not None and node.value.pickle_file:
-                with site.new_file(f"{node.folder}/{node.value.pickle_file}", node.key) as fd:
-                    files.write_bytes(fd, node.value.pickled)
+                save.write(f"{node.folder}/{node.value.pickle_file}", node.value.pickled, node.key)
             if node is not root:
-                with site.new_file(f"{node.folder}/{META}", node.key) as fd:
-                    files.write_bytes(fd, as_json(meta_of(node)))
+                save.write(f"{node.folder}/{META}", as_json(meta_of(node)), node.key)
         with files.naming("write the file", f"{root.folder}/{META}", root.key):
-            site.commit(as_json(meta_of(root)))
-        for leaf in moving if site.replaces else ():
+            save.commit(as_json(meta_of(root)))
+        for leaf in moving if save.replaces else ():
             _moved(leaf)
     return _finish(root, prefix, options)
 
@@ -451,10 +445,10 @@ def _files_of(start: int, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[s
             yield f"{node.folder}/{node.value.pickle_file}"[start:]
 
 
-def _check_what_is_there(site: StagingFolder, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions) -> None:
+def _check_what_is_there(root: str, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions) -> None:
     """Refuse what cannot be replaced, before anything is written."""
-    if not options.existsok and os.path.lexists(f"{site.root}/{META}"):
-        raise _exists(site.root, options)
+    if not options.existsok and os.path.lexists(f"{root}/{META}"):
+        raise _exists(root, options)
     for node in nodes:
         if os.path.lexists(node.folder) and not os.path.isdir(node.folder):
             error: OSError = NotADirectoryError(errno.ENOTDIR, "there is a file")
@@ -465,11 +459,11 @@ def _check_what_is_there(site: StagingFolder, leaves: list[_Leaf], nodes: list[_
             raise files.named_os_error(error, "replace the file", leaf.path, leaf.key)
 
 
-def _link(leaf: _Leaf, tensor: MemoryMappedTensor) -> bool:
+def _link(leaf: _Leaf, tensor: MemoryMappedTensor, staged: str) -> bool:
     """Have the new save share the file of a leaf that stays; `False` when it must be copied."""
     try:
-        os.link(leaf.path, leaf.target, follow_symlinks=False)
-        status = os.stat(leaf.target)
+        os.link(leaf.path, staged, follow_symlinks=False)
+        status = os.stat(staged)
     except OSError as error:
         if error.errno in _NO_LINK:
             return False
@@ -477,7 +471,7 @@ def _link(leaf: _Leaf, tensor: MemoryMappedTensor) -> bool:
     if isinstance(tensor._source, FileSource) and tensor._source.is_file(status):
         return True
     # Another save has replaced the file since this one was planned.
-    os.unlink(leaf.target)
+    os.unlink(staged)
     return False
 
 
@@ -487,7 +481,7 @@ def _bytes_to_write(leaves: list[_Leaf]) -> int:
 
 def _leaf_file(leaf: _Leaf, options: FolderOptions, writing: WriteOptions) -> LeafFile:
     zero = options.like and not leaf.always
-    return LeafFile(leaf.key, leaf.tensor, leaf.path, leaf.target, writing, zero, leaf.result is not None)
+    return LeafFile(leaf.key, leaf.tensor, leaf.path, writing, zero, leaf.result is not None)
 
 
 def _moved(leaf: _Leaf) -> None:

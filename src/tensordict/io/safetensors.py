@@ -25,7 +25,7 @@ from tensordict.io.detect import refuse_other
 from tensordict.io.forms import DICT, Build, Form, from_form
 from tensordict.io.progress import Progress
 from tensordict.io.structure import Complain, Described, once, restore
-from tensordict.io.target import Target
+from tensordict.io.transaction import FileTransaction
 from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.mapped import PathLike, check_storable
@@ -87,11 +87,13 @@ def save(container: Contract, path: PathLike, options: SaveOptions, separator: s
     row = TensorRun(list(tensors.values()), options.checksum)
     # The checksums of nothing take as much room as those that will be known.
     content = _packed(header, list(tensors), row.checksums())
-    with Target(path, durable=options.durable, check=None if options.overwrite else _refuse_other) as target:
-        with files.naming("write the file", target.path):
-            row.write(target.fd, len(content), options.num_threads, options.progress)
-            files.write_bytes(target.fd, _packed(header, list(tensors), row.checksums()))
-        target.commit()
+    check = None if options.overwrite else _refuse_other
+    with FileTransaction(path, durable=options.durable, check=check) as transaction:
+        target = transaction.path
+        with transaction.new_file(target) as fd, files.naming("write the file", target):
+            row.write(fd, len(content), options.num_threads, options.progress)
+            files.write_bytes(fd, _packed(header, list(tensors), row.checksums()))
+        transaction.commit()
 
 
 def _header(described: Described) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tensordict.core.keys import Path
 from tensordict.io import checksums
-from tensordict.io.commit import Created
 from tensordict.io.progress import Progress
+from tensordict.io.transaction import Transaction
 from tensordict.memory import files, system
 from tensordict.memory.mapped import FileSource, MemoryMappedTensor, is_whole_file
 
@@ -41,33 +41,30 @@ class WriteOptions:
     """What leaves are written with.
 
     Args:
-        created: is told of every file that is made.
+        transaction: what the files are part of.
         num_threads: how many threads will run the jobs.
         checksum: the algorithm; none when empty.
-        durable: have every file reach the disk.
         progress: is told of every byte.
     """
 
-    created: Created
+    transaction: Transaction
     num_threads: int = 0
     checksum: str = ""
-    durable: bool = False
     progress: Progress | None = None
 
 
 @dataclass(slots=True)
 class LeafFile:
-    """The file of a tensor: written to `target`, which is to be `path`, the one that errors name.
+    """The file of a tensor, which is to be `path`.
 
     Args:
         zero: reserve the space only.
-        there: do not write: what is at `target` is the content of the tensor, and needs a checksum at most.
+        there: do not write: what is staged is the content of the tensor, and needs a checksum at most.
     """
 
     key: Path
     tensor: Tensor
     path: str
-    target: str
     options: WriteOptions
     zero: bool = False
     there: bool = False
@@ -79,13 +76,13 @@ class LeafFile:
         if self.options.checksum:
             self._checksums = {}
         if self.there:
-            return (self._look,) if self.options.checksum or self.options.durable else ()
+            return (self._look,) if self.options.checksum or self.options.transaction.durable else ()
         nbytes = self.tensor.numel() * self.tensor.element_size()
         one = self.options.num_threads <= 1 or nbytes <= _SPLIT or self.zero or not files.is_direct(self.tensor)
         if one or self.options.checksum not in ("", "crc32"):
             return (self._write,)
         with files.naming("write the file", self.path, self.key):
-            os.close(self._create())
+            os.close(self.options.transaction.create(self.path))
         step = -(-nbytes // math.ceil(nbytes / _SPLIT) // 4096) * 4096
         return [partial(self._write_piece, start, min(start + step, nbytes)) for start in range(0, nbytes, step)]
 
@@ -96,20 +93,15 @@ class LeafFile:
         pieces = [self._checksums[start] for start in sorted(self._checksums)]
         return checksums.text(self.options.checksum, checksums.of_pieces(pieces))
 
-    def _create(self) -> int:
-        fd = files.create(self.target)
-        self.options.created.files.append(self.target)
-        return fd
-
     def _write(self) -> None:
         try:
-            fd = self._create()
+            fd = self.options.transaction.create(self.path)
             try:
                 if self.zero:
                     files.allocate(fd, self.tensor.numel() * self.tensor.element_size())
                 else:
                     self._write_content(fd)
-                if self.options.durable:
+                if self.options.transaction.durable:
                     os.fsync(fd)
             finally:
                 os.close(fd)
@@ -127,11 +119,12 @@ class LeafFile:
         files.write_tensor(fd, tensor, 0, self._watch(0))
 
     def _write_piece(self, start: int, stop: int) -> None:
+        transaction = self.options.transaction
         try:
-            fd = os.open(self.target, os.O_WRONLY | system.CLOEXEC)
+            fd = os.open(transaction.at(self.path), os.O_WRONLY | system.CLOEXEC)
             try:
                 files.write_range(fd, self.tensor, start, stop, start, self._watch(start))
-                if self.options.durable:
+                if transaction.durable:
                     os.fsync(fd)
             finally:
                 os.close(fd)
@@ -142,8 +135,9 @@ class LeafFile:
         watch = self._watch(0)
         if watch is not None and self.options.checksum:
             files.see(self.tensor, watch)
-        if self.options.durable:
-            files.sync_file(self.target)
+        transaction = self.options.transaction
+        if transaction.durable:
+            files.sync_file(transaction.at(self.path))
 
     def _watch(self, start: int) -> files.Watch | None:
         """What is shown the bytes from `start` on."""

@@ -45,7 +45,7 @@ _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, er
 
 def create(path: str) -> int:
     """A descriptor of the new, empty file `path`; `FileExistsError` when there is one (or a link) already."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.CLOEXEC, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.CLOEXEC, 0o666)
 
 
 def open_file(path: str) -> int:

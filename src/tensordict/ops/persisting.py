@@ -9,7 +9,7 @@ from tensordict.core.contract import Contract
 from tensordict.io.detect import refuse_other
 from tensordict.io.stores import hdf5
 from tensordict.io.stores.entries import write_store
-from tensordict.io.target import Target
+from tensordict.io.transaction import FileTransaction
 from tensordict.memory import files
 
 if TYPE_CHECKING:
@@ -113,13 +113,14 @@ class Persisting(Contract):
         def check(path: str) -> None:
             refuse_other(path, "h5", lambda path: hdf5.strangers(path, self))
 
-        with Target(filename, durable=durable, check=None if overwrite else check) as target:
-            try:
-                write_store(hdf5.File.open(target.temporary, "w", locking=False), self, options, progress)
-            except OSError as error:
-                if error.filename != target.temporary:
-                    raise
-                raise files.named_os_error(error, "write the file", target.path) from error
-            target.commit()
+        with FileTransaction(filename, durable=durable, check=None if overwrite else check) as save:
+            with save.new_file(save.path):
+                try:
+                    write_store(hdf5.File.open(save.staged, "w", locking=False), self, options, progress)
+                except OSError as error:
+                    if error.filename != save.staged:
+                        raise
+                    raise files.named_os_error(error, "write the file", save.path) from error
+            save.commit()
             # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
-            return cls._opened(target.path, mode="r+", options=kwargs)  # type: ignore[no-any-return]
+            return cls._opened(save.path, mode="r+", options=kwargs)  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ from killing import FILES, File, same
 
 from tensordict import TensorDict
 from tensordict.core.errors import SaveError
-from tensordict.io.target import Target
+from tensordict.io.transaction import FileTransaction
 
 EACH = pytest.mark.parametrize("name", ["archive", "consolidated", "safetensors", "h5"])
 
@@ -57,7 +57,10 @@ def test_what_a_killed_saver_left_is_cleaned(name: str, tmp_path: pathlib.Path) 
 def test_another_process_is_saving(name: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x"
     FILES[name].save(make(), path)
-    script = "import sys\nfrom tensordict.io.target import Target\nwith Target(sys.argv[1]):\n    print()\n    input()"
+    script = (
+        "import sys\nfrom tensordict.io.transaction import FileTransaction\n"
+        "with FileTransaction(sys.argv[1]):\n    print()\n    input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0
     ) as other:
@@ -133,8 +136,8 @@ def test_a_file_system_without_locks(name: str, tmp_path: pathlib.Path, monkeypa
     monkeypatch.setattr(fcntl, "flock", refuse)
     path = tmp_path / "x"
     FILES[name].save(make(), path)
-    with Target(path) as going_on:
-        os.write(going_on.fd, b"half")
+    with FileTransaction(path) as going_on, going_on.new_file(going_on.path) as fd:
+        os.write(fd, b"half")
         FILES[name].save(make(1), path)
     assert_saved(FILES[name], path, 1)
 
