@@ -3,7 +3,6 @@
 from tensordict import llm as llm  # makes its records known to the loaders
 from tensordict.base import TensorDictBase
 from tensordict.compat import pickles as pickles  # makes itself known to torch.load
-from tensordict.containers import shared_values as shared_values  # makes itself known to the loaders
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from tensordict.containers.parsing import parse_tensor_dict_string

@@ -26,6 +26,7 @@ from tensordict.containers.nontensor_base import (
     is_all,
     unflatten_holder,
 )
+from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import pytree, registry, settings
 from tensordict.core.contract import Clones, Contract, Names
 from tensordict.core.devices import as_device
@@ -50,6 +51,8 @@ class _Holding(Saved, Operators, TensorCollection):
     """What holders and stacks of holders have in common: no entries, and values that arithmetic leaves as they are."""
 
     _is_non_tensor: bool = True
+    # Whether the stack of equal ones is one whatever the settings say, and the concatenation has the first value.
+    _ignores_batch: bool = False
 
     def _flat_values(self) -> list[Any]:
         """The value of every element of the batch, the last dim changing fastest."""
@@ -62,6 +65,39 @@ class _Holding(Saved, Operators, TensorCollection):
     if TYPE_CHECKING:
 
         def to_tensordict(self, *, retain_none: bool | None = None) -> Self: ...  # type: ignore[override]
+
+    def tolist(
+        self,
+        *,
+        convert_nodes: bool = True,
+        convert_tensors: Any = False,
+        tolist_first: bool = False,
+        as_linked_list: bool = False,
+    ) -> Any:
+        """The values in nested lists along the batch dims; the value itself without batch dims.
+
+        Args:
+            convert_nodes, convert_tensors, tolist_first: accepted as by any container; without effect on values.
+            as_linked_list: the lists of a stack write through: assigning to one of their items assigns to the stack.
+
+        Example:
+            >>> from tensordict import NonTensorData
+            >>> NonTensorData("a", batch_size=[2]).tolist()
+            ['a', 'a']
+        """
+        size = self._batch_size
+        linked = as_linked_list and isinstance(self, NonTensorStack)
+        if -1 in size or (linked and len(size) > 1):
+            items = [part.tolist(as_linked_list=linked) for part in self.unbind(0)]
+        else:
+            items = self._flat_values()
+            if len(size) != 1:
+                items = nested_lists(items, size)
+        return LinkedList(items, self) if linked else items
+
+    def to_dict(self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
+        """The value, or the list of those of a stack: what a dict of the entries of a container has in its place."""
+        return self.tolist() if isinstance(self, NonTensorStack) else self._unwrapped()
 
     def update(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
         """Take over the value of another holder, or any other value; a stack takes lists and stacks too.
@@ -77,8 +113,12 @@ class _Holding(Saved, Operators, TensorCollection):
 
     def update_(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
         """As :meth:`update`; allowed on a locked holder."""
-        self._assign((), input_dict_or_td)
+        self._update_all(input_dict_or_td)
         return self
+
+    def _update_all(self, value: Any) -> None:
+        """Take over the values of another holder, or what else is given, for all of the batch."""
+        self._assign((), value)
 
     def _assign(self, index: Any, value: Any, adds: bool = True) -> None:
         at = leaf_index(index, self._batch_size)
@@ -119,11 +159,14 @@ class _Holding(Saved, Operators, TensorCollection):
                 adopt(parent, fresh)
                 parent._entries[name] = fresh
                 fresh._is_memmap, fresh._memmap_prefix = self._is_memmap, self._memmap_prefix
-                fresh._put_at(self._place, self._follows)
+                fresh._put_at(self._place, self._file is not None)
 
         return write
 
     def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+        if isinstance(self, NonTensorDataBase) and name == "data" and path is None:
+            self.data = item
+            return
         raise KeyError(
             f"cannot write {joined(path or (name,))!r}: the entry above it is a value that is no tensor and holds no "
             "entries"
@@ -139,6 +182,11 @@ class _Holding(Saved, Operators, TensorCollection):
         return NonTensorStack._along([item.copy() for item in items], dim)
 
     def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
+        one = all(isinstance(item, NonTensorDataBase) and same_value(item._value, items[0]._value) for item in items)
+        if one or self._ignores_batch:
+            size = list(self._batch_size)
+            size[dim] = sum(item._batch_size[dim] for item in items)
+            return self._build({}, torch.Size(size), self._device, self._names)
         check_held(items, ())
         parts = [part.copy() for item in items for part in item.unbind(dim)]
         return NonTensorStack._along(parts, dim) if parts else NonTensorData._of(None, self._batch_size, self._device)
@@ -162,9 +210,7 @@ class NonTensorDataBase(_Holding):
     # `is_tensorclass` holds for them: programs ask it to tell whatever is no plain container.
     _is_tensorclass: bool = True
     _entries: Any = MappingProxyType({})
-    _value: Any
-    # Whether the stack of equal ones is one whatever the settings say, and the concatenation has the first value.
-    _ignores_batch = False
+    _value: Any = ValueInFile()
 
     def __init__(
         self,
@@ -225,27 +271,6 @@ class NonTensorDataBase(_Holding):
         """The value of every element of the batch, the last dim changing fastest."""
         return [self._value] * math.prod(self._batch_size)
 
-    def tolist(
-        self,
-        *,
-        convert_nodes: bool = True,
-        convert_tensors: Any = False,
-        tolist_first: bool = False,
-        as_linked_list: bool = False,
-    ) -> Any:
-        """The value in nested lists along the batch dims; the value itself without batch dims.
-
-        Example:
-            >>> from tensordict import NonTensorData
-            >>> NonTensorData("a", batch_size=[2]).tolist()
-            ['a', 'a']
-        """
-        return nested_lists(self._flat_values(), self._batch_size)
-
-    def to_dict(self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
-        """The value, which is what a dict of the entries of a container has in the place of its holder."""
-        return self._value
-
     def maybe_to_stack(self) -> NonTensorDataBase | NonTensorStack:
         """The same values as a :class:`NonTensorStack`, so that each can be replaced; itself without batch dims.
 
@@ -294,23 +319,27 @@ class NonTensorDataBase(_Holding):
         """The value, at the key `"data"`; what any container gives for a missing one at any other."""
         return self._value if key == "data" else super().get(key, default)
 
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
-        if name != "data" or path is not None:
-            super()._write_name(name, item, non_blocking, path)
-        self.data = item
-
-    def update_(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
-        """As :meth:`update`; allowed on a locked holder."""
-        if isinstance(input_dict_or_td, NonTensorStack):
+    def _update_all(self, value: Any) -> None:
+        if isinstance(value, NonTensorStack):
             raise ShapeError(f"a {type(self).__name__} holds one value: it cannot take over those of a NonTensorStack")
-        value = unwrap(input_dict_or_td)
+        value = unwrap(value)
         if self._place is not None:
             self._writing(self._of(value, self._batch_size, None, self._names))()
-        self._value = value
-        return self
+        self._replace_value(value)
+
+    def _replace_value(self, value: Any) -> None:
+        if self._file is None:
+            self._value = value
+        else:
+            self._file.value = value
 
     def _take_value(self, other: Any) -> None:
-        self._value = other._value
+        self._replace_value(other._value)
+
+    def _read_from(self, file: SharedFile | None) -> None:
+        value, self._file = self._value, file
+        self.__dict__.pop("_value", None)
+        self._replace_value(value)
 
     def _assigned(self, at: Any, new: Any) -> Any:
         """What this becomes when the values of `new` are assigned to a part of the batch: itself, or a stack."""
@@ -319,7 +348,7 @@ class NonTensorDataBase(_Holding):
             return self
         if is_all(at) or not self._batch_size:
             if one:
-                self._value = new._value
+                self._replace_value(new._value)
                 return self
             return new._map(Tensor.clone)
         return NonTensorStack._along(self.unbind(0), 0)._assigned(at, new)
@@ -347,15 +376,6 @@ class NonTensorDataBase(_Holding):
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         value = copy.deepcopy(self._value) if type(leaves) is Clones else self._value
         return self._of(value, self._batch_size, self._device, self._names)
-
-    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
-        if self._ignores_batch or all(
-            isinstance(item, NonTensorDataBase) and same_value(self._value, item._value) for item in items
-        ):
-            size = list(self._batch_size)
-            size[dim] = sum(item._batch_size[dim] for item in items)
-            return self._of(self._value, torch.Size(size), self._device, self._names)
-        return super()._concatenated_with(items, dim)
 
     # --- copies and printing ----------------------------------------------------------------------------------------
 
@@ -533,34 +553,10 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return self.tolist(as_linked_list=True)
 
     def _flat_values(self) -> list[Any]:
-        return [element._value for element in self._elements()]
-
-    def tolist(
-        self,
-        *,
-        convert_nodes: bool = True,
-        convert_tensors: Any = False,
-        tolist_first: bool = False,
-        as_linked_list: bool = False,
-    ) -> Any:
-        """The values in nested lists along the batch dims.
-
-        Args:
-            convert_nodes, convert_tensors, tolist_first: accepted as by any container; without effect on values.
-            as_linked_list: the lists write through: assigning to one of their items assigns to this stack.
-        """
-        items = [
-            # Asking each holder for its list would make 30 us of 5 for 100 of them.
-            part._value
-            if type(part) is NonTensorData and not part._batch_size
-            else part.tolist(as_linked_list=as_linked_list)
-            for part in self.unbind(0)
-        ]
-        return LinkedList(items, self) if as_linked_list else items
-
-    def to_dict(self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
-        """The list of the values, which is what a dict of the entries of a container has in the place of the stack."""
-        return self.tolist()
+        parts: Sequence[Any] = self.unbind(0)
+        if len(self._batch_size) == 1:
+            return [part._value for part in parts]
+        return [value for part in parts for value in part._flat_values()]
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -578,15 +574,13 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         picks = self._picks(at)
         if picks is None:
             # An index that mixes up the members: every element on its own.
-            values, names, locked = self._flat_values(), self._names, self._locked
+            values, names = self._flat_values(), self._names
             numbers = self._numbers()[at].flatten().tolist()
             theirs = new._flat_values() if isinstance(new, NonTensorStack) else [new._value] * len(numbers)
             for number, value in zip(numbers, theirs, strict=True):
                 values[number] = value
-            self._entries = _grid(values, self._batch_size, self._device)._entries
+            self._take_value(_grid(values, self._batch_size, self._device))
             self._names = names
-            if locked:
-                self._lock_tree()
             return self
         members = self._entries.containers
         width = len(picks.block)
@@ -603,9 +597,12 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
 
     def _take_value(self, other: Any) -> None:
         locked = self._locked
-        self._entries, self._size = other._entries, None
+        self._entries, self._size = members_in(self._file, other._entries), None
         if locked:
             self._lock_tree()
+
+    def _read_from(self, file: SharedFile | None) -> None:
+        self._entries, self._file = members_in(file, self._entries), file
 
     def _resized_along(self, size: torch.Size, lead: int) -> Self:
         # Under `torch.vmap` the elements along the mapped dim stay together.
@@ -622,35 +619,8 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         values = [*self._flat_values(), None]
         return _grid([values[number] for number in numbers.flatten().tolist()], numbers.shape, self._device)
 
-    def _rearranged(self, fn: Callable[[Any], Any]) -> Any:
-        return self._by_number(fn)
-
-    def _by_number(self, fn: Callable[[Tensor], Any]) -> Any:
-        """The elements where `fn` moves those of a tensor; `None` where it puts what is no element, as padding does."""
-        numbers = self._numbers()
-        count = numbers.numel()
-        # What makes tensors of a dtype, such as new_ones, makes no element.
-        found = fn(numbers).to(torch.int64)
-        shifted = fn(numbers + count).to(torch.int64)
-        return self._of_elements(torch.where(shifted - found == count, found, -1))
-
     def _dense(self, hooked: bool = False) -> Any:
-        return _Mover(self)
-
-    def _map(self, fn: Any, size: Any = None, lead: int = 0, rename: Any = None, whole: Any = None) -> Any:
-        if size is None:
-            return self._each(lambda member: member._map(fn))
-        if whole is not None:
-            return whole(self)
-        out = self._by_number(fn)
-        if self._names is not None:
-            out.names = self._renamed(len(size), lead, rename)
-        return out
-
-    def _map_many(self, fn: Any, sizes: Any, lead: int, rename: Any, whole: Any = None) -> list[Any]:
-        if whole is not None:
-            return list(whole(self))
-        return [self._of_elements(part) for part in fn(self._numbers())]
+        return _Numbered(self)
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
@@ -662,10 +632,6 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         one = bool(values) and all(same_value(values[0], value) for value in values)
         return NonTensorData._of(values[0] if one else None, batch_size, device, names)
 
-    def _reduced_by(self, plan: Any) -> Any:
-        size, names = plan.after(self._batch_size, self._names)
-        return self._build({}, size, self._device, names)
-
     def __repr__(self) -> str:
         """The class, the list of the values, cut where it is long, the batch size and the device."""
         text = str(self.tolist())
@@ -675,8 +641,8 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return f"{type(self).__name__}(\n    " + ",\n    ".join(lines) + ")"
 
 
-class _Mover(NonTensorDataBase):
-    """A stack of values in the place of the dense one: what is done to leaves is done to its elements' numbers."""
+class _Numbered(NonTensorDataBase):
+    """The dense form of a stack of values: what is done to leaves is done to the numbers of its elements."""
 
     def __init__(self, stack: NonTensorStack) -> None:
         self._value = stack
@@ -686,10 +652,18 @@ class _Mover(NonTensorDataBase):
         self._locked = stack._locked
 
     def _map(self, fn: Any, size: Any = None, lead: int = 0, rename: Any = None, whole: Any = None) -> Any:
-        return self._value._map(fn, size, lead, rename)
+        numbers = self._value._numbers()
+        count = numbers.numel()
+        # What makes tensors of a dtype, such as new_ones, makes no element.
+        found = fn(numbers).to(torch.int64)
+        shifted = fn(numbers + count).to(torch.int64)
+        out = self._value._of_elements(torch.where(shifted - found == count, found, -1))
+        if self._names is not None:
+            out.names = self._renamed(len(size), lead, rename)
+        return out
 
     def _map_many(self, fn: Any, sizes: Any, lead: int, rename: Any, whole: Any = None) -> list[Any]:
-        return self._value._map_many(fn, sizes, lead, rename)  # type: ignore[no-any-return]
+        return [self._value._of_elements(part) for part in fn(self._value._numbers())]
 
 
 _SCALAR = torch.Size(())

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from typing_extensions import TypeVar
 
-from tensordict.core import pytree, registry
+from tensordict.containers.shared_file import SharedFile
+from tensordict.core import pytree
 from tensordict.core.annotations import is_a
 from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
@@ -114,17 +115,28 @@ class Saved(Contract):
     """What a holder, or a stack of them, knows of the file that it is saved in: what is written into it goes there."""
 
     _place: Place | None = None
-    # Whether the values are read from the file each time; see `containers/shared_values.py`.
-    _follows: bool = False
+    # What the values are read from each time, when processes share them.
+    _file: SharedFile | None = None
 
-    def _put_at(self, place: Place | None, follows: bool) -> None:
-        """Say in which folder the values are saved; with `follows`, those in its file are read from now on.
+    def _put_at(self, place: Place | None, shared: bool) -> None:
+        """Say in which folder the values are saved; those that are `shared` are read from there from now on.
 
-        Without a folder, followed values are put into one of their own, which goes away with the last holder.
+        Without a folder, shared values are put into one of their own, which goes away with the last holder.
         """
         self._place = place
-        if follows:
-            registry.lookup(f"Following{getattr(self, '_stored_as', type(self).__name__)}")._take(self)
+        if shared or self._file is not None:
+            file = SharedFile(self, place)
+            self._place = file.place
+            self._read_from(file)
+
+    def _read_from(self, file: SharedFile | None) -> None:
+        """Have the values read from this file, or keep those that it holds now."""
+        raise NotImplementedError
+
+    def _unlock_tree(self) -> None:
+        super()._unlock_tree()  # type: ignore[misc]
+        if self._file is not None:
+            self._read_from(None)
 
     def _take_value(self, other: Any) -> None:
         """Take over the values of another holder of this kind and batch size, as they are in the file."""
@@ -135,17 +147,17 @@ class Saved(Contract):
 
         Raises:
             UnsupportedEntryError: JSON cannot hold them.
-            ShapeError: others follow this holder, and it would become a stack.
+            ShapeError: processes share this holder, and it would become a stack.
         """
-        if self._place is None or not (self._follows or self._memmap_prefix is not None):
+        if self._place is None or (self._file is None and self._memmap_prefix is None):
             return _nothing
-        if self._follows and to_form(after).kind != to_form(self).kind:
+        if self._file is not None and to_form(after).kind != to_form(self).kind:
             where = f"entry {joined(key)!r}: " if key else ""
             raise ShapeError(
                 f"{where}a {to_form(self).kind} that other processes share has one value for all of its batch: "
                 "save the maybe_to_stack() of it to give its elements values of their own"
             )
-        return self._place.writing(to_form(after, key), key, self._follows)
+        return self._place.writing(to_form(after, key), key, self._file is not None)
 
 
 def _nothing() -> None:
