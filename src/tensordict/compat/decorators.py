@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from tensordict.core.contract import Contract
 from tensordict.ops.locking import raise_locked
 
 
@@ -29,7 +30,7 @@ def lock_blocked(func: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(func)
-    def method(self: Any, *args: object, **kwargs: object) -> Any:
+    def method(self: Contract, *args: object, **kwargs: object) -> Any:
         if self._locked:
             raise_locked(f"call {func.__name__}()")
         return func(self, *args, **kwargs)
@@ -65,7 +66,7 @@ class cache:
             raise TypeError(f"cache is for methods of containers, and {owner.__name__} does not derive from one")
 
         @wraps(function)
-        def method(container: Any, *args: object, **kwargs: object) -> Any:
+        def method(container: Contract, *args: object, **kwargs: object) -> Any:
             if not container._locked:
                 return function(container, *args, **kwargs)
             key = (name, args, tuple(sorted(kwargs.items())))

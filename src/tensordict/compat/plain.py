@@ -48,7 +48,7 @@ class KeyDependentDefaultDict(defaultdict[Any, Any]):
         made = self[key] = self._make(key)
         return made
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._make,), None, None, iter(self.items())
 
 
@@ -102,7 +102,7 @@ def is_namedtuple_class(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_asdict")
 
 
-def json_dumps(data: Any, **kwargs: Any) -> str:
+def json_dumps(data: object, **kwargs: Any) -> str:
     """:func:`json.dumps`."""
     return json.dumps(data, **kwargs)
 

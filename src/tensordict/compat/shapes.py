@@ -12,9 +12,10 @@ from tensordict.core import ragged
 from tensordict.core.errors import BatchIndexError
 from tensordict.core.indexing import _consumed, leaf_index, result_size
 from tensordict.core.shapes import as_dim, as_size, inferred
+from tensordict.ops.collection import TensorCollection
 
 
-def _getitem_batch_size(batch_size: Any, index: object) -> torch.Size:
+def _getitem_batch_size(batch_size: Sequence[int], index: object) -> torch.Size:
     """The shape of what has shape `batch_size` once it is indexed.
 
     `tensordict.utils._getitem_batch_size`: TorchRL, for the shapes of its specs and of `EnvMetaData`.
@@ -103,7 +104,7 @@ def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
     return list(inferred(tuple(shape), as_size(numel)))
 
 
-def _shape(tensor: Any) -> torch.Size:
+def _shape(tensor: Tensor | TensorCollection) -> torch.Size:
     """The shape of a tensor or container; that of a ragged tensor of the strided layout has -1 in the ragged dims.
 
     `tensordict.utils._shape`: TorchRL, for `Bounded.is_in`.

@@ -121,7 +121,7 @@ def _check_names(arguments: Mapping[str, Any], taken: Sequence[str]) -> None:
         raise InstructionError(f"its kwargs {' and '.join(problems)}: this type takes {list(taken)}")
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """An argument without the differences that the checkers make themselves, such as upper case."""
     if isinstance(value, str):
         return value.strip().lower()

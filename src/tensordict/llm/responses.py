@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import NonTensorData
 from tensordict.ops.functional import lazy_stack
 
@@ -16,7 +17,7 @@ _OF_A_PROMPT = ("key", "prompt", "instruction_id_list", "kwargs")
 
 def read_responses(
     responses: str | os.PathLike[str], prompts: str | os.PathLike[str] | None = None
-) -> tuple[Any, list[str]]:
+) -> tuple[LazyStackedTensorDict, list[str]]:
     """Read responses, each with the instructions of its prompt.
 
     Args:

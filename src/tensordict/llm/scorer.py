@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, TypeVar
@@ -12,15 +12,16 @@ import torch
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.nontensor import NonTensorData, NonTensorStack, unwrap
-from tensordict.core.contract import Contract
 from tensordict.core.errors import ContainerExpected, InstructionError
 from tensordict.core.keys import Key, canonical
 from tensordict.llm.checkers import judge, registry
 from tensordict.llm.scores import FIELDS, IFEvalScoreData
+from tensordict.ops.collection import TensorCollection
 from tensordict.ops.functional import lazy_stack, maybe_dense_stack
 from tensordict.ops.locking import raise_locked
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 _MISSING = object()
 
@@ -109,22 +110,21 @@ class IFEvalScorer:
             LockedError: `data` is locked.
             ModuleNotFoundError: the extra `ifeval` is not installed.
         """
-        if not isinstance(data, Contract):
+        if not isinstance(data, TensorCollection):
             raise ContainerExpected(f"IFEvalScorer scores a container, got {type(data).__name__}; use TensorDict(data)")
-        container: Any = data
-        if container.is_locked:
+        if data.is_locked:
             raise_locked(f"write {self.score_key!r}")
         registry()
-        results = self._results(list(self._accepted(container)), container.batch_size)
+        results = self._results(list(self._accepted(data)), data.batch_size)
         # A copy of the structure takes them first: a key that is refused leaves nothing half written.
-        for target in (container.copy(), container):
+        for target in (data.copy(), data):
             for key, value in results.items():
                 target.set(key, value)
         return data
 
-    def _results(self, verdicts: list[_Verdict], size: torch.Size) -> dict[Any, Any]:
+    def _results(self, verdicts: list[_Verdict], size: torch.Size) -> dict[Key, TensorCollection | torch.Tensor]:
         """What is written for a batch of this size, by key."""
-        results: dict[Any, Any] = {}
+        results: dict[Key, TensorCollection | torch.Tensor] = {}
         if verdicts:
             scores = (verdict.scores() for verdict in verdicts)
             results[self.score_key] = _joined(scores, size, maybe_dense_stack)
@@ -136,13 +136,15 @@ class IFEvalScorer:
         if self.errors == "collect":
             problems = (NonTensorData(verdict.problems) for verdict in verdicts)
             none = NonTensorData([], batch_size=size)
-            results[self.errors_key] = _joined(problems, size, _stack_of_values) if verdicts else none
+            results[self.errors_key] = (
+                _joined(problems, size, lambda items: NonTensorStack(*items)) if verdicts else none
+            )
         return results
 
-    def _inputs(self) -> list[Any]:
+    def _inputs(self) -> list[Key]:
         return [self.prompt_key, self.response_key, self.instruction_ids_key, self.keyword_args_key]
 
-    def _accepted(self, data: Any) -> Iterator[_Verdict]:
+    def _accepted(self, data: TensorCollection) -> Iterator[_Verdict]:
         """The verdicts of all rows, in order.
 
         Raises:
@@ -155,7 +157,7 @@ class IFEvalScorer:
                 raise InstructionError(place + verdict.problems[0])
             yield verdict
 
-    def _verdicts(self, data: object) -> Iterable[_Verdict]:
+    def _verdicts(self, data: TensorCollection) -> Iterable[_Verdict]:
         elements = rows(data)
         if not self.num_workers or len(elements) < 2:
             return map(self._verdict, elements)
@@ -163,7 +165,7 @@ class IFEvalScorer:
         judged = inputs.map(self._judged, 0, num_workers=self.num_workers)
         return [_Verdict(*parts) for parts in judged["verdict"]]
 
-    def _judged(self, part: Any) -> Any:
+    def _judged(self, part: TensorCollection) -> TensorDict:
         """What a process makes of its part of a batch."""
         verdicts = map(self._verdict, rows(part))
         held = [NonTensorData((verdict.strict, verdict.loose, verdict.problems)) for verdict in verdicts]
@@ -171,7 +173,7 @@ class IFEvalScorer:
 
     # --- one row ------------------------------------------------------------------------------------------------------
 
-    def _verdict(self, row: object) -> _Verdict:
+    def _verdict(self, row: TensorCollection) -> _Verdict:
         verdict = _Verdict([], [], [])
         ids: Any = None
         try:
@@ -188,13 +190,13 @@ class IFEvalScorer:
                 verdict.fail(f"{self.instruction_ids_key!r}[{position}], {instruction_id!r}: {error}", 1)
         return verdict
 
-    def _text(self, row: object, key: object) -> str:
+    def _text(self, row: TensorCollection, key: Key) -> str:
         value = self._value(row, key)
         if not isinstance(value, str):
             raise InstructionError(f"{key!r} is not text, but a {type(value).__name__}")
         return value
 
-    def _ids(self, row: object) -> list[str]:
+    def _ids(self, row: TensorCollection) -> list[str]:
         key = self.instruction_ids_key
         ids = _listed(self._value(row, key), key, "of ids")
         if not ids:
@@ -204,7 +206,7 @@ class IFEvalScorer:
                 raise InstructionError(f"{key!r}[{position}] is no id, but a {type(instruction_id).__name__}")
         return ids
 
-    def _arguments(self, row: object, count: int) -> list[dict[str, Any]]:
+    def _arguments(self, row: TensorCollection, count: int) -> list[dict[str, Any]]:
         """What the checkers are told, without what stands for nothing."""
         key = self.keyword_args_key
         given = _listed(self._value(row, key), key, "of dicts")
@@ -218,7 +220,7 @@ class IFEvalScorer:
                 raise InstructionError(f"{key!r}[{position}] is no dict, but a {type(item).__name__}")
         return [{name: value for name, value in (item or {}).items() if _says_something(value)} for item in given]
 
-    def _value(self, row: Any, key: Any) -> Any:
+    def _value(self, row: TensorCollection, key: Key) -> object:
         value = unwrap(row.get(key, _MISSING))
         if value is _MISSING or value is None:
             raise InstructionError(f"{key!r} is missing")
@@ -275,18 +277,13 @@ def _listed(value: object, key: object, what: str) -> list[Any]:
     return list(value)
 
 
-def rows(data: Any) -> list[Any]:
+def rows(data: TensorCollection) -> list[TensorCollection]:
     """The elements of a batch of any dims, in order."""
     return [row for part in data.unbind(0) for row in rows(part)] if data.batch_dims else [data]
 
 
-def _joined(items: Iterator[Any], size: Sequence[int], stack: Any) -> Any:
+def _joined(items: Iterator[V], size: Sequence[int], stack: Callable[[Sequence[V]], Any]) -> Any:
     """A batch of this size of items, in order."""
     if not size:
         return next(items)
     return stack([_joined(items, size[1:], stack) for _ in range(size[0])])
-
-
-def _stack_of_values(items: Iterable[Any]) -> Any:
-    """A stack that keeps each value, also where all are the same."""
-    return NonTensorStack(*items)

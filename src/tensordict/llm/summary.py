@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from tensordict.containers.nontensor import unwrap
 from tensordict.containers.tensorclass import TensorClass
 from tensordict.core.keys import Key, canonical
 from tensordict.llm.scorer import rows
+from tensordict.ops.collection import TensorCollection
 
 
 class IFEvalSummary(TensorClass):
@@ -57,14 +57,14 @@ class IFEvalSummary(TensorClass):
         return "\n    ".join([f"IFEvalSummary({int(self.prompts)} prompts{failed}", *lines]) + ")"
 
 
-def percent(fraction: Any) -> str:
+def percent(fraction: torch.Tensor) -> str:
     """A fraction in percent, `-` for NaN."""
     value = float(fraction)
     return "-" if math.isnan(value) else f"{100 * value:.1f}%"
 
 
 def ifeval_summary(
-    data: object, *, score_key: Key = "ifeval_score", instruction_ids_key: Key = "instruction_id_list"
+    data: TensorCollection, *, score_key: Key = "ifeval_score", instruction_ids_key: Key = "instruction_id_list"
 ) -> IFEvalSummary:
     """Summarize what :class:`IFEvalScorer` wrote.
 
@@ -149,7 +149,7 @@ class _Tally:
         }
 
 
-def _ids(row: Any, key: Any, scores: list[float]) -> list[str]:
+def _ids(row: TensorCollection, key: Key, scores: list[float]) -> list[str]:
     """The ids of the instructions of a row; none when they were found to be unreadable."""
     ids = unwrap(row.get(key, None))
     readable = isinstance(ids, (list, tuple)) and all(isinstance(name, str) for name in ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from tensordict.core.keys import Key, unravel_key_list
 from tensordict.core.pytree import flatten_container
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.interaction import interaction_type
+from tensordict.nn.module import repr_of_fields
 from tensordict.ops.collection import TensorCollection
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class CudaGraphModule:
         self._warmup = warmup
         self._recordings: list[_Recording] = []
         self._has_cuda = torch.cuda.is_available()
-        self._stream: Any = None
+        self._stream: torch.cuda.Stream | None = None
         if not self._has_cuda:
             warnings.warn(
                 "there is no GPU: CudaGraphModule calls the function as it is, without recording it", stacklevel=2
@@ -112,7 +113,7 @@ class CudaGraphModule:
             raise TypeError("a CudaGraphModule with empty in_keys must be called with a container")
         return self._call_on_container(*args, **kwargs)
 
-    def _call_on_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_on_values(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         values, spec = tree_flatten((args, kwargs), is_leaf=is_node)
         _check_no_gradients(values)
         if not self._has_cuda:
@@ -122,7 +123,7 @@ class CudaGraphModule:
             return self._warm_up(recording, args, kwargs)
         if recording.graph is None:
 
-            def call(values: list[Any]) -> Any:
+            def call(values: list[object]) -> object:
                 args, kwargs = tree_unflatten(values, spec)
                 return self.module(*args, **kwargs)
 
@@ -130,7 +131,7 @@ class CudaGraphModule:
         return tree_map(_copied, recording.replayed(values), is_leaf=is_node)
 
     @dispatch(auto_batch_size=False)
-    def _call_on_container(self, tensordict: Any, tensordict_out: Any = None) -> Any:
+    def _call_on_container(self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None) -> Any:
         read = tensordict.select(*self.in_keys, strict=False) if self.in_keys else tensordict
         _check_no_gradients([read])
         recording = self._recording_of([read], None) if self._has_cuda else None
@@ -151,7 +152,7 @@ class CudaGraphModule:
 
     # --- recordings ---------------------------------------------------------------------------------------------------
 
-    def _recording_of(self, values: list[Any], spec: object) -> _Recording:
+    def _recording_of(self, values: Sequence[object], spec: object) -> _Recording:
         """The recording for values of this form, or a new one, which has recorded nothing yet."""
         form = (spec, getattr(self.module, "training", None), interaction_type(), [_form_of(value) for value in values])
         for recording in self._recordings:
@@ -168,7 +169,7 @@ class CudaGraphModule:
         self._recordings.append(recording := _Recording(form))
         return recording
 
-    def _warm_up(self, recording: _Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _warm_up(self, recording: _Recording, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """Call the function on a side stream, as torch asks for before a recording."""
         with torch.cuda.device(self.device):
             if self._stream is None:
@@ -181,7 +182,7 @@ class CudaGraphModule:
         recording.calls += 1
         return result
 
-    def _record(self, recording: _Recording, values: list[Any], call: Callable[[list[Any]], Any]) -> None:
+    def _record(self, recording: _Recording, values: Sequence[object], call: Callable[[list[Any]], object]) -> None:
         inputs = [_copied(value) for value in values]
         # Before the call, which may put others in their places.
         buffers = _tensors_of(inputs)
@@ -196,7 +197,7 @@ class CudaGraphModule:
         """That of the module; empty for a function."""
         return self.module.state_dict(*args, **kwargs) if isinstance(self.module, nn.Module) else {}
 
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> _IncompatibleKeys | None:
+    def load_state_dict(self, state_dict: Mapping[str, object], *args: Any, **kwargs: Any) -> _IncompatibleKeys | None:
         """Load the state of the module, in place, which recordings see.
 
         Raises:
@@ -210,14 +211,13 @@ class CudaGraphModule:
 
     def __repr__(self) -> str:
         fields = {"module": self.module, "warmup": self._warmup, "in_keys": self.in_keys, "out_keys": self.out_keys}
-        shown = ",\n".join(f"{name}={value!r}" for name, value in fields.items()).replace("\n", "\n    ")
-        return f"{type(self).__name__}(\n    {shown})"
+        return repr_of_fields(self, fields)
 
 
 class _Recording:
     """What was recorded for one form of the input."""
 
-    inputs: list[Any]
+    inputs: list[object]
     # The tensors of the inputs, to be overwritten by those of a call.
     buffers: list[Tensor]
     output: Any
@@ -228,7 +228,7 @@ class _Recording:
     def __init__(self, form: object) -> None:
         self.form = form
 
-    def replayed(self, values: list[Any]) -> Any:
+    def replayed(self, values: Sequence[object]) -> Any:
         """The output for these values, which the next call overwrites."""
         if self.buffers:
             with torch.no_grad():
@@ -253,7 +253,7 @@ class _RecordedValue:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _form_of(value: Any) -> Any:
+def _form_of(value: Any) -> object:
     """All that a recording depends on but the content of tensors."""
     if not is_node(value):
         return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else _RecordedValue(value)
@@ -264,18 +264,18 @@ def _form_of(value: Any) -> Any:
     return type(value), context, [_form_of(child) for child in children]
 
 
-def _tensors_of(values: Sequence[Any]) -> list[Tensor]:
+def _tensors_of(values: Sequence[object]) -> list[Tensor]:
     """The tensors among the values and in the containers among them, in one order for all values of a form."""
     found: list[Tensor] = []
     for value in values:
-        if is_node(value):
+        if isinstance(value, TensorCollection):
             value._gather(found)
         elif isinstance(value, Tensor):
             found.append(value)
     return found
 
 
-def _copied(value: object) -> Any:
+def _copied(value: object) -> object:
     """A copy of a tensor or a container; anything else itself."""
     return value.clone() if isinstance(value, (Tensor, TensorCollection)) else value
 
@@ -284,7 +284,7 @@ def _is_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
-def _check_no_gradients(values: Sequence[Any], verb: str = "take") -> None:
+def _check_no_gradients(values: Sequence[object], verb: str = "take") -> None:
     if any(tensor.requires_grad for tensor in _tensors_of(values)):
         raise RuntimeError(
             f"CudaGraphModule cannot {verb} tensors that require gradients: autograd does not see what is recorded. "
@@ -292,7 +292,7 @@ def _check_no_gradients(values: Sequence[Any], verb: str = "take") -> None:
         )
 
 
-def _keys(keys: Any, module: object, name: str) -> Any:
+def _keys(keys: Sequence[Key] | None, module: object, name: str) -> list[Key] | None:
     """The keys that were given, or those of the module; `None` if it has none."""
     keys = getattr(module, name, None) if keys is None else keys
     return None if keys is None else unravel_key_list(list(keys))

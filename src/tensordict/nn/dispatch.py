@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from torch.utils._contextlib import _DecoratorContextManager
 
 from tensordict.containers.dense import TensorDict
 from tensordict.convert.mappings import make_tensordict
-from tensordict.core.contract import Contract
 from tensordict.core.keys import Key, unravel_key_list
+from tensordict.ops.collection import TensorCollection
 
 _enabled = True
 _ABSENT = inspect.Parameter.empty
@@ -53,6 +52,11 @@ class _Dispatch:
         tensor([2., 3.])
     """
 
+    separator: str
+    source: str | list[Key]
+    dest: str | list[Key]
+    auto_batch_size: bool
+
     DEFAULT_SEPARATOR = "_"
     DEFAULT_SOURCE = "in_keys"
     DEFAULT_DEST = "out_keys"
@@ -66,19 +70,12 @@ class _Dispatch:
     ) -> Any:
         if callable(separator):
             return cls(auto_batch_size=auto_batch_size)(separator)
-        return super().__new__(cls)
-
-    def __init__(
-        self,
-        separator: str = DEFAULT_SEPARATOR,
-        source: str | Sequence[Key] = DEFAULT_SOURCE,
-        dest: str | Sequence[Key] = DEFAULT_DEST,
-        auto_batch_size: bool = True,
-    ) -> None:
+        self = super().__new__(cls)
         self.separator = separator
         self.source = source if isinstance(source, str) else unravel_key_list(list(source))
         self.dest = dest if isinstance(dest, str) else unravel_key_list(list(dest))
         self.auto_batch_size = auto_batch_size
+        return self
 
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a method."""
@@ -92,7 +89,7 @@ class _Dispatch:
 
         @functools.wraps(func)
         def dispatched(_self: object, first: object = _ABSENT, /, *args: object, **kwargs: object) -> Any:
-            if isinstance(first, Contract):
+            if isinstance(first, TensorCollection):
                 return func(_self, first, *args, **kwargs)
             if first is not _ABSENT:
                 args = (first, *args)
@@ -104,9 +101,11 @@ class _Dispatch:
         dispatched.__signature__ = _optional(signature)  # type: ignore[attr-defined]
         return dispatched
 
-    def _dispatched(self, func: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dispatched(
+        self, func: Callable[..., Any], module: object, args: Sequence[object], kwargs: dict[str, object]
+    ) -> Any:
         in_keys = getattr(module, self.source) if isinstance(self.source, str) else self.source
-        entries: dict[Any, Any] = dict(zip(in_keys, args))
+        entries: dict[Key, object] = dict(zip(in_keys, args))
         for position, key in enumerate(in_keys if kwargs else ()):
             name = key if type(key) is str else self.separator.join(key)
             if name in kwargs and position < len(args):
@@ -117,14 +116,14 @@ class _Dispatch:
             if name in kwargs:
                 entries[key] = kwargs.pop(name)
         given = make_tensordict(entries, auto_batch_size=True) if self.auto_batch_size else TensorDict(entries)
-        result: Any = func(module, given, *args[len(in_keys) :], **kwargs)
-        if not isinstance(result, Contract):
+        result: object = func(module, given, *args[len(in_keys) :], **kwargs)
+        if not isinstance(result, TensorCollection):
             raise TypeError(
                 f"{type(module).__name__}.{func.__name__} must return a container for its out-keys to be read, "
                 f"got {type(result).__name__}"
             )
         out_keys = getattr(module, self.dest) if isinstance(self.dest, str) else self.dest
-        values = [result[key] for key in out_keys if key != "_"]  # type: ignore[index]
+        values = [result[key] for key in out_keys if key != "_"]
         return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -148,7 +147,11 @@ _modules = _Dispatch(auto_batch_size=False)
 
 
 def entries_as_container(
-    module: object, forward: Callable[..., Any], args: tuple[Any, ...], tensordict_out: object, kwargs: dict[str, Any]
+    module: object,
+    forward: Callable[..., Any],
+    args: Sequence[object],
+    tensordict_out: object,
+    kwargs: dict[str, object],
 ) -> Any:
     """Call `forward` of one of this package's modules, which got no container, as `dispatch` does."""
     if "tensordict" in kwargs or not _enabled:
@@ -189,8 +192,6 @@ class _set_dispatch_td_nn_modules(_DecoratorContextManager):
         self._before = _enabled
         _enabled = self.mode
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: object, traceback: object) -> None:
         global _enabled
         _enabled = self._before

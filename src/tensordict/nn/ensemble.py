@@ -84,7 +84,7 @@ class EnsembleModule(TensorDictModuleBase):
         dims = (0, None if self.expand_input else 0)
         return torch.vmap(self._run_copy, dims, randomness="different")(self.params_td, tensordict)
 
-    def _divided(self, tensordict: Any) -> Any:
+    def _divided(self, tensordict: C) -> C:
         """The input, with the copies as its first batch dim."""
         size = tensordict.batch_size
         if not size:
@@ -97,7 +97,7 @@ class EnsembleModule(TensorDictModuleBase):
             )
         return tensordict
 
-    def _run_copy(self, params: Any, tensordict: object) -> Any:
+    def _run_copy(self, params: TensorDictParams, tensordict: object) -> object:
         with params.to_module(self.module):
             return self.module(tensordict)
 
@@ -131,7 +131,7 @@ class EnsembleModule(TensorDictModuleBase):
         return parameters
 
 
-def _stacked(module: nn.Module, count: int) -> Any:
+def _stacked(module: nn.Module, count: int) -> TensorDict:
     """The parameters and buffers of a module, `count` times; those that are tied stay so."""
     made: dict[int, Tensor] = {}
 

@@ -126,7 +126,7 @@ class _Steps(nn.Module):
         holder = td_module.module if isinstance(td_module, TensorDictSequential) else td_module
         self._modules.update(holder._modules)
 
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: Any) -> object:
         written: dict[Key, Any] = {}
         for step in self.steps:
             results: Any = step._call_module([_read(tensordict, key, written) for key in step.in_keys])
@@ -138,7 +138,7 @@ class _Steps(nn.Module):
         return values[0] if len(values) == 1 else values
 
 
-def _steps_of(module: object) -> Iterator[Any]:
+def _steps_of(module: object) -> Iterator[TensorDictModule]:
     """The modules that call something, in their order."""
     if isinstance(module, TensorDictSequential) and type(module).forward is TensorDictSequential.forward:
         if module.partial_tolerant:

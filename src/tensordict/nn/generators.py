@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tensordict.core.keys import Key, is_nested_key, unravel_key
+from tensordict.ops.collection import TensorCollection
 from tensordict.ops.indexing import given
 
 Source: TypeAlias = "torch.Generator | int | Key | None"
@@ -29,7 +30,7 @@ def as_source(generator: object) -> torch.Generator | Key | None:
 
 
 def resolve(
-    source: torch.Generator | Key | None, tensordict: Any, device: torch.device
+    source: torch.Generator | Key | None, tensordict: TensorCollection, device: torch.device
 ) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
     """The generator for one call, and what hands the next seed on to the container afterwards.
 

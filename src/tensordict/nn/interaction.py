@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch import distributions as D
 from torch.distributions import constraints
 from torch.utils._contextlib import _DecoratorContextManager
+
+from tensordict.ops.collection import TensorCollection
 
 
 class InteractionType(str, enum.Enum):
@@ -43,6 +44,9 @@ class InteractionType(str, enum.Enum):
         """The member of this name, in any case; `ValueError` for another."""
         return cls(type_str.lower())
 
+
+# What distributions give: a tensor, a container (composite ones) or a tuple of tensors.
+Sample: TypeAlias = "Tensor | TensorCollection | tuple[Tensor, ...]"
 
 _current: InteractionType | None = None
 
@@ -82,9 +86,7 @@ class set_interaction_type(_DecoratorContextManager):  # a function to its calle
         self._before = _current
         _current = self.type
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: object, traceback: object) -> None:
         global _current
         _current = self._before
 
@@ -94,7 +96,7 @@ def interaction_type() -> InteractionType | None:
     return _current
 
 
-def value_of(dist: Any, kind: InteractionType, sample_shape: torch.Size | None, samples: int) -> Any:
+def value_of(dist: D.Distribution, kind: InteractionType, sample_shape: torch.Size | None, samples: int) -> Sample:
     """A value of a distribution.
 
     Args:
@@ -105,15 +107,15 @@ def value_of(dist: Any, kind: InteractionType, sample_shape: torch.Size | None, 
     """
     if kind is _RANDOM:
         return (dist.rsample if dist.has_rsample else dist.sample)(_ONE if sample_shape is None else sample_shape)
-    value = _PROPERTIES[kind](dist, samples)
+    value: Sample = _PROPERTIES[kind](dist, samples)
     return value if sample_shape is None or isinstance(value, tuple) else value.expand(sample_shape + value.shape)
 
 
-def _mode(dist: Any, samples: int) -> Any:
+def _mode(dist: D.Distribution, samples: int) -> Any:
     return dist.get_mode() if hasattr(dist, "get_mode") else dist.mode
 
 
-def _mean(dist: Any, samples: int) -> Any:
+def _mean(dist: D.Distribution, samples: int) -> Any:
     """The mean, or an estimate of it from samples where there is no closed form."""
     if hasattr(dist, "get_mean"):
         return dist.get_mean()
@@ -121,11 +123,11 @@ def _mean(dist: Any, samples: int) -> Any:
         return dist.mean
     except (AttributeError, NotImplementedError):
         draw = dist.rsample if dist.has_rsample else dist.sample
-        drawn: Any = draw((samples,))
+        drawn: Sample = draw((samples,))
         return tuple(part.mean(0) for part in drawn) if isinstance(drawn, tuple) else drawn.mean(0)
 
 
-def _median(dist: Any, samples: int) -> Any:
+def _median(dist: D.Distribution, samples: int) -> Any:
     """The median, from the inverse of the distribution function if need be."""
     if hasattr(dist, "get_median"):
         return dist.get_median()
@@ -140,7 +142,7 @@ def _median(dist: Any, samples: int) -> Any:
         ) from None
 
 
-def _deterministic(dist: Any, samples: int) -> Any:
+def _deterministic(dist: D.Distribution, samples: int) -> Any:
     """What the distribution says, or its mode where there are finitely many values, or its mean."""
     value = getattr(dist, "deterministic_sample", None)
     if value is not None:
@@ -164,17 +166,14 @@ def _deterministic(dist: Any, samples: int) -> Any:
 
 def _device_of(dist: object) -> torch.device | None:
     """The device of the first parameter that is a tensor."""
-    for name in getattr(dist, "arg_constraints", {}):
-        value = getattr(dist, name, None)
-        if isinstance(value, Tensor):
-            return value.device
-    return None
+    values = (getattr(dist, name, None) for name in getattr(dist, "arg_constraints", {}))
+    return next((value.device for value in values if isinstance(value, Tensor)), None)
 
 
 # What has finitely many values: its mode is one of them, which its mean is not.
 _FINITE = (type(constraints.boolean), constraints.integer_interval, type(constraints.one_hot))
 
-_PROPERTIES: dict[InteractionType, Callable[[Any, int], Any]] = {
+_PROPERTIES: dict[InteractionType, Callable[[D.Distribution, int], Sample]] = {
     InteractionType.MODE: _mode,
     InteractionType.MEAN: _mean,
     InteractionType.MEDIAN: _median,

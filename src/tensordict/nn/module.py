@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
-from tensordict.core.contract import Contract
 from tensordict.core.extras import require
 from tensordict.core.keys import Key, is_nested_key, path_of, unravel_key
 from tensordict.nn import pickled
@@ -25,6 +24,7 @@ from tensordict.ops.indexing import given
 from tensordict.ops.together import set_all
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
     from typing_extensions import Self
 
 Inplace = bool | str
@@ -68,7 +68,7 @@ class TensorDictModuleBase(nn.Module):
     _out_keys: list[Key]
     # Those of the out-keys that were selected.
     _out_keys_apparent: list[Key] | None = None
-    _selecting: Any = None
+    _selecting: RemovableHandle | None = None
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -85,7 +85,7 @@ class TensorDictModuleBase(nn.Module):
         return self._in_keys
 
     @in_keys.setter
-    def in_keys(self, value: Any) -> None:
+    def in_keys(self, value: object) -> None:
         object.__setattr__(self, "_in_keys", as_keys(value, "in_keys"))
 
     @property
@@ -99,7 +99,7 @@ class TensorDictModuleBase(nn.Module):
         return keys  # type: ignore[no-any-return]
 
     @out_keys.setter
-    def out_keys(self, value: Any) -> None:
+    def out_keys(self, value: object) -> None:
         object.__setattr__(self, "_out_keys", as_keys(value, "out_keys"))
         self.reset_out_keys()
 
@@ -143,7 +143,7 @@ class TensorDictModuleBase(nn.Module):
             self._selecting = self.register_forward_hook(_drop_unselected)
         return self
 
-    def _selectable(self, out_keys: Sequence[Any]) -> list[Key]:
+    def _selectable(self, out_keys: Sequence[Key]) -> list[Key]:
         """The keys that were selected, which must be among the out-keys."""
         selected = [unravel_key(key) for key in out_keys]
         for key in selected:
@@ -160,7 +160,7 @@ class TensorDictModuleBase(nn.Module):
         return self
 
     @staticmethod
-    def is_tdmodule_compatible(module: Any) -> bool:
+    def is_tdmodule_compatible(module: object) -> bool:
         """Whether a module has in-keys and out-keys."""
         return hasattr(module, "in_keys") and hasattr(module, "out_keys")
 
@@ -168,7 +168,7 @@ class TensorDictModuleBase(nn.Module):
     def reset_parameters_recursive(self, parameters: None = None) -> None: ...
     @overload
     def reset_parameters_recursive(self, parameters: C) -> C: ...
-    def reset_parameters_recursive(self, parameters: Any = None) -> Any:
+    def reset_parameters_recursive(self, parameters: C | None = None) -> C | None:
         """Call `reset_parameters` of all submodules that have it.
 
         Args:
@@ -209,12 +209,10 @@ class TensorDictModuleBase(nn.Module):
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
-    def _reset_parameters(self, module: nn.Module) -> bool:
-        """Reset the modules below one that can be; whether there are any, without which there is a warning."""
-        found = reset_modules(module)
-        if not found:
+    def _reset_parameters(self, module: nn.Module) -> None:
+        """Reset the parameters of a module and of those below it; a warning says if none of them can be reset."""
+        if not reset_modules(module):
             warnings.warn(f"no module below {type(module).__name__} has reset_parameters", stacklevel=3)
-        return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state, selecting = pickled.as_ours(state)
@@ -222,13 +220,18 @@ class TensorDictModuleBase(nn.Module):
         if selecting:
             self._selecting = self.register_forward_hook(_drop_unselected)
 
-    def _shown(self) -> dict[str, Any]:
+    def _shown(self) -> dict[str, object]:
         """What `repr` shows."""
         return {**self._modules, "in_keys": self.in_keys, "out_keys": self.out_keys}
 
     def __repr__(self) -> str:
-        fields = ",\n".join(f"{name}={value!r}" for name, value in self._shown().items())
-        return f"{type(self).__name__}(\n    " + fields.replace("\n", "\n    ") + ")"
+        return repr_of_fields(self, self._shown())
+
+
+def repr_of_fields(module: object, fields: Mapping[str, object]) -> str:
+    """The `repr` of an object, with a field on each line."""
+    lines = ",\n".join(f"{name}={value!r}" for name, value in fields.items())
+    return f"{type(module).__name__}(\n    " + lines.replace("\n", "\n    ") + ")"
 
 
 def reset_modules(module: nn.Module) -> bool:
@@ -252,19 +255,18 @@ def as_keys(keys: object, what: str) -> list[Key]:
     return [unravel_key(key) for key in keys]
 
 
-def _one_or_more(keys: object) -> Any:
+def _one_or_more(keys: object) -> object:
     """A list of keys where there may be a single one, which can be a tuple."""
     return [keys] if is_nested_key(keys) else keys
 
 
-def _drop_unselected(module: Any, args: Any, output: Any) -> None:
+def _drop_unselected(module: TensorDictModuleBase, args: object, output: object) -> None:
     """The hook of `select_out_keys`; what `dispatch` returns has been selected already."""
-    if isinstance(output, Contract):
-        selected, read = module.out_keys, module.in_keys
-        container: Any = output
+    if isinstance(output, TensorCollection):
+        kept = (*module.out_keys, *module.in_keys)
         for key in module.out_keys_source:
-            if key not in selected and key not in read and container._has(path_of(key)):
-                container.del_(key)
+            if key not in kept and output._has(path_of(key)):
+                output.del_(key)
 
 
 class TensorDictModule(TensorDictModuleBase):
@@ -362,19 +364,18 @@ class TensorDictModule(TensorDictModuleBase):
             the container that was written into, or what was written.
         """
         # `dispatch` and `set_skip_existing` as decorators would cost two calls with arguments of any number, 0.8 us.
-        if not isinstance(tensordict, Contract):
+        if not isinstance(tensordict, TensorCollection):
             return entries_as_container(self, TensorDictModule.forward, (tensordict, *args), tensordict_out, kwargs)
         if args:
             raise TypeError(f"{type(self).__name__} takes one container, or entries, got {len(args)} values more")
         if is_skipped(self, tensordict):
             return tensordict
-        container: Any = tensordict
-        entries, arguments = container._entries, []
+        entries, arguments = tensordict._entries, []
         for key in self.in_keys:
             if type(key) is str and self._get_kwargs is None:
                 value = entries.get(key)
             else:
-                value = container.get(key, None, **(self._get_kwargs or {}))
+                value = tensordict.get(key, None, **(self._get_kwargs or {}))
             if type(value) is not Tensor:
                 value = given(value)
                 if value is None and self.strict:
@@ -390,7 +391,7 @@ class TensorDictModule(TensorDictModuleBase):
                 raise self._missing(tensordict) from error
             raise
         if tensordict_out is None:
-            tensordict_out = container if self.inplace is True else output_of(container, self.inplace)
+            tensordict_out = tensordict if self.inplace is True else output_of(tensordict, self.inplace)
         keys = self._out_keys
         if type(results) is Tensor and len(keys) == 1:
             # A third of what `_write_to_tensordict` takes for what nearly all modules do: 1 us less.
@@ -414,13 +415,13 @@ class TensorDictModule(TensorDictModuleBase):
         return module
 
     @module.setter
-    def module(self, value: Any) -> None:
+    def module(self, value: object) -> None:
         # Called for what is no `nn.Module`.
         self.__dict__["module"] = value
 
-    def _call_module(self, tensors: Sequence[Any], **kwargs: object) -> Any:
+    def _call_module(self, tensors: Sequence[object], **kwargs: object) -> Any:
         """Call the method that is asked for, with its arguments by name where they have names."""
-        module: Any = self.module
+        module = self.module
         if self.method is not None:
             module = getattr(module, self.method)
             kwargs = {**self.method_kwargs, **kwargs}
@@ -428,7 +429,7 @@ class TensorDictModule(TensorDictModuleBase):
             return module(*tensors, **kwargs)
         return module(**dict(zip(self._kwargs, tensors)), **kwargs)
 
-    def _missing(self, tensordict: Any) -> KeyError:
+    def _missing(self, tensordict: TensorCollection) -> KeyError:
         missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
         return KeyError(
             f"{self._described()} reads {', '.join(map(repr, missing))}, not found in the container, which has the "
@@ -437,11 +438,11 @@ class TensorDictModule(TensorDictModuleBase):
 
     def _described(self) -> str:
         """The module for an error message."""
-        module: Any = self.module
+        module = self.module
         name = getattr(module, "__name__", type(module).__name__)
         return f"{type(self).__name__}({name}, in_keys={self.in_keys}, out_keys={self._out_keys})"
 
-    def _as_results(self, results: object) -> Sequence[Any]:
+    def _as_results(self, results: object) -> Sequence[object]:
         """One result per out-key."""
         keys = self._out_keys
         if type(results) is not Tensor:
@@ -468,8 +469,12 @@ class TensorDictModule(TensorDictModuleBase):
         )
 
     def _write_to_tensordict(
-        self, tensordict: Any, tensors: Sequence[Any], tensordict_out: Any = None, out_keys: Sequence[Key] | None = None
-    ) -> Any:
+        self,
+        tensordict: TensorCollection,
+        tensors: Sequence[object],
+        tensordict_out: TensorCollection | None = None,
+        out_keys: Sequence[Key] | None = None,
+    ) -> TensorCollection:
         """Write results to the out-keys, all or none, and return the container that has them."""
         if tensordict_out is None:
             tensordict_out = output_of(tensordict, self.inplace)
@@ -503,7 +508,7 @@ class TensorDictModule(TensorDictModuleBase):
                 raise
             return getattr(self.module, name)
 
-    def _shown(self) -> dict[str, Any]:
+    def _shown(self) -> dict[str, object]:
         return {"module": self.module, "in_keys": self.in_keys, "out_keys": self.out_keys}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -520,8 +525,8 @@ class TensorDictModule(TensorDictModuleBase):
 
 def _lookup(results: Any, key: Key) -> Any:
     """What a dict or container of results has at a key, a dict of dicts too; `None` where it has nothing."""
-    if isinstance(results, Contract):
-        return results.get(key, None)  # type: ignore[attr-defined]
+    if isinstance(results, TensorCollection):
+        return results.get(key, None)
     if key in results:
         return results[key]
     for name in path_of(key):
@@ -531,7 +536,7 @@ def _lookup(results: Any, key: Key) -> Any:
     return results
 
 
-def output_of(tensordict: Any, inplace: Inplace | None) -> Any:
+def output_of(tensordict: TensorCollection, inplace: Inplace | None) -> TensorCollection:
     """The container that results are written into."""
     if inplace is True or inplace is None:
         return tensordict
@@ -544,7 +549,7 @@ class _PickledFunction:
     def __init__(self, function: FunctionType) -> None:
         self.function = function
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         try:
             pickle.dumps(self.function)
         except (pickle.PicklingError, AttributeError):
@@ -556,7 +561,7 @@ class _PickledFunction:
         return self.function
 
 
-def _same(value: object) -> Any:
+def _same(value: FunctionType) -> FunctionType:
     return value
 
 

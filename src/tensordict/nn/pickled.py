@@ -44,7 +44,7 @@ def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     return state, bool(selecting)
 
 
-def _function(content: bytes) -> Any:
+def _function(content: bytes) -> object:
     """The function that is wrapped, of which the reference keeps a pickle by cloudpickle."""
     frame: Any = sys._getframe()
     while frame is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
-from torch import distributions as D
+from torch import Generator, Tensor, nn
+from torch.distributions import Distribution
 
-from tensordict.core.contract import Contract, is_node
+from tensordict.core.contract import Contract
 from tensordict.core.keys import Key, is_nested_key, path_of, unravel_key, unravel_key_list
 from tensordict.nn import generators
 from tensordict.nn.dispatch import dispatch
@@ -21,10 +21,11 @@ from tensordict.nn.distributions.composite import (
 )
 from tensordict.nn.distributions.continuous import Delta
 from tensordict.nn.generators import use_generator as _use_generator
-from tensordict.nn.interaction import InteractionType, interaction_type, set_interaction_type, value_of
+from tensordict.nn.interaction import InteractionType, Sample, interaction_type, set_interaction_type, value_of
 from tensordict.nn.module import C, TensorDictModuleBase
 from tensordict.nn.sequence import TensorDictSequential
 from tensordict.nn.skipping import is_skipped
+from tensordict.ops.collection import TensorCollection
 from tensordict.ops.together import set_all
 
 __all__ = [
@@ -90,7 +91,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     cache_dist: bool
     return_log_prob: bool
     num_samples: torch.Size | None
-    _generator: torch.Generator | Key | None
+    _generator: Generator | Key | None
     _composite_lp_aggreate_at_init: bool
     _log_prob_keys: list[Key]
     _log_prob_key: Key | None
@@ -101,8 +102,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         out_keys: Key | Sequence[Key] | None = None,
         *,
         default_interaction_type: InteractionType | str = InteractionType.DETERMINISTIC,
-        distribution_class: Callable[..., Any] = Delta,
-        distribution_kwargs: Any = None,
+        distribution_class: Callable[..., Distribution] = Delta,
+        distribution_kwargs: Mapping[str, Any] | TensorCollection | None = None,
         return_log_prob: bool = False,
         log_prob_keys: Sequence[Key] | None = None,
         log_prob_key: Key | None = None,
@@ -137,12 +138,13 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         scores, score = self._as_log_prob_keys(log_prob_keys, log_prob_key)
         self._assign(_log_prob_keys=scores, _log_prob_key=score)
 
-    def _as_log_prob_keys(self, keys: Any, key: Any) -> tuple[list[Key], Key | None]:
+    def _as_log_prob_keys(self, keys: Sequence[Key] | None, key: Key | None) -> tuple[list[Key], Key | None]:
         """The keys of the log-probabilities of the parts, and that of their sum where they are summed."""
         samples = self._out_keys
         if keys is None:
-            one = key is not None and not self._composite_lp_aggreate_at_init and len(samples) == 1
-            keys = [key] if one else [_add_suffix(sample, "_log_prob") for sample in samples]
+            keys = [_add_suffix(sample, "_log_prob") for sample in samples]
+            if key is not None and not self._composite_lp_aggreate_at_init and len(samples) == 1:
+                keys = [key]
         elif self._composite_lp_aggreate_at_init and key is None and len(keys) == 1:
             key = keys[0]
         keys = unravel_key_list(keys)
@@ -213,7 +215,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     # --- distributions ------------------------------------------------------------------------------------------------
 
-    def get_dist(self, tensordict: Any) -> D.Distribution:
+    def get_dist(self, tensordict: Any) -> Distribution:
         """The distribution that the parameters in a container make.
 
         Raises:
@@ -226,7 +228,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             parameters[name] = value if type(value) is Tensor else tensordict.get(key, None)
         kwargs = self.distribution_kwargs
         try:
-            return self.distribution_class(**parameters, **(kwargs if type(kwargs) is dict else dict(kwargs.items())))  # type: ignore[no-any-return]
+            return self.distribution_class(**parameters, **(kwargs if type(kwargs) is dict else dict(kwargs.items())))
         except Exception as error:
             missing = [key for name, key in zip(self.dist_keys, self.in_keys) if parameters[name] is None]
             if missing:
@@ -241,7 +243,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 ) from error
             raise
 
-    def build_dist_from_params(self, tensordict: Any) -> D.Distribution:
+    def build_dist_from_params(self, tensordict: Any) -> Distribution:
         """As :meth:`get_dist`."""
         return self.get_dist(tensordict)
 
@@ -263,12 +265,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             dist = self.get_dist(tensordict)
         if isinstance(dist, CompositeDistribution):
             log_prob = dist.log_prob(tensordict)
-            if is_node(log_prob):
+            if isinstance(log_prob, TensorCollection):
                 self._update_td_lp(log_prob)
             return log_prob
         return dist.log_prob(*[self._value(tensordict, key) for key in self._out_keys])
 
-    def _value(self, tensordict: Any, key: Key) -> Any:
+    def _value(self, tensordict: TensorCollection, key: Key) -> Any:
         value = tensordict.get(key, None)
         if value is None:
             raise KeyError(
@@ -277,7 +279,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             )
         return value
 
-    def _update_td_lp(self, lp: Any) -> None:
+    def _update_td_lp(self, lp: TensorCollection) -> None:
         """Rename the log-probabilities of the parts, in a container of a composite distribution, to `log_prob_keys`."""
         for sample, key in zip(self._out_keys, self._log_prob_keys):
             default = _add_suffix(sample, "_log_prob")
@@ -315,21 +317,20 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             tensordict_out = tensordict_out.expand(self.num_samples + tensordict_out.shape)
         return self._write(tensordict_out, dist, value)
 
-    def _write(self, tensordict: Any, dist: Any, value: Any) -> Any:
+    def _write(self, tensordict: TensorCollection, dist: Any, value: Sample) -> TensorCollection:
         """Write a value, and its log-probability if it is asked for; all or nothing."""
-        if is_node(value):
-            written: Any = value
+        if isinstance(value, TensorCollection):
             if self.return_log_prob:
                 self._check_aggregate()
                 with set_composite_lp_aggregate(False):
                     parts = dist.log_prob(value)
                 if self._log_prob_key is not None:
                     total = parts.sum(dim="feature", reduce=True)
-                    written.update(parts).set(self._log_prob_key, total)
+                    value.update(parts).set(self._log_prob_key, total)
                 else:
                     self._update_td_lp(parts)
-                    written.update(parts)
-            return tensordict.update(written)
+                    value.update(parts)
+            return tensordict.update(value)
         values = value if isinstance(value, tuple) else (value,)
         keys = self._out_keys
         if len(values) != len(keys):
@@ -344,8 +345,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return tensordict
 
     def _resolve_generator(
-        self, tensordict: Any
-    ) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
+        self, tensordict: TensorCollection
+    ) -> tuple[Generator | None, Callable[[Generator], None] | None]:
         """The generator of this call, and what is to be called with it afterwards."""
         for key in self.in_keys:
             value = tensordict.get(key, None)
@@ -354,8 +355,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return generators.resolve(self._generator, tensordict, torch.device("cpu"))
 
     def _dist_sample(
-        self, dist: object, interaction_type: InteractionType | None = None, *, generator: torch.Generator | None = None
-    ) -> Any:
+        self, dist: Distribution, interaction_type: InteractionType | None = None, *, generator: Generator | None = None
+    ) -> Sample:
         """A value of a distribution, taken as the interaction type says; the module's own by default."""
         kind = self.default_interaction_type if interaction_type is None else interaction_type
         if generator is None:
@@ -363,7 +364,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         with _use_generator(generator):
             return value_of(dist, kind, self.num_samples, self.n_empirical_estimate)
 
-    def _shown(self) -> dict[str, Any]:
+    def _shown(self) -> dict[str, object]:
         return {
             **super()._shown(),
             "distribution_class": self.distribution_class,
@@ -373,14 +374,16 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         }
 
 
-def _keys_of_composite(distribution_class: Any, kwargs: Any) -> list[Key]:
+def _keys_of_composite(distribution_class: object, kwargs: Mapping[str, Any] | TensorCollection | None) -> list[Key]:
     """The keys of the values of a composite distribution; those of others have to be given."""
     if not (isinstance(distribution_class, type) and issubclass(distribution_class, CompositeDistribution)):
         return ["_"]
-    names = (kwargs or {}).get("name_map") or (kwargs or {}).get("distribution_map")
-    if names is None:
+    options = kwargs or {}
+    if renamed := options.get("name_map"):
+        return list(renamed.values())
+    if (parts := options.get("distribution_map")) is None:
         raise ValueError("out_keys can be left out if distribution_kwargs has a distribution_map or a name_map")
-    return list(kwargs["name_map"].values() if kwargs.get("name_map") else names)
+    return list(parts)
 
 
 def _as_sample_shape(num_samples: int | Sequence[int] | None) -> torch.Size | None:
@@ -455,16 +458,16 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return self._held()[-1]
 
     @property
-    def _probabilistic(self) -> list[Any]:
+    def _probabilistic(self) -> list[_Probabilistic]:
         """The probabilistic modules, the last one first."""
         return [module for module in reversed(self._held()) if isinstance(module, _PROBABILISTIC)]
 
-    def _last_probabilistic(self) -> Any:
+    def _last_probabilistic(self) -> _Probabilistic:
         for module in self._probabilistic:
             return module
         raise TypeError(f"none of the modules of this {type(self).__name__} is probabilistic")
 
-    def _part_class(self, modules: Sequence[Any]) -> Callable[..., Any]:
+    def _part_class(self, modules: Sequence[nn.Module]) -> Callable[..., TensorDictSequential]:
         return type(self) if any(isinstance(module, _PROBABILISTIC) for module in modules) else TensorDictSequential
 
     @property
@@ -480,8 +483,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     @property
     def log_prob_key(self) -> Key:
         """The key of the log-probability of the last probabilistic module; `RuntimeError` if it has several."""
-        key: Key = self._last_probabilistic().log_prob_key
-        return key
+        return self._last_probabilistic().log_prob_key
 
     @property
     def dist_params_keys(self) -> list[Key]:
@@ -501,8 +503,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     @property
     def default_interaction_type(self) -> InteractionType:
         """That of the last probabilistic module."""
-        kind: InteractionType = self._last_probabilistic().default_interaction_type
-        return kind
+        return self._last_probabilistic().default_interaction_type
 
     # --- distributions ------------------------------------------------------------------------------------------------
 
@@ -511,10 +512,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         with set_interaction_type(interaction_type() or self.default_interaction_type):
             if tensordict_out is None and isinstance(tensordict, Contract):
                 # Without a module that is made for one call: 90 us.
-                return self._through(tensordict, self._held()[:-1])  # type: ignore[no-any-return]
+                return self._through(tensordict, self._held()[:-1])
             return self.det_part(tensordict, tensordict_out=tensordict_out, **kwargs)
 
-    def get_dist(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> D.Distribution:
+    def get_dist(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Distribution:
         """The distribution that the modules make of a container.
 
         What the modules write on the way reaches the container, unless the distribution is a composite one.
@@ -524,21 +525,21 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             tensordict_out: a container that gets what the modules write.
         """
         if self.return_composite:
-            return self._composite(tensordict.copy(), scored=False)  # type: ignore[no-any-return]
+            return self._composite(tensordict.copy(), scored=False)
         return self._last_module.get_dist(self.get_dist_params(tensordict, tensordict_out, **kwargs))  # type: ignore[no-any-return]
 
-    def build_dist_from_params(self, tensordict: Any) -> D.Distribution:
+    def build_dist_from_params(self, tensordict: Any) -> Distribution:
         """The distribution of parameters that a container has already; no module runs."""
         if not self.return_composite:
             return self._last_module.build_dist_from_params(tensordict)  # type: ignore[no-any-return]
-        dists: dict[Key, Any] = {}
+        dists: dict[Key, Distribution] = {}
         for module in reversed(self._probabilistic):
             _add_parts(dists, module, module.build_dist_from_params(tensordict))
         return CompositeDistribution.from_distributions(tensordict, dists)
 
-    def _composite(self, tensordict: Any, scored: bool) -> Any:
+    def _composite(self, tensordict: TensorCollection, scored: bool) -> CompositeDistribution:
         """The distributions of all modules; those in `tensordict` are conditions of later ones if they are `scored`."""
-        dists: dict[Key, Any] = {}
+        dists: dict[Key, Distribution] = {}
         for module in self:
             if isinstance(module, _PROBABILISTIC):
                 _add_parts(dists, module, module.get_dist(tensordict))
@@ -572,8 +573,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return dist.log_prob(tensordict)
 
     def _dist_sample(
-        self, dist: object, interaction_type: InteractionType | None = None, *, generator: torch.Generator | None = None
-    ) -> Any:
+        self, dist: Distribution, interaction_type: InteractionType | None = None, *, generator: Generator | None = None
+    ) -> Sample:
         return self._last_probabilistic()._dist_sample(dist, interaction_type, generator=generator)
 
     def forward(self, tensordict: Any = None, *args: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
@@ -588,9 +589,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
 
 _PROBABILISTIC = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)
+_Probabilistic: TypeAlias = ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
 
 
-def _add_parts(dists: dict[Key, Any], module: Any, dist: object) -> None:
+def _add_parts(dists: dict[Key, Distribution], module: _Probabilistic, dist: Distribution) -> None:
     """Add the distribution of a module, or its parts, under the keys of its values."""
     if isinstance(dist, CompositeDistribution):
         dists.update(dist.dists)

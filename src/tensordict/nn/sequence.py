@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
@@ -10,8 +10,9 @@ from torch import nn
 from tensordict.core.contract import Contract
 from tensordict.core.keys import Key, path_of, unravel_key_list
 from tensordict.nn.dispatch import entries_as_container
-from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, WrapModule, output_of
+from tensordict.nn.module import C, Inplace, TensorDictModule, TensorDictModuleBase, WrapModule, output_of
 from tensordict.nn.skipping import is_skipped
+from tensordict.ops.collection import TensorCollection
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,8 +57,6 @@ class TensorDictSequential(TensorDictModule):
     """
 
     partial_tolerant: bool = False
-    # Whether out-keys were selected.
-    _select_before_return: bool = False
 
     def __init__(
         self,
@@ -107,13 +106,7 @@ class TensorDictSequential(TensorDictModule):
             ValueError: none of the modules writes a key.
         """
         object.__setattr__(self, "_out_keys_apparent", self._selectable(selected_out_keys))
-        self._select_before_return = True
         return self
-
-    def reset_out_keys(self) -> Self:
-        """Undo :meth:`select_out_keys`; returns the module itself."""
-        self._select_before_return = False
-        return super().reset_out_keys()
 
     def select_subsequence(
         self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None
@@ -165,9 +158,9 @@ class TensorDictSequential(TensorDictModule):
                 f"No modules left after selection. Make sure that in_keys and out_keys are coherent: of "
                 f"{list(self.in_keys)} and {list(self.out_keys_source)}, got {in_keys} and {out_keys}"
             )
-        return self._part(needed[::-1])  # type: ignore[no-any-return]
+        return self._part(needed[::-1])
 
-    def _part(self, modules: Sequence[tuple[str, Any]]) -> Any:
+    def _part(self, modules: Sequence[tuple[str, nn.Module]]) -> TensorDictSequential:
         """A sequence of some of the modules, by name where these have names."""
         values = [module for _, module in modules]
         options: dict[str, Any] = {"partial_tolerant": True} if self.partial_tolerant else {}
@@ -177,7 +170,7 @@ class TensorDictSequential(TensorDictModule):
             *([dict(modules)] if isinstance(self.module, nn.ModuleDict) else values), **options
         )
 
-    def _part_class(self, modules: Sequence[Any]) -> Callable[..., Any]:
+    def _part_class(self, modules: Sequence[nn.Module]) -> Callable[..., TensorDictSequential]:
         return type(self)
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -194,7 +187,7 @@ class TensorDictSequential(TensorDictModule):
         Returns:
             the container with the results, or the results.
         """
-        if not isinstance(tensordict, Contract):
+        if not isinstance(tensordict, TensorCollection):
             return entries_as_container(self, TensorDictSequential.forward, (tensordict, *args), tensordict_out, kwargs)
         if is_skipped(self, tensordict):
             return tensordict
@@ -206,16 +199,15 @@ class TensorDictSequential(TensorDictModule):
                 f"{self.in_keys}. Got {list(kwargs)} instead."
             )
         inplace = self.inplace
-        container: Any = tensordict
-        if tensordict_out is None and not self._select_before_return and (inplace is None or inplace is True):
-            result = self._through(container, self._held())
-            return result if result is container or inplace is None else container.update(result)
-        result = self._through(container.copy(), self._held())
+        if tensordict_out is None and self._out_keys_apparent is None and (inplace is None or inplace is True):
+            result = self._through(tensordict, self._held())
+            return result if result is tensordict or inplace is None else tensordict.update(result)
+        result = self._through(tensordict.copy(), self._held())
         if tensordict_out is None:
-            tensordict_out = output_of(container, inplace)
+            tensordict_out = output_of(tensordict, inplace)
         return tensordict_out.update(result.select(*self.out_keys, strict=False))
 
-    def _through(self, tensordict: object, modules: Sequence[Any]) -> Any:
+    def _through(self, tensordict: C, modules: Sequence[Callable[[C], C]]) -> C:
         """Run modules one after the other; what the last one returns."""
         if self.partial_tolerant:
             for module in modules:
@@ -272,17 +264,17 @@ class TensorDictSequential(TensorDictModule):
             del self.module[self._place(index)]
         self._update_keys()
 
-    def append(self, module: Any) -> Self:
+    def append(self, module: object) -> Self:
         """Add a module at the end; returns the sequence. Sequences made from a mapping take `net[name] = module`."""
         return self.insert(len(self), module)
 
-    def extend(self, modules: Any) -> Self:
+    def extend(self, modules: Iterable[object]) -> Self:
         """Add several modules at the end; returns the sequence."""
         for module in modules:
             self.append(module)
         return self
 
-    def insert(self, index: int, module: Any) -> Self:
+    def insert(self, index: int, module: object) -> Self:
         """Insert a module before the one at `index`; returns the sequence."""
         if isinstance(self.module, nn.ModuleDict):
             raise TypeError("the modules of this sequence have names: add one with net[name] = module")
@@ -298,22 +290,18 @@ class TensorDictSequential(TensorDictModule):
 
     def _place(self, index: Any) -> Any:
         """The name of a module where the modules have names, its non-negative number where not."""
-        count = len(self.module)
         if isinstance(self.module, nn.ModuleDict):
-            if isinstance(index, str):
-                return index
-            names = list(self.module)
-            return names[range(count)[index]]
-        return range(count)[index]
+            return index if isinstance(index, str) else list(self.module)[index]
+        return range(len(self.module))[index]
 
-    def _replace(self, modules: Sequence[tuple[str, Any]]) -> None:
+    def _replace(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         if isinstance(self.module, nn.ModuleDict):
             self.module = nn.ModuleDict({name or str(i): module for i, (name, module) in enumerate(modules)})
         else:
             self.module = nn.ModuleList([module for _, module in modules])
 
 
-def _as_modules(modules: tuple[Any, ...]) -> nn.ModuleList | nn.ModuleDict:
+def _as_modules(modules: tuple[object, ...]) -> nn.ModuleList | nn.ModuleDict:
     named: Any = modules[0] if len(modules) == 1 else None
     if isinstance(named, (Mapping, nn.ModuleDict)):
         return nn.ModuleDict({name: _as_module(module) for name, module in named.items()})
@@ -336,7 +324,7 @@ def _named(modules: nn.ModuleList | nn.ModuleDict) -> list[tuple[str, Any]]:
     return list(modules._modules.items())
 
 
-def _is_within(key: Key, written: Mapping[Key, Any]) -> bool:
+def _is_within(key: Key, written: Container[Key]) -> bool:
     """Whether an entry is written, or is part of a container that is."""
     if key in written or type(key) is str:
         return key in written
@@ -352,7 +340,7 @@ def _touch(one: Key, other: Key) -> bool:
     return left[:shared] == right[:shared]
 
 
-def _run_where_possible(module: Any, tensordict: Any) -> Any:
+def _run_where_possible(module: Any, tensordict: C) -> Any:
     """Run a module on a container, or on those members of a lazy stack, that have its in-keys."""
     paths = [path_of(key) for key in module.in_keys]
     if all(map(tensordict._has, paths)):

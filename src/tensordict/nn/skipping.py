@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.utils._contextlib import _DecoratorContextManager
 
-from tensordict.core.keys import path_of
+from tensordict.core.contract import Contract
+from tensordict.core.keys import Key, path_of
+
+if TYPE_CHECKING:
+    from tensordict.nn.module import TensorDictModuleBase
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _skip = False
 
@@ -48,11 +53,11 @@ class set_skip_existing(_DecoratorContextManager):  # a function to its callers,
     def clone(self) -> set_skip_existing:
         return type(self)(self.mode, self.in_key_attr, self.out_key_attr)
 
-    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
+    def __call__(self, func: F) -> F:
         mode, in_key_attr, out_key_attr = self.mode, self.in_key_attr, self.out_key_attr
 
         @functools.wraps(func)
-        def skipping(_self: object, tensordict: object, *args: object, **kwargs: object) -> Any:
+        def skipping(_self: object, tensordict: Contract, *args: object, **kwargs: object) -> Any:
             if (_skip if mode is None else mode) and _exists(
                 tensordict, getattr(_self, in_key_attr), getattr(_self, out_key_attr)
             ):
@@ -62,7 +67,7 @@ class set_skip_existing(_DecoratorContextManager):  # a function to its callers,
             with set_skip_existing(mode):
                 return func(_self, tensordict, *args, **kwargs)
 
-        return skipping
+        return cast("F", skipping)
 
     def __enter__(self) -> None:
         if self.mode is None:
@@ -71,9 +76,7 @@ class set_skip_existing(_DecoratorContextManager):  # a function to its callers,
         self._before = _skip
         _skip = self.mode
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: object, traceback: object) -> None:
         global _skip
         _skip = self._before
 
@@ -97,11 +100,11 @@ class _set_skip_existing_None(set_skip_existing):
         super().__init__(None)
 
 
-def is_skipped(module: Any, tensordict: Any) -> bool:
+def is_skipped(module: TensorDictModuleBase, tensordict: Contract) -> bool:
     """Whether a module is not to run on a container, since it has all the out-keys."""
     return _skip and _exists(tensordict, module.in_keys, module.out_keys)
 
 
-def _exists(tensordict: Any, in_keys: Any, out_keys: Any) -> bool:
+def _exists(tensordict: Contract, in_keys: Sequence[Key], out_keys: Sequence[Key]) -> bool:
     """Whether the container has all the out-keys, none of which is read."""
     return not any(key in in_keys for key in out_keys) and all(tensordict._has(path_of(key)) for key in out_keys)

@@ -9,10 +9,10 @@ from torch import nn
 
 from tensordict.containers.tensorclass import is_tensorclass
 from tensordict.core.annotations import UNION
-from tensordict.core.contract import is_node
 from tensordict.core.keys import Key, path_of
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.module import TensorDictModuleBase
+from tensordict.ops.collection import TensorCollection
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -147,7 +147,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
             )
         return _plain(result)
 
-    def _instance(self, kind: Any, container: Any, path: tuple[str, ...]) -> Any:
+    def _instance(self, kind: Any, container: TensorCollection, path: tuple[str, ...]) -> Any:
         """An instance of a tensorclass over a shallow copy of the entries that are fields."""
         container = container._wrapped_container().select(*kind._layout.names, strict=False)
         present = container.keys()
@@ -188,10 +188,10 @@ def _class_in(hint: object) -> Any:
     return found[0] if len(found) == 1 else None
 
 
-def _plain(container: Any) -> Any:
+def _plain(container: TensorCollection) -> TensorCollection:
     """A shallow copy of the container behind a tensorclass, also behind those in it."""
     container = container._wrapped_container().copy()
     for name, node in container._outline().items():
-        if is_node(node) and not node._is_non_tensor:
+        if isinstance(node, TensorCollection) and not node._is_non_tensor:
             container.set(name, _plain(node))
     return container

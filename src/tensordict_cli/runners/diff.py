@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import Any
 
 from tensordict.io.comparing import Difference, Tolerance, differences
 from tensordict.io.describe import LeafSpec, walk
@@ -58,8 +57,8 @@ def _shown(value: object, what: str) -> str:
     return printable(value) if isinstance(value, str) and what != "value" else shortened(value)
 
 
-def _as_json(difference: Difference) -> dict[str, Any]:
-    form: dict[str, Any] = {"key": list(difference.key), "what": difference.what}
+def _as_json(difference: Difference) -> dict[str, object]:
+    form: dict[str, object] = {"key": list(difference.key), "what": difference.what}
     if difference.what == "elements":
         max_abs = difference.max_abs if math.isfinite(difference.max_abs) else None
         return {**form, "differing": difference.differing, "of": difference.count, "max_abs": max_abs}

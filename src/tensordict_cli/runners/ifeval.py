@@ -13,6 +13,7 @@ from tensordict.llm.responses import read_responses
 from tensordict.llm.scorer import IFEvalScorer
 from tensordict.llm.scores import FIELDS
 from tensordict.llm.summary import IFEvalSummary, ifeval_summary
+from tensordict.ops.collection import TensorCollection
 from tensordict_cli.runners.terminal import BAD, GOOD, NAME, QUIET, Line, aligned, count_text, show
 from tensordict_cli.text import printable
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _say_what_is_missing(data: Any) -> None:
+def _say_what_is_missing(data: TensorCollection) -> None:
     """Say beforehand what instructions cannot be checked, and what to do."""
     ids = [name for row in data.unbind(0) for name in _ids(row)]
     for resource, count in missing_data(ids).items():
@@ -47,14 +48,14 @@ def _say_what_is_missing(data: Any) -> None:
         )
 
 
-def _ids(row: Any) -> list[str]:
+def _ids(row: TensorCollection) -> list[str]:
     """The ids of the instructions of a response, as far as they are any."""
     ids = row.get("instruction_id_list", None)
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     return [name for name in ids if isinstance(name, str)] if isinstance(ids, (list, tuple)) else []
 
 
-def _response(place: str, row: Any) -> dict[str, Any]:
+def _response(place: str, row: TensorCollection) -> dict[str, Any]:
     """How one response did: a fact is true, false, or `None` where it could not be scored."""
     scores = row["ifeval_score"]
     followed = {name: [_fact(value) for value in scores.get(name).flatten().tolist()] for name in FIELDS}

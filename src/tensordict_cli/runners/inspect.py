@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import sys
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -150,7 +151,7 @@ def _note(form: Form, outer: Names | None) -> tuple[str, str]:
     return ", ".join(notes), QUIET
 
 
-def _shape(shape: Any) -> str:
+def _shape(shape: Iterable[int]) -> str:
     return f"[{', '.join('*' if size == -1 else str(size) for size in shape)}]"
 
 

@@ -51,7 +51,7 @@ def shortened(value: object) -> str:
     return printable(_shorten.repr(value))
 
 
-def json_value(value: object) -> Any:
+def json_value(value: object) -> object:
     """A value for JSON; `None` when it has no form there, as one that is pickled."""
     try:
         return plain(value)

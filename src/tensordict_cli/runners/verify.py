@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
 
 from tensordict.core.errors import SaveError
 from tensordict.io.verify import Report, verify
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: Report) -> dict[str, object]:
     return {
         "path": report.path,
         "format": report.format,

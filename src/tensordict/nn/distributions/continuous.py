@@ -88,7 +88,7 @@ class AddStateIndependentNormalScale(nn.Module):
         *,
         scale_mapping: str = "exp",
         scale_lb: float = 1e-4,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         make_param: bool = True,
         init_value: float = 0.0,
     ) -> None:
@@ -181,7 +181,7 @@ class Delta(D.Distribution):
         batch = len(self._batch_shape)
         self._batch_shape, self._event_shape = param.shape[:batch], param.shape[batch:]
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Delta:
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Delta:
         """This distribution with its batch dims expanded; the point is a view."""
         param = self.param.expand(*batch_shape, *self._event_shape)
         return type(self)(param, self.atol, self.rtol, batch_shape, self._event_shape)

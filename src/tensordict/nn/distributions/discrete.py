@@ -67,7 +67,7 @@ class OneHotCategorical(D.Categorical):
     num_params = 1
     support: constraints.Constraint = constraints.one_hot
 
-    def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None, **kwargs: Any) -> None:
+    def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None, **kwargs: bool | None) -> None:
         super().__init__(probs=probs, logits=logits, **kwargs)
         self._event_shape = self._param.shape[-1:]
 

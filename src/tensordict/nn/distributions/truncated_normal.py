@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Size, Tensor
@@ -141,16 +141,16 @@ class TruncatedNormal(D.Distribution):
     def _as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.loc.to(dtype), self.scale.to(dtype), self.a.to(dtype), self.b.to(dtype)
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Self:
         """This distribution with its batch dims expanded; its parameters are views."""
-        new: Any = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
+        new: Self = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
         shape = Size(batch_shape)
         for name in self.arg_constraints:
             setattr(new, name, getattr(self, name).expand(shape))
         new._seen = _Interval(*(value.expand(shape) for value in self._seen))
         super(TruncatedNormal, new).__init__(shape, validate_args=False)
         new._validate_args = self._validate_args
-        return new  # type: ignore[no-any-return]
+        return new
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> constraints.Constraint:
