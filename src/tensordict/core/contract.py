@@ -133,8 +133,16 @@ class Contract:
         @property
         def stack_dim(self) -> int: ...
         def copy(self) -> Self: ...
+        def empty(self, recurse: bool = ...) -> Self: ...
+        def exclude(self, *keys: object) -> Self: ...
+        # Of tensors too, with other arguments.
+        clone: Callable[..., Any]
+        expand: Callable[..., Any]
+        select: Callable[..., Any]
+        to: Callable[..., Any]
+        unbind: Callable[..., Any]
         def _has(self, path: tuple[str, ...]) -> bool: ...
-        def _index(self, index: Any) -> Any: ...
+        def _index(self, index: object) -> Self: ...
         def _peek(self, path: tuple[str, ...]) -> Any: ...
         def _placed(self, fn: LeafFn, device: torch.device) -> Self: ...
         def _unwrapped(self) -> Any: ...
@@ -335,7 +343,7 @@ class Contract:
             if (members := self._members(or_template=True)) is not None:
                 if size is None:
                     return self._restacked([member._map(fn) for member in members])
-                return self._dense()._map(fn, size, lead, rename) if whole is None else whole(self)  # type: ignore[no-any-return]
+                return self._dense()._map(fn, size, lead, rename) if whole is None else whole(self)
             mapping, on_leaf = dict(self._targets().items()), self._on_read(fn)
         if is_flat(mapping):
             entries = dict(zip(mapping, map(on_leaf, mapping.values())))
@@ -416,7 +424,7 @@ class Contract:
         """
         if (members := self._members()) is not None:
             if not members and tensor.ndim > self._wrapped_container().stack_dim:
-                return self._dense()._map_with(fn, tensor)  # type: ignore[no-any-return]
+                return self._dense()._map_with(fn, tensor)
             members = self._members(or_template=True) or ()
             return self._restacked([m._map_with(fn, part) for m, part in zip(members, self._parts(tensor))])
         spread, on_leaf = ByNdim(tensor), self._on_read(fn)
@@ -464,7 +472,7 @@ class Contract:
         """The lazy stack of containers of which this is the first, in the form in which it is read and returned."""
         return stack
 
-    def _dense(self, hooked: bool = False) -> Any:
+    def _dense(self, hooked: bool = False) -> Self:
         """This container with its entries in a dict: without a lazy stack at its root, read from its file.
 
         `hooked` calls the `hook_out` of the stack on its leaves.

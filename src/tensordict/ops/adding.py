@@ -21,7 +21,7 @@ from tensordict.memory.names import LEAF_SUFFIX, file_name, folder_name
 _PATIENCE = 10.0
 
 
-def add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: bool) -> MemoryMappedTensor:
+def add(container: Contract, key: Key, content: Tensor, copy_data: bool, robust: bool) -> MemoryMappedTensor:
     """Add a tensor to a memory-mapped container and to its folder."""
     path = path_of(key)
     if content.is_nested:
@@ -63,7 +63,7 @@ def add(container: Any, key: Key, content: Tensor, copy_data: bool, robust: bool
     return leaf
 
 
-def _is_row(container: Any) -> bool:
+def _is_row(container: Contract) -> bool:
     """Whether a container is one of those that a saved stack has by columns."""
     for leaf in container._entries.values():
         if isinstance(leaf, MemoryMappedTensor) and isinstance(leaf._source, FileSource):
@@ -91,7 +91,7 @@ def _leaf_in(target: str, content: Tensor, copy_data: bool, path: Path) -> Memor
         ) from error
 
 
-def _parent_of(container: Any, path: Path) -> tuple[Any, Path]:
+def _parent_of(container: Contract, path: Path) -> tuple[Any, Path]:
     """The deepest container on the way to `path`, and the names of those that are missing."""
     node = container
     for index, name in enumerate(path[:-1]):
@@ -138,7 +138,7 @@ def adopt(parent: Any, name: str, child: Any) -> None:
         child._lock_tree()
 
 
-def refuse_nested_shape(shape: Any, key: Key) -> None:
+def refuse_nested_shape(shape: object, key: Key) -> None:
     if isinstance(shape, Tensor):
         raise UnsupportedEntryError(
             f"entry {key!r}: a ragged entry cannot be made in a saved container; set it before saving with memmap()"

@@ -272,7 +272,7 @@ class Applying(Writing):
             and is_node(result)
             and result._device != self._device  # type: ignore[union-attr]
         ):
-            result = result.to(self._device)  # type: ignore[union-attr]
+            result = result.to(self._device)
         if isinstance(value, Contract) and isinstance(value, Tensor):
             # An `UnbatchedTensor`, whose shape is its own.
             return value._over(result, size) if isinstance(result, Tensor) else result  # type: ignore[attr-defined]

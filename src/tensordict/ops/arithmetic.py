@@ -21,6 +21,8 @@ from tensordict.ops.pairing import beside, checked_default, grown, operand, pair
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    Operand = Tensor | float
+
 
 class Arithmetic(Leaves):
     """Arithmetic with another container, a mapping, a tensor or a number.
@@ -353,7 +355,7 @@ class Arithmetic(Leaves):
         """
         default = checked_default(default)
         value = operand(other)
-        structure: Any = self
+        structure = self
         right: Any = value
         if isinstance(value, Contract):
             structure, left, right = pair_up(grown(self, value._batch_size), value, default)
@@ -367,7 +369,7 @@ class Arithmetic(Leaves):
             if not plain_number:
                 right = foreach.number(left, value)
         results = foreach.results(structure, one, many, left, right)
-        return self._same_lock(structure._rebuilt(iter(results)))  # type: ignore[no-any-return]
+        return self._same_lock(structure._rebuilt(iter(results)))
 
     def _with_(self, one: One, many: Many, what: str, other: object, plain_number: bool = False) -> Self:
         """As :meth:`_with`, for functions that write into the leaves."""
@@ -380,7 +382,7 @@ class Arithmetic(Leaves):
     def _with_two(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
         """As :meth:`_with`, for functions of three operands."""
         values = operand(first), operand(second)
-        structure: Any = self
+        structure = self
         for value, given in zip(values, (first, second), strict=True):
             if value is NotImplemented:
                 refuse_operand(what, given)
@@ -388,7 +390,7 @@ class Arithmetic(Leaves):
                 structure = grown(structure, value._batch_size if isinstance(value, Contract) else value.shape)
         sides = [beside(structure, value, what) for value in values]
         results = foreach.results(structure, one, many, structure._leaves(), *sides)
-        return self._same_lock(structure._rebuilt(iter(results)))  # type: ignore[no-any-return]
+        return self._same_lock(structure._rebuilt(iter(results)))
 
     def _with_two_(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
         """As :meth:`_with_two`, for functions that write into the leaves."""
@@ -403,7 +405,7 @@ class Arithmetic(Leaves):
             # What is broadcast may be a part of what changes: its values are those from before.
             size, theirs = self._batch_size, value._batch_size
             if size != theirs and len(size) == len(theirs):
-                value = value.clone()  # type: ignore[attr-defined]
+                value = value.clone()
             _, left, right = pair_up(self, value)
             if _shapes(left) != _shapes(right):
                 self._refuse_larger(left, right, what)
@@ -451,8 +453,8 @@ def _foreach_rsub(left: list[Tensor], right: Any, **alpha: Any) -> Any:
     return torch._foreach_sub(right, left, **alpha)
 
 
-def _rdiv(leaf: Tensor, other: Any) -> Tensor:
-    return other / leaf  # type: ignore[no-any-return]
+def _rdiv(leaf: Tensor, other: Operand) -> Tensor:
+    return other / leaf
 
 
 def _foreach_rdiv(left: list[Tensor], right: object) -> Any:
@@ -462,15 +464,15 @@ def _foreach_rdiv(left: list[Tensor], right: object) -> Any:
     return torch._foreach_mul(torch._foreach_reciprocal(left), foreach.number(left, right))
 
 
-def _rfloordiv(leaf: Tensor, other: Any) -> Tensor:
-    return other // leaf  # type: ignore[no-any-return]
+def _rfloordiv(leaf: Tensor, other: Operand) -> Tensor:
+    return other // leaf
 
 
-def _rmod(leaf: Tensor, other: Any) -> Tensor:
-    return other % leaf  # type: ignore[no-any-return]
+def _rmod(leaf: Tensor, other: Operand) -> Tensor:
+    return other % leaf
 
 
-def _rpow(leaf: Tensor, other: Any) -> Tensor:
+def _rpow(leaf: Tensor, other: Operand) -> Tensor:
     return torch.pow(other, leaf)
 
 
@@ -491,11 +493,11 @@ def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
     return torch._foreach_clamp_max(clamped, high)
 
 
-def _maximum(leaf: Tensor, other: Any) -> Tensor:
+def _maximum(leaf: Tensor, other: Operand) -> Tensor:
     return torch.maximum(leaf, other) if isinstance(other, Tensor) else torch.clamp_min(leaf, other)
 
 
-def _minimum(leaf: Tensor, other: Any) -> Tensor:
+def _minimum(leaf: Tensor, other: Operand) -> Tensor:
     return torch.minimum(leaf, other) if isinstance(other, Tensor) else torch.clamp_max(leaf, other)
 
 

@@ -111,7 +111,7 @@ class Assign(Write):
             else:
                 current._plan_write(self, item, path)
 
-    def _to_every_leaf(self, node: Any, value: Any, prefix: Path) -> None:
+    def _to_every_leaf(self, node: Contract, value: object, prefix: Path) -> None:
         leaf: Any
         for name, leaf in node._entries.items():
             path = (*prefix, name)
@@ -144,7 +144,7 @@ class AssignWithin(Write):
         index: as it was given. That into a nested container, or into values that are no tensors, is one into the batch.
     """
 
-    def __init__(self, index: Any, plan: WritePlan | None = None) -> None:
+    def __init__(self, index: object, plan: WritePlan | None = None) -> None:
         self.plan = WritePlan() if plan is None else plan
         self.index = index
 
@@ -169,7 +169,7 @@ def without_leading(item: Tensor, ndim: int) -> Tensor:
     return item if item.ndim <= ndim else item.reshape(item.shape[item.ndim - ndim :])
 
 
-def fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any:
+def fitting(target: Tensor, item: object, expected: torch.Size, path: Path) -> Any:
     """`item` if it can be assigned to a part of `target` of shape `expected`; raises naming `path` when not."""
     if not isinstance(item, Tensor):
         item = assignable(item, path, target.device)
@@ -183,19 +183,19 @@ def fitting(target: Tensor, item: Any, expected: torch.Size, path: Path) -> Any:
     return item if item.dtype == target.dtype else item.to(target.dtype)
 
 
-def assignable(item: Any, path: Path, device: torch.device) -> Tensor:
+def assignable(item: object, path: Path, device: torch.device) -> Tensor:
     """Numbers, lists and arrays of them as a tensor, to be assigned to a part of one."""
     refuse_container(item, path)
     return to_tensor(item, path, device)
 
 
-def refuse_container(item: Any, path: Path) -> None:
+def refuse_container(item: object, path: Path) -> None:
     """Raise when a container or a mapping is to be assigned to a part of a tensor."""
     if isinstance(item, (Contract, Mapping)):
         raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
 
 
-def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], Any]:
+def _ragged_write(leaf: Tensor, at: object, item: object, path: Path) -> Callable[[], Any]:
     """What assigns `item` to a part of a ragged leaf, once called; raises naming `path` when it does not fit."""
     if isinstance(item, Contract) or not isinstance(item, (Tensor, int, float, complex)):
         item = assignable(item, path, leaf.device)
@@ -205,7 +205,7 @@ def _ragged_write(leaf: Tensor, at: Any, item: Any, path: Path) -> Callable[[], 
         raise named_error(error, path) from None
 
 
-def _spread(holder: Any, at: Any, lead: torch.Size, ndim: int) -> Any:
+def _spread(holder: Any, at: object, lead: torch.Size, ndim: int) -> Any:
     """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned.
 
     The first `ndim` batch dims of `holder` are those of the part.

@@ -88,7 +88,7 @@ class Casting(Leaves):
         if len(args) == 1 and isinstance(args[0], Contract) and is_description(args[0]):
             if kwargs:
                 raise TypeError(f"to() takes nothing besides a description of the leaves, got {sorted(kwargs)}")
-            return self._same_lock(fitted(self, args[0]))  # type: ignore[no-any-return]
+            return self._same_lock(fitted(self, args[0]))
         request = _parsed(args, kwargs)
         if request.plain and (request.device is None or request.device == self._device):
             result = self
@@ -105,11 +105,11 @@ class Casting(Leaves):
             result._rebatch(request.batch_size)  # type: ignore[attr-defined]
         return result
 
-    def cpu(self, **kwargs: Any) -> Self:
+    def cpu(self, **kwargs: object) -> Self:
         """The same entries on the CPU; keywords as for :meth:`to`."""
         return self.to("cpu", **kwargs)
 
-    def cuda(self, device: int | None = None, **kwargs: Any) -> Self:
+    def cuda(self, device: int | None = None, **kwargs: object) -> Self:
         """The same entries on a CUDA device, the current one by default; keywords as for :meth:`to`."""
         if device is None or type(device) is int:
             device = torch.device("cuda" if device is None else f"cuda:{device}")  # type: ignore[assignment]
@@ -256,7 +256,7 @@ class Casting(Leaves):
         """Whether all leaves are floating point."""
         return all(leaf.is_floating_point() for leaf in self._leaves())
 
-    def type(self, dst_type: Any) -> Self:
+    def type(self, dst_type: object) -> Self:
         """Every leaf cast to a dtype, or to a tensor type such as `"torch.DoubleTensor"` (as `torch.Tensor.type`)."""
         if isinstance(dst_type, torch.dtype):
             return self._cast(dst_type)
@@ -494,16 +494,16 @@ _casts = _Casts(
 )
 
 
-def _same(leaf: Any) -> Any:
+def _same(leaf: object) -> Any:
     return leaf
 
 
-def _undo(source: Any) -> Callable[[Any], Any]:
+def _undo(source: object) -> Callable[[Any], Any]:
     """What brings the outcome of a block back to the devices and dtypes of `source`."""
     return partial(_restored, source if torch.compiler.is_compiling() else weakref.ref(source))
 
 
-def _restored(source: Any, result: Any) -> Any:
+def _restored(source: object, result: object) -> Any:
     if isinstance(source, weakref.ref):
         source = source()
     return result if source is None else _back(result, source)

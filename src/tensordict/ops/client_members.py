@@ -39,12 +39,12 @@ class ClientMembers(Indexing, Applying, Naming):
     def _new_unsafe(
         cls,
         source: Mapping[str, Any] | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: object = None,
+        device: object = None,
         names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """A container of entries that fit, which is not checked; other values than tensors and containers are.
 
@@ -72,14 +72,14 @@ class ClientMembers(Indexing, Applying, Naming):
 
     @classmethod
     def _from_tensordict(
-        cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
+        cls, tensordict: object, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
     ) -> Self:
         """`from_tensordict` of a tensorclass. TorchRL: the histories, texts and tokens of language models."""
         return cls.from_tensordict(tensordict, non_tensordict, safe)  # type: ignore[attr-defined,no-any-return]
 
     # --- reading and writing one entry ------------------------------------------------------------------------------
 
-    def _get_str(self, key: str, default: Any = NO_DEFAULT, **kwargs: Any) -> Any:
+    def _get_str(self, key: str, default: object = NO_DEFAULT, **kwargs: object) -> Any:
         """The entry of this level at a name. TorchRL: `step_mdp`, `any_done`.
 
         Raises:
@@ -97,7 +97,7 @@ class ClientMembers(Indexing, Applying, Naming):
     def _set_str(
         self,
         key: str,
-        value: Any,
+        value: object,
         *,
         inplace: bool,
         validated: bool,
@@ -128,19 +128,19 @@ class ClientMembers(Indexing, Applying, Naming):
     def _fast_apply(
         self,
         fn: Callable[..., Any],
-        *others: Any,
-        batch_size: Any = None,
-        device: Any = NO_DEFAULT,
-        names: Any = NO_DEFAULT,
+        *others: object,
+        batch_size: object = None,
+        device: object = NO_DEFAULT,
+        names: object = NO_DEFAULT,
         inplace: bool = False,
         call_on_nested: bool = False,
-        default: Any = NO_DEFAULT,
+        default: object = NO_DEFAULT,
         named: bool = False,
         nested_keys: bool = False,
         filter_empty: bool | None = False,
         is_leaf: IsLeaf | None = None,
         propagate_lock: bool = False,
-        out: Any = None,
+        out: object = None,
         checked: bool = True,
     ) -> Any:
         """:meth:`apply` that keeps empty containers and, being `checked` by the caller, does not look at shapes.
@@ -176,7 +176,7 @@ class ClientMembers(Indexing, Applying, Naming):
         stack_containers(list_item, as_dim(dim, len(self._batch_size)), self)
         return self
 
-    def _get_sub_tensordict(self, idx: Any) -> Any:
+    def _get_sub_tensordict(self, idx: object) -> Any:
         """The part of the batch at an index of integers and slices; what is written into it is written here.
 
         TorchRL: the VD4RL data sets, which add entries to a part; checkpoints of replay buffers, its tests.

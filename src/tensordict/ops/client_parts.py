@@ -27,7 +27,7 @@ def part_of(container: Any, at: Any) -> Any:
 class _Linked(dict[str, Any]):
     """The entries of a part: views, each of which is what it is in the container."""
 
-    def __init__(self, source: Any, at: Any) -> None:
+    def __init__(self, source: Any, at: object) -> None:
         super().__init__()
         self.source = source
         self.at = at

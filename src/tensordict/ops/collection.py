@@ -81,7 +81,7 @@ class TensorCollection(
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: object = None
     ) -> Any:
         """Torch's own functions on containers; see `ops/torch_functions.py` for the table."""
         return torch_functions.call(func, types, args, kwargs)

@@ -232,7 +232,7 @@ class Communicating(Leaves):
         await transfers.sent(Sending(channel, self, allow_pickle=allow_pickle))
 
     async def arecv(
-        self, src: int, *, device: Any = None, group: Any = None, init_tag: int = 0, allow_pickle: bool = False
+        self, src: int, *, device: object = None, group: object = None, init_tag: int = 0, allow_pickle: bool = False
     ) -> Self:
         """As :meth:`recv`, for programs with an event loop, which goes on meanwhile.
 
@@ -280,7 +280,7 @@ class Communicating(Leaves):
         Raises:
             TransferError: as :meth:`send`; with `use_broadcast` as :meth:`broadcast`.
         """
-        container = self if device is None else self.to(as_device(device))  # type: ignore[attr-defined]
+        container = self if device is None else self.to(as_device(device))
         if use_broadcast:
             collectives.broadcast(container, dist.get_rank(), as_group(group), None, allow_pickle)
         else:
@@ -290,8 +290,8 @@ class Communicating(Leaves):
     def from_remote_init(
         cls,
         src: int,
-        group: Any = None,
-        device: Any = None,
+        group: object = None,
+        device: object = None,
         use_broadcast: bool = False,
         *,
         allow_pickle: bool = False,

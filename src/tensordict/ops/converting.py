@@ -79,9 +79,9 @@ class Converting(Contract):
                 have are left out.
         """
         if self._is_non_tensor:
-            return self.clone()  # type: ignore[attr-defined, no-any-return]
+            return self.clone()  # type: ignore[no-any-return]
         if self._members() is not None:
-            return self._dense(hooked=True)  # type: ignore[no-any-return]
+            return self._dense(hooked=True)  # type: ignore[return-value]
         entries = {
             name: value.to_tensordict(retain_none=retain_none)
             if isinstance(value, Converting)
@@ -140,7 +140,7 @@ class Converting(Contract):
                 tolist_first=tolist_first,
                 as_linked_list=as_linked_list,
             )
-            for item in self.unbind(0)  # type: ignore[attr-defined]
+            for item in self.unbind(0)
         ]
         return LinkedList(items, self) if as_linked_list else items
 

@@ -30,7 +30,7 @@ _TRANSIENT = ("_lock_owners", "_undo", "_blocks")
 class Copying(Leaves):
     """`clone`, `copy`, and the protocols of the `copy` and `pickle` modules."""
 
-    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
+    def clone(self, recurse: bool = True, **kwargs: object) -> Self:
         """A copy: new containers over new leaves.
 
         Args:
@@ -85,7 +85,7 @@ class Copying(Leaves):
         memo[id(self)] = result
         return result
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         # Its pickler goes by the class alone, before it asks for `__reduce_ex__`.
         ForkingPickler.register(cls, pickling.for_process)
@@ -125,7 +125,7 @@ class Copying(Leaves):
             self._is_shared = sharing.is_seen(self)
 
 
-def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
+def _deep_copy(value: object, memo: dict[int, Any]) -> Any:
     if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
         # Torch refuses to deep-copy what is in the middle of a graph; its clone is in the same graph.
         if id(value) not in memo:

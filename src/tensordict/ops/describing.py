@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import registry
-from tensordict.core.contract import Contract, named_error
+from tensordict.core.contract import ContainerT, Contract, named_error
 from tensordict.core.keys import Path, joined
 from tensordict.ops.leaves import Leaves
 
@@ -69,7 +69,7 @@ def is_description(container: Contract) -> bool:
     )
 
 
-def fitted(node: Contract, description: Contract, path: Path = ()) -> Any:
+def fitted(node: ContainerT, description: Contract, path: Path = ()) -> ContainerT:
     """A container whose leaves have the devices and dtypes that a description gives them; others are shared."""
     wanted = description._outline()
     device = node._device

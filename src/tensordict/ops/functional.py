@@ -191,7 +191,7 @@ def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None)
     lazy = registry.lookup("LazyStackedTensorDict")
     if isinstance(td_list, Contract) and isinstance(td_list._wrapped_container(), lazy):
         dim = td_list._wrapped_container().stack_dim
-        items = list(td_list.unbind(dim))  # type: ignore[attr-defined]
+        items = list(td_list.unbind(dim))
     else:
         items = list(td_list)
     if dim is None:

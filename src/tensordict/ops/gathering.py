@@ -85,7 +85,7 @@ class Gathering(Contract):
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
         """
-        return self._index(_checked_mask(mask))  # type: ignore[no-any-return]
+        return self._index(_checked_mask(mask))
 
     def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
         """Copies with `value` written where the mask holds.
@@ -182,7 +182,7 @@ class Gathering(Contract):
                 raise ShapeError(
                     f"where needs a container whose batch size broadcasts to {list(own)}, got one of {list(theirs)}"
                 )
-            other = other.expand(own) if theirs else _spread(other, self, own, ())  # type: ignore[attr-defined]
+            other = other.expand(own) if theirs else _spread(other, self, own, ())
         if isinstance(other, Tensor) and other.ndim:
             self._check_broadcast(other, "tensor to take elements from")
         result: Any = self._chosen(ByNdim(condition), other, pad, ())
@@ -198,7 +198,7 @@ class Gathering(Contract):
         """`where`, once the arguments have been checked."""
         if (members := self._members()) is not None:
             if not members:
-                return self._dense()._chosen(masks, other, pad, path)  # type: ignore[no-any-return]
+                return self._dense()._chosen(masks, other, pad, path)
             if isinstance(other, Contract):
                 pieces = self._pieces_of(other)
             else:

@@ -74,7 +74,7 @@ class Indexing(Writing):
         # As the reference does. Torch makes a new view of the whole, which shares everything that can be seen.
         return self if index is Ellipsis else self._index(index)
 
-    def _index(self, index: Any) -> Any:
+    def _index(self, index: object) -> Self:
         size = self._batch_size
         # Views of what is memory-mapped or shared are that too, and locked.
         backing = self._backing
@@ -146,7 +146,7 @@ class Indexing(Writing):
         else:
             self._assign(index, value)
 
-    def _assign(self, index: Any, value: Any, adds: bool = True) -> None:
+    def _assign(self, index: object, value: object, adds: bool = True) -> None:
         size = self._batch_size
         at = leaf_index(index, size)
         # A mask is in bounds by its shape; the elements of other index tensors have to be looked at.
@@ -184,7 +184,7 @@ class Indexing(Writing):
 
     # --- assigning to a part of entries -------------------------------------------------------------------------------
 
-    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(self, key: object, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
         """Copy `value` into `td.get(key)[index]`; allowed on a locked container.
 
         Args:
@@ -230,8 +230,8 @@ class Indexing(Writing):
 
     def update_at_(
         self,
-        input_dict_or_td: Any,
-        idx: Any,
+        input_dict_or_td: object,
+        idx: object,
         clone: bool = False,
         *,
         non_blocking: bool = False,
@@ -264,11 +264,13 @@ class Indexing(Writing):
         plan.run(self)
         return self
 
-    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool | None = True) -> Self:
+    def copy_at_(
+        self, tensordict: object, idx: object, non_blocking: bool = False, *, fast: bool | None = True
+    ) -> Self:
         """Copy the values of another container into `self[idx]`; `fast` decides nothing, the fastest way is taken."""
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         """Delete the entry at a nested key; raises `KeyError` when there is none."""
         self.del_(key)
 
@@ -295,17 +297,17 @@ class Indexing(Writing):
             raise TypeError(
                 "iteration over a container without batch dims (batch_size=[]); iterate over td.items() for its entries"
             )
-        return iter(self.unbind(0))  # type: ignore[attr-defined]
+        return iter(self.unbind(0))
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
         """Several items of the first batch dimension in one indexing call, as a `DataLoader` asks for a batch.
 
         The batch comes as one container, which torch's default `collate_fn` leaves as it is.
         """
-        return self._index(torch.as_tensor(indices))  # type: ignore[no-any-return]
+        return self._index(torch.as_tensor(indices))
 
 
-def given(value: Any) -> Any:
+def given(value: object) -> Any:
     """What `td[key]` gives for an entry: the value of a holder, anything else as it is."""
     return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value
 
@@ -314,5 +316,5 @@ def _all_but_first(names: Names) -> Names:
     return names[1:]
 
 
-def _is_mask(index: Any) -> bool:
+def _is_mask(index: object) -> bool:
     return isinstance(index, (Tensor, np.ndarray)) and index.dtype in (torch.bool, np.bool_)

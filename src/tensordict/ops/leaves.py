@@ -100,7 +100,7 @@ class Leaves(Locking):
                 return self
             if inplace:
                 raise ShapeError("a lazy stack cannot be made contiguous in place: use contiguous()")
-            return self._dense(hooked=True)  # type: ignore[no-any-return]
+            return self._dense(hooked=True)
         fn = _canonical if canonical else Tensor.contiguous
         if inplace:
             return self._replace_leaves(self._map(fn))

@@ -128,7 +128,7 @@ def raise_locked(what: str) -> None:
     )
 
 
-def _locked_owners(node: Contract, but: Any = None) -> list[weakref.ref[Any]]:
+def _locked_owners(node: Contract, but: object = None) -> list[weakref.ref[Any]]:
     """The parents that are alive and locked, `but` left out."""
     owners = []
     for ref in node._lock_owners or ():
@@ -152,5 +152,5 @@ def _unlock(container: Any) -> None:
     container.unlock_()
 
 
-def _keep(container: Any) -> None:
+def _keep(container: Contract) -> None:
     """The undoing of an operation that changed nothing."""

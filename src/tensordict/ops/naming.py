@@ -52,7 +52,7 @@ class Naming(Contract):
         for _, node, own in nested:
             _rename(node, own)
 
-    def refine_names(self, *names: Any) -> Self:
+    def refine_names(self, *names: object) -> Self:
         """Name the dims that have no name yet; returns the same container.
 
         Args:
@@ -81,7 +81,7 @@ class Naming(Contract):
             self._name_tree(wanted)
         return self
 
-    def rename(self, *names: Any, **rename_map: str | None) -> Self:
+    def rename(self, *names: object, **rename_map: str | None) -> Self:
         """A container of the same entries under other dim names.
 
         Args:
@@ -107,7 +107,7 @@ class Naming(Contract):
         renamed._name_tree(wanted)
         return renamed
 
-    def rename_(self, *names: Any, **rename_map: str | None) -> Self:
+    def rename_(self, *names: object, **rename_map: str | None) -> Self:
         """Rename the dims of this container and of all nested ones; arguments and errors as :meth:`rename`.
 
         Allowed on a locked container; returns the same one.
@@ -140,7 +140,7 @@ class Naming(Contract):
             return [None] * len(own)
         return checked_names(_spelled_out(names, own, call), len(own))
 
-    def _dim(self, dim: Any) -> int:
+    def _dim(self, dim: object) -> int:
         """A batch dim by number or by name, counted from the front.
 
         Raises:
@@ -153,7 +153,7 @@ class Naming(Contract):
             raise DimError(f"no dim is named {dim!r}; the batch dims are named {own}")
         return own.index(dim)
 
-    def _dims(self, dims: Any) -> tuple[int, ...]:
+    def _dims(self, dims: object) -> tuple[int, ...]:
         """One or several batch dims by number or by name, counted from the front, each once."""
         if not isinstance(dims, (tuple, list)):
             return (self._dim(dims),)
@@ -272,5 +272,5 @@ def _rename(node: Contract, names: Names) -> None:
     node._names = list(names) if any(names) else None
 
 
-def _itself(leaf: Any) -> Any:
+def _itself(leaf: object) -> Any:
     return leaf

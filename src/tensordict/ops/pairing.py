@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
-from tensordict.core.contract import ByNdim, Contract, is_node, named_error, raise_key_mismatch
+from tensordict.core.contract import ByNdim, ContainerT, Contract, is_node, named_error, raise_key_mismatch
 from tensordict.core.keys import Path, joined
 
 _NUMBERS = frozenset((int, float, bool, complex))
@@ -39,7 +39,7 @@ def checked_default(default: object) -> Any:
     return default
 
 
-def grown(container: Any, size: torch.Size) -> Any:
+def grown(container: ContainerT, size: torch.Size) -> ContainerT:
     """`container` expanded to the batch size that it and an operand of batch size `size` broadcast to.
 
     One that cannot be expanded stays as it is: whether the leaves broadcast all the same is for torch to say.
@@ -51,12 +51,15 @@ def grown(container: Any, size: torch.Size) -> Any:
         common = torch.broadcast_shapes(own, size)
     except RuntimeError:
         return container
-    return container if common == own else container.expand(common)
+    if common == own:
+        return container
+    wider: ContainerT = container.expand(common)
+    return wider
 
 
 def pair_up(
-    node: Contract, other: Contract, default: object = None, path: Path = ()
-) -> tuple[Any, list[Any], list[Any]]:
+    node: ContainerT, other: Contract, default: object = None, path: Path = ()
+) -> tuple[ContainerT, list[Any], list[Any]]:
     """The leaves of two containers side by side, in the order of `_leaves`.
 
     A container that consists of others (a lazy stack) is taken part by part, as its `_paired` says.

@@ -149,20 +149,20 @@ class Reading(Contract):
                 return False
         return True
 
-    def entry_class(self, key: Any) -> type:
+    def entry_class(self, key: object) -> type:
         """The class of the entry at a nested key; raises `KeyError` when there is none."""
         node, name = self._holder(path_of(key))
         return type(node._outline()[name])
 
-    def get_item_shape(self, key: Any) -> torch.Size:
+    def get_item_shape(self, key: object) -> torch.Size:
         """The shape of the entry at a nested key; raises `KeyError` when there is none."""
         node, name = self._holder(path_of(key))
         return node._shape_of(name)  # type: ignore[no-any-return]
 
     def get(
         self,
-        key: Any,
-        default: Any = AS_SET,
+        key: object,
+        default: object = AS_SET,
         *,
         as_list: bool = False,
         as_padded_tensor: bool = False,
@@ -248,7 +248,7 @@ class Reading(Contract):
             return None
         return node._wrapped_container()
 
-    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
+    def get_at(self, key: object, index: object, default: object = AS_SET) -> Any:
         """A part of the entry at a nested key: `td.get(key)[index]`.
 
         A view or a copy, as torch's indexing gives it. A missing key is treated as in :meth:`get`; the default is not
@@ -276,7 +276,7 @@ class Reading(Contract):
             return value._over(value[at], self._batch_size) if isinstance(value, Contract) else value[at]  # type: ignore[attr-defined]
         return value[index] if isinstance(value, Contract) else value  # type: ignore[index]
 
-    def _find(self, key: Any) -> Any:
+    def _find(self, key: object) -> Any:
         """The entry at a nested key; raises `KeyError` when a name on the way is missing or is a tensor."""
         node: Any = self
         if type(key) is tuple and key:
@@ -320,7 +320,7 @@ class Reading(Contract):
             raise self._missing(joined(path))
         return (self if len(path) == 1 else self._find(path[:-1])), path[-1]
 
-    def _missing(self, key: Any) -> KeyError:
+    def _missing(self, key: object) -> KeyError:
         path = path_of(key)
         having = [position for position, member in enumerate(self._members() or ()) if member._has(path)]
         if having:
@@ -336,7 +336,7 @@ class Reading(Contract):
             node = inner
         return MissingKeyError(key, type(self).__name__, list(node._outline()), self._spelt_out(key))
 
-    def _spelt_out(self, key: Any) -> Path | None:
+    def _spelt_out(self, key: object) -> Path | None:
         """The nested key that is there, for a string in which its names are joined."""
         if isinstance(key, str):
             for separator in "./":

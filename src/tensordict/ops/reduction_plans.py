@@ -548,7 +548,7 @@ def _is_mixed(members: Sequence[Any], name: str) -> bool:
     return len({member._node(name) is None for member in members}) > 1
 
 
-def _naming_entry(node: Any, plan: ReductionPlan, error: Exception, path: Path) -> Exception:
+def _naming_entry(node: Contract, plan: ReductionPlan, error: Exception, path: Path) -> Exception:
     """`error`, raised on some leaf by this plan, with the key of that leaf in front."""
     lead = len(node._batch_size)
     try:

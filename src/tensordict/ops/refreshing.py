@@ -75,7 +75,7 @@ def take_over(target: Any, loaded: Any) -> None:
             target._entries[name] = value
 
 
-def _same_memory(old: Any, new: Any) -> bool:
+def _same_memory(old: object, new: object) -> bool:
     if not (isinstance(old, MemoryMappedTensor) and isinstance(new, MemoryMappedTensor)):
         return False
     if old.is_nested or new.is_nested:

@@ -17,12 +17,12 @@ __all__ = ["REFUSALS", "has_ragged", "retried"]
 Result = TypeVar("Result")
 
 
-def has_ragged(*values: Any) -> bool:
+def has_ragged(*values: object) -> bool:
     """Whether there are ragged leaves in any of these containers; other values have none."""
     return any(ragged.is_ragged(leaf) for value in values if isinstance(value, Contract) for _, leaf in value._walk())
 
 
-def retried(node: Contract, walk: Callable[..., Result], fn: LeafFn, *args: Any) -> Result:
+def retried(node: Contract, walk: Callable[..., Result], fn: LeafFn, *args: object) -> Result:
     """`walk(fn, *args)`, a structural walk of `node`, for an `fn` that knows ragged leaves; errors name the entry."""
     try:
         return walk(fn, *args)

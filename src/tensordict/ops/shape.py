@@ -71,7 +71,7 @@ class Shape(Sizing):
 
     # --- another form of the same elements --------------------------------------------------------------------------
 
-    def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Self:
+    def view(self, *shape: object, size: object = None, batch_size: object = None) -> Self:
         """The same memory under another batch size, or under another dtype.
 
         Args:
@@ -105,7 +105,7 @@ class Shape(Sizing):
             return self._unchanged()
         return self._on_batch(batch_ops.Reshape(old, new, "view"), True)
 
-    def _view_dtype(self, dtype: torch.dtype, batch_size: Any) -> Self:
+    def _view_dtype(self, dtype: torch.dtype, batch_size: object) -> Self:
         size = None if batch_size is None else as_size(batch_size)
         result = self._map(methodcaller("view", dtype))
         if size is not None:
@@ -115,7 +115,7 @@ class Shape(Sizing):
             result._lock_tree()
         return result
 
-    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
+    def reshape(self, *args: object, shape: object = None, size: object = None, inplace: bool = False) -> Self:
         """The same elements under another batch size: views where the memory allows them, else copies.
 
         Args:
@@ -169,7 +169,7 @@ class Shape(Sizing):
             return self._on_batch_in_place(op)
         return self._on_batch(op, True)
 
-    def unflatten(self, dim: int, unflattened_size: Any, *, inplace: bool = False) -> Self:
+    def unflatten(self, dim: int, unflattened_size: object, *, inplace: bool = False) -> Self:
         """Cut one batch dim into several.
 
         Args:
@@ -199,7 +199,7 @@ class Shape(Sizing):
 
     # --- another order of the dims ----------------------------------------------------------------------------------
 
-    def permute(self, *args: Any, dims: Any = None) -> Self:
+    def permute(self, *args: object, dims: object = None) -> Self:
         """Views with the batch dims in another order.
 
         Args:
@@ -310,7 +310,7 @@ class Shape(Sizing):
         old = self._batch_size
         return self._on_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))), True)
 
-    def expand(self, *args: Any, size: Any = None, shape: Any = None) -> Self:
+    def expand(self, *args: object, size: object = None, shape: object = None) -> Self:
         """Views with batch dims of size 1 repeated, and dims added in front, without copying (as `Tensor.expand`).
 
         Args:
@@ -330,7 +330,7 @@ class Shape(Sizing):
         old = self._batch_size
         return self._on_batch(batch_ops.Expand(old, expanded(as_ints(args, shape if size is None else size), old)))
 
-    def expand_as(self, other: Any) -> Self:
+    def expand_as(self, other: object) -> Self:
         """Expand to the shape of a tensor, or entry by entry to the shapes of another container.
 
         Raises:
@@ -351,7 +351,7 @@ class Shape(Sizing):
             result._lock_tree()
         return result  # type: ignore[no-any-return]
 
-    def broadcast_to(self, shape: Any) -> Self:
+    def broadcast_to(self, shape: object) -> Self:
         """The same as :meth:`expand` with one sequence."""
         return self.expand(shape)
 
@@ -476,7 +476,7 @@ class Shape(Sizing):
 
     # --- repetition -------------------------------------------------------------------------------------------------
 
-    def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
+    def repeat(self, *repeats: object, inplace: bool = False) -> Self:
         """Copies with the batch repeated along its dims (as `Tensor.repeat`; see :meth:`repeat_interleave`).
 
         Args:
@@ -498,7 +498,7 @@ class Shape(Sizing):
         op = batch_ops.Repeat(old, *times)
         return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
-    def tile(self, dims: Any) -> Self:
+    def tile(self, dims: object) -> Self:
         """Copies with the batch repeated along its last dims (as `Tensor.tile`).
 
         Args:

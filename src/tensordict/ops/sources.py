@@ -33,7 +33,7 @@ def restricted(source: Any, keys: Iterable[Any]) -> Any:
     if isinstance(keys, str):
         keys = [keys]
     if isinstance(source, Contract):
-        return source.select(*keys, strict=False)  # type: ignore[attr-defined]
+        return source.select(*keys, strict=False)
     nested = [key for key in source.keys() if type(key) is not str]
     out: dict[Any, Any] = {}
     for path in map(path_of, keys):

@@ -144,7 +144,7 @@ class Stacking(Writing):
     # --- joining ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def stack(cls, input: Iterable[_Container], dim: int = 0, *, out: Any = None) -> _Container:
+    def stack(cls, input: Iterable[_Container], dim: int = 0, *, out: object = None) -> _Container:
         """Stack containers of the same keys and shapes along a new batch dim.
 
         Args:
@@ -170,7 +170,7 @@ class Stacking(Writing):
         return stack_containers(input, dim, out)  # type: ignore[no-any-return]
 
     @classmethod
-    def cat(cls, input: Iterable[_Container], dim: int = 0, *, out: Any = None) -> _Container:
+    def cat(cls, input: Iterable[_Container], dim: int = 0, *, out: object = None) -> _Container:
         """Concatenate containers of the same keys along an existing batch dim; arguments and errors as `stack`.
 
         Example:
@@ -193,7 +193,7 @@ class Stacking(Writing):
         cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
     ) -> _Container: ...
     @classmethod
-    def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
         """Stack containers along a new batch dim without touching their entries: see :func:`tensordict.lazy_stack`.
 
         Example:
@@ -216,7 +216,7 @@ class Stacking(Writing):
         cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
     ) -> _Container: ...
     @classmethod
-    def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
         """:meth:`stack` where keys and shapes allow it, else :meth:`lazy_stack`.
 
         Example:
@@ -295,7 +295,7 @@ class Stacking(Writing):
             entries[name] = dense
         return self._build(entries, self._batch_size, self._device, self._names) if changed else self
 
-    def stack_tensors(self, *keys: Any, out_key: Any, dim: int = 0, keep_entries: bool = False) -> Self:
+    def stack_tensors(self, *keys: object, out_key: object, dim: int = 0, keep_entries: bool = False) -> Self:
         """Stack entries of this container into a new one and drop them.
 
         Args:
@@ -320,7 +320,7 @@ class Stacking(Writing):
         """
         return self._join_entries(keys, partial(torch.stack, dim=dim), out_key, keep_entries)
 
-    def cat_tensors(self, *keys: Any, out_key: Any, dim: int = 0, keep_entries: bool = False) -> Self:
+    def cat_tensors(self, *keys: object, out_key: object, dim: int = 0, keep_entries: bool = False) -> Self:
         """Concatenate entries of this container into a new one and drop them; arguments as :meth:`stack_tensors`.
 
         Example:
@@ -332,7 +332,7 @@ class Stacking(Writing):
         return self._join_entries(keys, partial(torch.cat, dim=dim), out_key, keep_entries)
 
     def _join_entries(
-        self, keys: tuple[Any, ...], join: Callable[[list[Any]], Any], out_key: Any, keep_entries: bool
+        self, keys: tuple[Any, ...], join: Callable[[list[Any]], Any], out_key: object, keep_entries: bool
     ) -> Self:
         if self._locked:
             raise_locked(f"write the entry {out_key!r}")
@@ -353,7 +353,7 @@ class Stacking(Writing):
         return self
 
 
-def stack_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any:
+def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> Any:
     """Stack containers along a new batch dim; see :meth:`Stacking.stack`."""
     items = _checked(input, "stack")
     if settings.lazy_legacy_possible and settings.lazy_legacy() and out is None:
@@ -418,7 +418,7 @@ def lazy_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: A
     return out.update(stack, inplace=True)
 
 
-def maybe_dense_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: Any) -> Any:
+def maybe_dense_stack_containers(input: object, dim: int = 0, out: object = None, **kwargs: object) -> Any:
     """Stack containers, lazily when they have different keys or shapes; see :func:`tensordict.maybe_dense_stack`."""
     items = _checked(input, "maybe_dense_stack")
     # To compare all of them would take as long as stacking small leaves does.
@@ -457,7 +457,7 @@ def _congruent(items: Sequence[Any]) -> bool:
     return True
 
 
-def cat_containers(input: Iterable[Any], dim: int = 0, out: Any = None) -> Any:
+def cat_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> Any:
     """Concatenate containers along a batch dim; see :meth:`Stacking.cat`."""
     items = _checked(input, "cat")
     first = items[0]
@@ -676,7 +676,7 @@ def _joined(join: Any, column: list[Any], dim: int, path: Path) -> Any:
         raise named_error(error, path) from error
 
 
-def _joint_shape(column: list[Tensor], join: Any, dim: int, path: Path) -> torch.Size:
+def _joint_shape(column: list[Tensor], join: object, dim: int, path: Path) -> torch.Size:
     """The shape of the stack or concatenation of `column`; raises when the shapes do not fit."""
     try:
         shapes = [value.shape for value in column]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Structure(Writing):
     """`select`, `exclude`, `flatten_keys`, `split_keys` and their kin."""
 
-    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
+    def select(self, *keys: object, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         """Only the entries at these nested keys.
 
         Args:
@@ -104,7 +104,7 @@ class Structure(Writing):
             elif wanted[name] is not None:
                 self._entries[name]._plan_keep(wanted[name], gone)
 
-    def exclude(self, *keys: Any, inplace: bool = False) -> Self:
+    def exclude(self, *keys: object, inplace: bool = False) -> Self:
         """All entries but those at these nested keys; missing keys are ignored.
 
         Returns:
@@ -179,7 +179,7 @@ class Structure(Writing):
         if (members := self._members(or_template=True)) is not None:
             stack = self._restacked([member.empty(recurse, device=device) for member in members])
             if size is not None and size != self._batch_size:
-                return stack._dense().empty(recurse, batch_size=size, device=device, names=names)  # type: ignore[no-any-return]
+                return stack._dense().empty(recurse, batch_size=size, device=device, names=names)
             if names is not None:
                 stack.names = names  # type: ignore[attr-defined]
             return stack
@@ -346,7 +346,7 @@ class Structure(Writing):
         self,
         *key_sets: Any,
         inplace: bool = False,
-        default: Any = NO_DEFAULT,
+        default: object = NO_DEFAULT,
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[Self, ...]:
@@ -378,7 +378,7 @@ class Structure(Writing):
             last = self
         return (*outs, last)
 
-    def _split_by(self, moves: list[list[tuple[Any, Any]]], default: Any, reproduce_struct: bool) -> list[Any]:
+    def _split_by(self, moves: list[list[tuple[Any, Any]]], default: object, reproduce_struct: bool) -> list[Any]:
         """A container for each list of (old key, new key), and one with what is left."""
         if (members := self._members(or_template=True)) is not None:
             columns = [member._split_by(moves, default, reproduce_struct) for member in members]
@@ -396,7 +396,9 @@ class Structure(Writing):
             last.filter_empty_()
         return [*outs, last]
 
-    def separates(self, *keys: Any, default: Any = NO_DEFAULT, strict: bool = True, filter_empty: bool = True) -> Self:
+    def separates(
+        self, *keys: object, default: object = NO_DEFAULT, strict: bool = True, filter_empty: bool = True
+    ) -> Self:
         """Remove the entries at these nested keys from this container and return them in a new one.
 
         Example:

@@ -31,7 +31,7 @@ def column(stack: Any, name: str) -> list[Any]:
     ]
 
 
-def as_nested(stack: Any, path: Path, layout: torch.layout) -> Tensor:
+def as_nested(stack: object, path: Path, layout: torch.layout) -> Tensor:
     """The leaves of the last name of `path` as a nested tensor."""
     return nested_of(stack, _rows(stack, path), layout, path)
 
@@ -176,7 +176,7 @@ def _stacked_ornested_of(stack: Any, name: str, layout: torch.layout, path: Path
         # An `UnbatchedTensor` is one for all of them.
         return registry.lookup("UnbatchedTensor")._over(known, stack._batch_size)
     if isinstance(known, Contract):
-        absent: Any = known.empty()  # type: ignore[attr-defined]
+        absent: Any = known.empty()
         if known._is_non_tensor:
             absent = registry.lookup("NonTensorData")._of(None, known._batch_size)
         return store.nested(name, [absent.copy() if value is None else value for value in column])

@@ -110,7 +110,7 @@ class Values(Writing):
             >>> list(TensorDict(name="walker", obs=torch.zeros(3)).filter_non_tensor_data().keys())
             ['obs']
         """
-        return self.exclude(*[key for key, _ in self.non_tensor_items(include_nested=True)])  # type: ignore[attr-defined, no-any-return]
+        return self.exclude(*[key for key, _ in self.non_tensor_items(include_nested=True)])
 
 
 def _collect(node: Contract, prefix: Path, nested: bool, found: list[tuple[Any, Any]]) -> None:

@@ -39,7 +39,7 @@ class WritePlan:
         self.assigned: list[tuple[Tensor, Any, Any]] = []
         self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
-    def copy(self, target: Tensor, item: Any, path: Path) -> None:
+    def copy(self, target: Tensor, item: object, path: Path) -> None:
         """Have `item`, which broadcasts, copied into a tensor; raises naming `path` when it does not fit."""
         if not target.is_nested or not isinstance(item, Tensor):
             self.values.append(_copyable(target, item, path))
@@ -124,7 +124,7 @@ class Update(Write):
         self.is_leaf = is_leaf
         self.ignore_lock = ignore_lock
 
-    def merges(self, item: Any) -> bool:
+    def merges(self, item: object) -> bool:
         """Whether `item` is merged into a nested container, rather than put in its place."""
         if self.is_leaf is not None and self.is_leaf(type(item)):
             return False
@@ -185,7 +185,7 @@ class Update(Write):
             else:
                 value: Any = node._admit(item, path, self.non_blocking)
                 if self.clone and (value is item or isinstance(value, Contract)):
-                    value = value.clone()  # type: ignore[union-attr]
+                    value = value.clone()
                 fresh[key] = value
         if fresh:
             plan.steps.append((_store, (node, fresh)))
@@ -232,7 +232,7 @@ class Resize(Write):
                 )
 
 
-def _store(node: Any, entries: dict[str, Any]) -> None:
+def _store(node: Contract, entries: dict[str, Any]) -> None:
     """Add or replace entries that were checked."""
     if node._locked:  # with `ignore_lock`
         for value in filter(is_node, entries.values()):
@@ -243,7 +243,7 @@ def _store(node: Any, entries: dict[str, Any]) -> None:
             take_names(node, value)
 
 
-def _copyable(target: Tensor, item: Any, path: Path) -> Any:
+def _copyable(target: Tensor, item: object, path: Path) -> Any:
     """`item` as a tensor that `target.copy_` takes, which broadcasts; raises naming `path` when it does not fit."""
     if not isinstance(item, Tensor):
         if isinstance(item, (Contract, Mapping)):

@@ -30,7 +30,9 @@ class Writing(Reading, Locking):
 
     # --- out-of-place writes: an entry is added or replaced ---------------------------------------------------------
 
-    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
+    def set(
+        self, key: object, item: object, inplace: bool = False, *, non_blocking: bool = False, **kwargs: object
+    ) -> Self:
         """Write an entry; nested containers on the way are created.
 
         Args:
@@ -64,7 +66,7 @@ class Writing(Reading, Locking):
             self._write(path_of(key), item, non_blocking)
         return self
 
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+    def _write_name(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
         """Check `item` and store it under a name of this level; `path` leads there from where the write began."""
         if self._locked:
             raise_locked(f"set the entry {name if path is None else joined(path)!r}")
@@ -87,7 +89,7 @@ class Writing(Reading, Locking):
         if self._names is None:
             take_names(self, value)
 
-    def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
+    def _write(self, path: Path, item: object, non_blocking: bool = False) -> None:
         """Check `item` and store it at `path`."""
         node: Any = self
         for name in path[:-1]:
@@ -101,7 +103,7 @@ class Writing(Reading, Locking):
             node = child
         node._write_name(path[-1], item, non_blocking, path)
 
-    def _write_branch(self, path: Path, item: Any, non_blocking: bool) -> None:
+    def _write_branch(self, path: Path, item: object, non_blocking: bool) -> None:
         """Store `item` at a `path` of which a part is missing."""
         node: Any = self
         depth = 0
@@ -122,7 +124,7 @@ class Writing(Reading, Locking):
         else:
             node._entries[name] = node._branch(path[depth + 1 :], item, path, non_blocking)
 
-    def _branch(self, rest: Path, item: Any, path: Path, non_blocking: bool) -> Any:
+    def _branch(self, rest: Path, item: object, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""
         child = self._child()
         if len(rest) == 1:
@@ -136,7 +138,7 @@ class Writing(Reading, Locking):
         make = registry.lookup("TensorDict")
         return make._make({}, self._batch_size, self._device, self._names)
 
-    def _admit(self, item: Any, path: Path, non_blocking: bool = False) -> Any:
+    def _admit(self, item: object, path: Path, non_blocking: bool = False) -> Any:
         """`item` as this container can store it; raises naming `path` when it cannot."""
         if not isinstance(item, Tensor):
             if isinstance(item, Contract):
@@ -214,7 +216,7 @@ class Writing(Reading, Locking):
             else:
                 self._write(path_of(key), item, non_blocking)
 
-    def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
+    def setdefault(self, key: object, default: object, inplace: bool = False) -> Any:
         """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""
         path = path_of(key)
         if self._has(path):
@@ -228,7 +230,7 @@ class Writing(Reading, Locking):
             self.del_(added)
             raise
 
-    def create_nested(self, key: Any) -> Self:
+    def create_nested(self, key: object) -> Self:
         """Add an empty nested container at `key`, replacing what is there; returns the same container."""
         path = path_of(key)
         self._write(path, registry.lookup("TensorDict")._make({}, self._batch_size, self._device, self._names))
@@ -236,7 +238,7 @@ class Writing(Reading, Locking):
 
     def update(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: object = None,
         clone: bool = False,
         inplace: bool = False,
         *,
@@ -245,7 +247,7 @@ class Writing(Reading, Locking):
         is_leaf: IsLeaf | None = None,
         update_batch_size: bool = False,
         ignore_lock: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Self:
         """Write the entries of a mapping or container; nested ones are merged, not replaced.
 
@@ -293,7 +295,7 @@ class Writing(Reading, Locking):
             self._settle(non_blocking)
         return self
 
-    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+    def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         """Check what is written to this container, at `prefix`, and add it to the plan of `write`."""
         write.into(self, source, prefix)
 
@@ -307,7 +309,7 @@ class Writing(Reading, Locking):
                 f"the batch size {list(self._batch_size)} cannot become {list(size)}: Some keys of the dest tensordict "
                 f"are not present in the source, {kept[:4]}"
             )
-        staged: Any = self.empty()  # type: ignore[attr-defined]
+        staged: Any = self.empty()
         staged._rebatch(size, ())
         for name, value in source._entries.items():
             staged._entries[name] = value.clone() if clone else value
@@ -318,7 +320,7 @@ class Writing(Reading, Locking):
 
     # --- in-place writes: the memory of an entry changes, allowed on locked containers --------------------------------
 
-    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self, key: object, item: object, *, non_blocking: bool = False) -> Self:
         """Copy `item` into the existing entry at `key`; allowed on a locked container.
 
         Raises:
@@ -360,12 +362,12 @@ class Writing(Reading, Locking):
 
     def update_(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: object = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Iterable[Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Self:
         """Copy the values of a mapping or container into existing entries; allowed on a locked container.
 
@@ -391,13 +393,13 @@ class Writing(Reading, Locking):
             self._settle(non_blocking)
         return self
 
-    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
+    def copy_(self, tensordict: object, non_blocking: bool = False) -> Self:
         """Copy the values of another container into the entries of this one (as `Tensor.copy_`)."""
         return self.update_(tensordict, non_blocking=non_blocking)
 
     # --- removal and renaming ----------------------------------------------------------------------------------------
 
-    def del_(self, key: Any) -> Self:
+    def del_(self, key: object) -> Self:
         """Delete the entry at a nested key; returns the same container. `del td[key]` does the same.
 
         Raises:
@@ -427,7 +429,7 @@ class Writing(Reading, Locking):
         for member in having:
             member.del_(path)
 
-    def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+    def pop(self, key: object, default: object = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return it, or return `default` when there is none.
 
         Raises:
@@ -460,7 +462,7 @@ class Writing(Reading, Locking):
             del self._entries[name]
         return self
 
-    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
+    def rename_key_(self, old_key: object, new_key: object, safe: bool = False) -> Self:
         """Move an entry to another (nested) key; returns the same container.
 
         Args:
@@ -544,7 +546,7 @@ class Writing(Reading, Locking):
             node = node._entries.get(name)
         return node
 
-    def _existing(self, key: Any) -> Any:
+    def _existing(self, key: object) -> Any:
         try:
             return self._entries[key] if type(key) is str else self._find(key)
         except KeyError:
