@@ -135,12 +135,14 @@ class Contract:
         def copy(self) -> Self: ...
         def empty(self, recurse: bool = ...) -> Self: ...
         def exclude(self, *keys: object) -> Self: ...
+
         # Of tensors too, with other arguments.
         clone: Callable[..., Any]
         expand: Callable[..., Any]
         select: Callable[..., Any]
         to: Callable[..., Any]
         unbind: Callable[..., Any]
+
         def _has(self, path: tuple[str, ...]) -> bool: ...
         def _index(self, index: object) -> Self: ...
         def _peek(self, path: tuple[str, ...]) -> Any: ...
@@ -477,7 +479,7 @@ class Contract:
 
         `hooked` calls the `hook_out` of the stack on its leaves.
         """
-        return self if type(self._entries) is dict else self._map(_itself)
+        return self if type(self._entries) is dict else self._map(unchanged)
 
     def _wrapped_container(self) -> Any:
         """The container that holds the entries, where this one wraps another."""
@@ -547,8 +549,9 @@ class Contract:
         return None if names.count(None) == len(names) else names
 
 
-def _itself(leaf: Any) -> Any:
-    return leaf
+def unchanged(value: Any) -> Any:
+    """Leaves, or names, as they are."""
+    return value
 
 
 class Clones(itertools.chain[Any]):

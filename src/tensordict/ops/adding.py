@@ -106,7 +106,7 @@ def _parent_of(container: Contract, path: Path) -> tuple[Any, Path]:
     return node, ()
 
 
-def _new_node(parent: Any, name: str, path: Path, robust: bool) -> Any:
+def _new_node(parent: Contract, name: str, path: Path, robust: bool) -> Any:
     """A new, empty, memory-mapped container in `parent` and in its folder."""
     child = registry.lookup(DICT)._make({}, parent._batch_size, parent._device, parent._names)
     if parent._memmap_prefix is not None:

@@ -281,7 +281,7 @@ class Applying(Writing):
         shape = ragged.shape_of(result) if isinstance(result, Tensor) else result.shape
         return result if shape[: len(size)] == size else _fitted(result, size, path)
 
-    def _apply_to_members(self, call: _Call, others: Sequence[Any], path: Path) -> Any:
+    def _apply_to_members(self, call: _Call, others: Sequence[object], path: Path) -> Any:
         """`_apply_tree` of a lazy stack."""
         members = self._members()
         if not members or (call.batch_size is not None and call.plan is None):
@@ -358,6 +358,6 @@ def _size(batch_size: object) -> torch.Size | None:
     return None if batch_size is None else as_size(batch_size)
 
 
-def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+def _refuse_unknown(kwargs: dict[str, object]) -> None:
     if kwargs:
         raise TypeError(f"apply got unknown keyword arguments {sorted(kwargs)}")

@@ -57,7 +57,7 @@ class Assign(Write):
         part: torch.Size = self.size + leaf.shape[len(self.lead) :]
         return part
 
-    def to_leaf(self, leaf: Any, item: Any, path: Path) -> None:
+    def to_leaf(self, leaf: Tensor, item: Any, path: Path) -> None:
         """Have `item` assigned to its part of a leaf; raises naming `path` when it does not fit."""
         item = fitting(leaf, item, self.part_of(leaf), path)
         if self.basic:
@@ -169,7 +169,7 @@ def without_leading(item: Tensor, ndim: int) -> Tensor:
     return item if item.ndim <= ndim else item.reshape(item.shape[item.ndim - ndim :])
 
 
-def fitting(target: Tensor, item: object, expected: torch.Size, path: Path) -> Any:
+def fitting(target: Tensor, item: object, expected: torch.Size, path: Path) -> Tensor:
     """`item` if it can be assigned to a part of `target` of shape `expected`; raises naming `path` when not."""
     if not isinstance(item, Tensor):
         item = assignable(item, path, target.device)

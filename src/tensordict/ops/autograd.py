@@ -290,7 +290,7 @@ def _matching(gradient: object, path: tuple[str, ...], leaf: Tensor) -> Tensor:
     return value
 
 
-def _tensors_of(items: Any) -> list[Any]:
+def _tensors_of(items: Any) -> list[Tensor]:
     """The tensors of a container, of a tensor, or of a sequence of both."""
     if isinstance(items, Leaves):
         return items._leaves()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.context import remember
-from tensordict.core.contract import Contract, named_error
+from tensordict.core.contract import Contract, named_error, unchanged
 from tensordict.core.devices import as_device, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.describing import fitted, is_description
@@ -204,7 +204,7 @@ class Casting(Leaves):
                 wait_for((device,))
             return result
         # Copies to the CPU run on the streams of the devices that the leaves come from.
-        here = _same if request.plain else _formatted(request, {})
+        here = unchanged if request.plain else _formatted(request, {})
         if all(leaf.is_cpu for leaf in source._leaves()):
             return source._map_or_name(here, device)
         origins: set[torch.device] = set()
@@ -232,7 +232,7 @@ class Casting(Leaves):
                     raise named_error(again, path) from error
             raise
 
-    def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Self:
+    def _placed(self, fn: Callable[[Any], object], device: torch.device) -> Self:
         """The same structure with leaves `fn(leaf)`, on `device` at every level."""
         if (members := self._members(or_template=True)) is not None:
             return self._restacked([member._placed(fn, device) for member in members])
@@ -452,7 +452,7 @@ def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
 _FORMAT_DIMS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
-def _formatted(request: _Request, options: dict[str, Any]) -> Callable[[Any], Any]:
+def _formatted(request: _Request, options: dict[str, Any]) -> Callable[[Any], object]:
     """The cast of one leaf; a channels-last format is for leaves of its number of dims only."""
     if request.dtype is not None:
         if not options and request.memory_format is None and not request.copy:
@@ -467,14 +467,14 @@ def _formatted(request: _Request, options: dict[str, Any]) -> Callable[[Any], An
     dims = _FORMAT_DIMS.get(request.memory_format)
     if dims is None:
         return formatted
-    unformatted = cast if options else _same
+    unformatted = cast if options else unchanged
     return lambda leaf: formatted(leaf) if leaf.ndim == dims else unformatted(leaf)
 
 
 class _Casts(dict[torch.dtype, Callable[[Any], Any]]):
     """The fastest call that casts a leaf to a dtype; on one that needs no cast, `to` took 1.0 us and `float` 0.3 us."""
 
-    def __missing__(self, dtype: torch.dtype) -> Callable[[Any], Any]:
+    def __missing__(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         return partial(Tensor.to, dtype=dtype)
 
 
@@ -492,10 +492,6 @@ _casts = _Casts(
         torch.int64: Tensor.long,
     }
 )
-
-
-def _same(leaf: object) -> Any:
-    return leaf
 
 
 def _undo(source: object) -> Callable[[Any], Any]:

@@ -68,7 +68,7 @@ class Checkpointing(Contract):
 
     def load_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: Mapping[str, object],
         strict: bool = True,
         assign: bool = False,
         from_flatten: bool | None = None,

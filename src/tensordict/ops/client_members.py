@@ -38,7 +38,7 @@ class ClientMembers(Indexing, Applying, Naming):
     @classmethod
     def _new_unsafe(
         cls,
-        source: Mapping[str, Any] | None = None,
+        source: Mapping[str, object] | None = None,
         batch_size: object = None,
         device: object = None,
         names: Sequence[str | None] | None = None,
@@ -72,7 +72,7 @@ class ClientMembers(Indexing, Applying, Naming):
 
     @classmethod
     def _from_tensordict(
-        cls, tensordict: object, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
+        cls, tensordict: object, non_tensordict: Mapping[str, object] | None = None, safe: bool = True
     ) -> Self:
         """`from_tensordict` of a tensorclass. TorchRL: the histories, texts and tokens of language models."""
         return cls.from_tensordict(tensordict, non_tensordict, safe)  # type: ignore[attr-defined,no-any-return]

@@ -376,7 +376,7 @@ class Communicating(Leaves):
     def scatter(
         self,
         src: int,
-        tensordicts: Sequence[Any] | None = None,
+        tensordicts: Sequence[object] | None = None,
         *,
         group: object = None,
         device: object = None,

@@ -169,7 +169,7 @@ def _compared_pair(op: BinaryOp, pair: Sequence[Any]) -> Any:
     return pair[0]._compared_with_container(pair[1], op)
 
 
-def _pairwise(op: BinaryOp, size: torch.Size, pair: list[Any]) -> Any:
+def _pairwise(op: BinaryOp, size: torch.Size, pair: list[Tensor]) -> Any:
     left, right = pair
     result = op(left, right)
     # Leaves of different numbers of dims are aligned at the right, which may lead past the batch dims.

@@ -139,7 +139,7 @@ class Consolidating(Leaves):
         if return_early and (use_buffer or non_blocking):
             raise ValueError("return_early is not to be had together with use_buffer or non_blocking")
         source = self._dense() if in_file and filename is None else self
-        run: Callable[[], tuple[list[Any], Tensor]]
+        run: Callable[[], tuple[list[Tensor], Tensor]]
         if filename is None:
             copies = Copies(source, content=target.type != "meta")
             run = partial(_copied, copies, target, num_threads, non_blocking, share_memory, pin_memory)
@@ -150,7 +150,8 @@ class Consolidating(Leaves):
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 
         def finished() -> Any:
-            return source._over_block(*run(), moved, inplace)
+            leaves, storage = run()
+            return source._over_block(leaves, storage, moved, inplace)
 
         if not return_early or num_threads < 2:
             return finished()  # type: ignore[no-any-return]
@@ -161,12 +162,12 @@ class Consolidating(Leaves):
 
     def _over_block(
         self,
-        leaves: list[Any],
+        leaves: list[Tensor],
         storage: Tensor,
         device: torch.device | None = None,
         inplace: bool = False,
         lock: bool = True,
-    ) -> Any:
+    ) -> Self:
         """This container with other leaves, all of a storage, and with a `device` if it is given one."""
         found = iter(leaves)
         if device is None:
@@ -182,7 +183,7 @@ class Consolidating(Leaves):
         result._consolidated = (storage, len(leaves))
         return result
 
-    def _moved_whole(self, device: torch.device, non_blocking: bool) -> Any:
+    def _moved_whole(self, device: torch.device, non_blocking: bool) -> Self | None:
         """This container on another device, by one copy of its storage; `None` when that is not all there is to do."""
         leaves = self._leaves()
         if not flat_buffers.is_whole(leaves, self._consolidated) or any(leaf.is_nested for leaf in leaves):
@@ -238,7 +239,7 @@ class Consolidating(Leaves):
 
 def _copied(
     copies: Copies, device: torch.device, num_threads: int, non_blocking: bool, share: bool, pin: bool
-) -> tuple[list[Any], Tensor]:
+) -> tuple[list[Tensor], Tensor]:
     """The leaves, copied into one storage in memory, and this storage."""
     nbytes = copies.layout.nbytes
     storage = _allocated(nbytes, device, share, pin)

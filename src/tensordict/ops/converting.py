@@ -308,7 +308,7 @@ class LinkedList(list[Any]):
     Its length is that of the batch dim and cannot change.
     """
 
-    def __init__(self, items: Iterable[Any], container: Any) -> None:
+    def __init__(self, items: Iterable[object], container: Any) -> None:
         super().__init__(items)
         self._container = container
 

@@ -113,7 +113,7 @@ class Copying(Leaves):
             del state["_consolidated"]
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         # Nested containers have been restored by now: each level tells its own children who holds them.
         state = pickled.as_ours(type(self), state)
         locked = state.get("_locked", False)

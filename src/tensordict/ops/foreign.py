@@ -378,7 +378,7 @@ class Foreign(Converting):
         return arrays.array_of(self)  # type: ignore[no-any-return]
 
     def stack_from_tensordict(
-        self, dim: int = 0, *, sorted: bool | Sequence[Any] | None = None, out: Tensor | None = None
+        self, dim: int = 0, *, sorted: bool | Sequence[object] | None = None, out: Tensor | None = None
     ) -> Tensor:
         """The tensors of all entries, nested ones included, stacked along a new dim of theirs.
 
@@ -406,7 +406,7 @@ class Foreign(Converting):
             raise ShapeError(f"the entries cannot be stacked ({error}): {_shapes(keys, leaves)}") from error
 
     def cat_from_tensordict(
-        self, dim: int = 0, *, sorted: bool | Sequence[Any] | None = None, out: Tensor | None = None
+        self, dim: int = 0, *, sorted: bool | Sequence[object] | None = None, out: Tensor | None = None
     ) -> Tensor:
         """The tensors of all entries, nested ones included, concatenated along a dim of theirs.
 
@@ -432,7 +432,7 @@ class Foreign(Converting):
             raise ShapeError(f"the entries cannot be concatenated ({error}): {_shapes(keys, leaves)}") from error
 
 
-def _leaves(node: Any, order: bool | Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
+def _leaves(node: Any, order: bool | Sequence[object] | None) -> tuple[list[Any], list[Any]]:
     """The keys and the tensors of all entries, in the order that is asked for; values that are no tensors left out."""
     found = dict(node.items(include_nested=True, leaves_only=True))
     if order is True:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import ByNdim, Contract, Names, named_error
+from tensordict.core.contract import ByNdim, Contract, LeafFn, named_error, unchanged
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_dim, broadcasts_to, expanded
@@ -66,8 +66,8 @@ class Gathering(Contract):
             return v.gather(dim, indices[v.shape])
 
         if inplace:
-            return replace_leaves(self, fn, index.shape, lead, _same_names)
-        result = self._map(fn, index.shape, lead, _same_names)
+            return replace_leaves(self, fn, index.shape, lead, unchanged)
+        result = self._map(fn, index.shape, lead, unchanged)
         return result if out is None else _written(out, result)
 
     # --- masks ------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def _checked_mask(mask: Any) -> Tensor:
     return mask
 
 
-def _filled(leaf: Any, mask: Tensor, value: Any) -> Any:
+def _filled(leaf: Tensor, mask: Tensor, value: Any) -> Tensor:
     return (
         ragged.elementwise(Tensor.masked_fill, leaf, mask, value) if leaf.is_nested else leaf.masked_fill(mask, value)
     )
@@ -325,12 +325,8 @@ def _chosen_values(a: Any, b: Any, masks: ByNdim) -> Any:
     return b.copy()._assigned(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
-def _map_any(value: Any, fn: Any) -> Any:
+def _map_any(value: Any, fn: LeafFn) -> Any:
     return value._map(fn) if isinstance(value, Contract) else fn(value)
-
-
-def _same_names(names: Names) -> Names:
-    return names
 
 
 def _check_mask(leaf: Tensor, mask: Tensor) -> Tensor:

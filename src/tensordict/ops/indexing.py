@@ -235,7 +235,7 @@ class Indexing(Writing):
         clone: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Iterable[Any] | None = None,
+        keys_to_update: Iterable[object] | None = None,
     ) -> Self:
         """Copy the values of a mapping or container into a part of the entries; allowed on a locked container.
 

@@ -31,7 +31,7 @@ class Leaves(Locking):
             result._lock_tree()
         return result
 
-    def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
+    def _map_some(self, fn: Callable[[Any], object]) -> Self | None:
         """`_map` without the leaves for which `fn` gives `None`; `None` when it does so for all of them.
 
         `fn` is called in the order of `_leaves`.
@@ -171,7 +171,7 @@ class Leaves(Locking):
             leaf.record_stream(stream)
         return self
 
-    def _replace_leaves(self, source: Any) -> Self:
+    def _replace_leaves(self, source: Contract) -> Self:
         """Take over the leaves, and the devices, of a container of the same structure; returns `self`."""
         writes: list[tuple[Contract, str, Any]] = []
         devices: list[tuple[Contract, torch.device | None]] = []
@@ -205,7 +205,7 @@ def _gradient(leaf: Tensor) -> Tensor | None:
     return leaf.grad if leaf.is_leaf or leaf.retains_grad else None
 
 
-def _plain(leaf: Any) -> Any:
+def _plain(leaf: Tensor) -> Tensor:
     # A jagged tensor is of a class of its own, mapped or not.
     return leaf if type(leaf) is Tensor or leaf.layout is torch.jagged else leaf.as_subclass(Tensor)
 

@@ -365,14 +365,14 @@ def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[
     return result
 
 
-def _as_parameter(value: Tensor, old: nn.Parameter) -> Any:
+def _as_parameter(value: Tensor, old: nn.Parameter) -> Tensor:
     """What takes the place of a parameter; a tensor that gradients or a map go through stays itself."""
     if value.requires_grad or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value
     return nn.Parameter(value, requires_grad=old.requires_grad)
 
 
-def _fill_in(slots: list[_Slot], container: Contract, inplace: bool, non_blocking: bool) -> Callable[[Any], Any]:
+def _fill_in(slots: list[_Slot], container: Contract, inplace: bool, non_blocking: bool) -> Callable[[Any], object]:
     if inplace:
         return _copy_in(slots, non_blocking)
     orders = [(slot.table, list(slot.table)) for slot in slots if slot.attributes is not None]
@@ -386,7 +386,7 @@ def _fill_in(slots: list[_Slot], container: Contract, inplace: bool, non_blockin
     return partial(_put_back, slots, orders, container._locked)
 
 
-def _put_back(slots: list[_Slot], orders: list[tuple[dict[str, Any], list[str]]], locked: bool, swap: object) -> Any:
+def _put_back(slots: list[_Slot], orders: list[tuple[dict[str, object], list[str]]], locked: bool, swap: object) -> Any:
     """Undo `_fill_in`, whatever has become of the module meanwhile."""
     for table, name, old, new, source, _, attributes in slots:
         current = table.get(name) if attributes is None else attributes.pop(name, new)
@@ -449,7 +449,7 @@ def _load_state(container: Contract, module: nn.Module, inplace: bool) -> tuple[
     return swap, load_back
 
 
-def _unfit(container: Any, module: object, name: str) -> ModuleError:
+def _unfit(container: Contract, module: object, name: str) -> ModuleError:
     """The error about entries that have no place in a module."""
     if isinstance(module, Contract):
         places = set(module._entries)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict.core.contract import Contract, Names
+from tensordict.core.contract import Contract, Names, unchanged
 from tensordict.core.errors import DimError, NamesError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_dim
@@ -103,7 +103,7 @@ class Naming(Contract):
             (['batch', 'frame', 'step'], ['b', 'time', 'step'])
         """
         wanted = self._renaming("rename", names, rename_map)
-        renamed = self._map(_itself)
+        renamed = self._map(unchanged)
         renamed._name_tree(wanted)
         return renamed
 
@@ -120,7 +120,7 @@ class Naming(Contract):
         self._name_tree(self._renaming("rename_", names, rename_map))
         return self
 
-    def _renaming(self, call: str, names: tuple[Any, ...], rename_map: dict[str, str | None]) -> Names:
+    def _renaming(self, call: str, names: tuple[object, ...], rename_map: dict[str, str | None]) -> Names:
         """The names that `rename` asks for."""
         if len(names) == len(self._batch_size) and not rename_map and ... not in names and "..." not in names:
             return checked_names(names, len(names))
@@ -270,7 +270,3 @@ def _rename(node: Contract, names: Names) -> None:
     if len(node._batch_size) > lead:
         names = [*names, *(node._names or [None] * len(node._batch_size))[lead:]]
     node._names = list(names) if any(names) else None
-
-
-def _itself(leaf: object) -> Any:
-    return leaf

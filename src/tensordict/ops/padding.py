@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
-from tensordict.core.contract import Contract, LeafFn, Names, merged_device, named_error, raise_key_mismatch
+from tensordict.core.contract import Contract, LeafFn, merged_device, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import DimError, ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import PerNdim
@@ -60,11 +60,11 @@ class Padding(Sizing):
         for dim, extra in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             new[dim] += sum(extra)
         if not inplace:
-            return retried(self, self._map, fn, torch.Size(new), len(size), _same_names)
+            return retried(self, self._map, fn, torch.Size(new), len(size), unchanged)
         for path, leaf in self._walk():
             if leaf.is_nested and any(pads[2:]):
                 raise named_error(_only_rows(leaf, pads), path)
-        return replace_leaves(self, fn, torch.Size(new), len(size), _same_names)
+        return replace_leaves(self, fn, torch.Size(new), len(size), unchanged)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: object = None) -> Self:
         """Make ragged entries dense: their rows become as long as the longest, with `padding` behind the shorter ones.
@@ -203,10 +203,6 @@ def _closed(node: Any, padding: float, path: Path) -> Any:
     return node._build(entries, torch.Size(size), node._device, node._names)
 
 
-def _same_names(names: Names) -> Names:
-    return names
-
-
 # --- stacking what differs in one dim ---------------------------------------------------------------------------------
 
 
@@ -218,7 +214,7 @@ class _Sequences:
         self.value = value
         self.masks = masks
 
-    def node(self, nodes: Sequence[Any], path: Path) -> tuple[Any, Any]:
+    def node(self, nodes: Sequence[Contract], path: Path) -> tuple[Any, Any]:
         """The padded stack of containers, and the container of its masks."""
         mappings = [node._entries for node in nodes]
         names = mappings[0].keys()
@@ -250,7 +246,7 @@ class _Sequences:
             result = first._rewrap(result)
         return result, make(masks, shape, device, None) if self.masks else None
 
-    def _leaf_at(self, ndim: int) -> Callable[[list[Any], Path], tuple[Tensor, Tensor | None]]:
+    def _leaf_at(self, ndim: int) -> Callable[[list[Tensor], Path], tuple[Tensor, Tensor | None]]:
         """What pads and stacks the leaves of a container of `ndim` batch dims."""
 
         def join(column: list[Any], path: Path) -> tuple[Tensor, Tensor | None]:
@@ -314,12 +310,12 @@ class _Sequences:
         )
 
 
-def _longer(node: Contract, size: list[int]) -> Any:
+def _longer(node: Contract, size: list[int]) -> Contract:
     """A container that holds a value, padded behind its elements to a batch size that begins with `size`."""
     own = node._batch_size
     pads = [n for length, longest in zip(own, size, strict=False) for n in (0, longest - length)]
     new = torch.Size([*size, *own[len(size) :]])
-    return node if new == own else node._map(_padder(pads, 0.0), new, len(own), _same_names)
+    return node if new == own else node._map(_padder(pads, 0.0), new, len(own), unchanged)
 
 
 def pad_and_stack(containers: Any, dim: int, value: float, out: Any, return_mask: Any) -> Any:

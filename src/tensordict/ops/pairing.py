@@ -87,7 +87,7 @@ def pair_up(
     return _pair_with_default(node, other, default, path, left, right), left, right
 
 
-def _pair_exactly(node: Any, other: Any, path: Path, left: list[Any], right: list[Any]) -> None:
+def _pair_exactly(node: Any, other: Any, path: Path, left: list[Tensor], right: list[Tensor]) -> None:
     """Append the leaves of two containers with the same keys."""
     parts = _parts(node, other, path)
     if parts is not None:

@@ -284,7 +284,7 @@ def _statistics(leaf: ShownLeaf) -> list[str]:
 _TABLE = '<table style="border-collapse: collapse; text-align: left">'
 
 
-def container_html(node: Contract, entries: Mapping[str, Any]) -> str:
+def container_html(node: Contract, entries: Mapping[str, object]) -> str:
     """The table of a container with these entries, which are those that :func:`shown` gives."""
     head = (
         f"<strong>{html.escape(type(node).__name__)}</strong> "

@@ -212,7 +212,7 @@ class ReductionBase(Leaves, Naming):
         seconds: list[Any] = []
 
         def collecting(apply: Apply) -> Apply:
-            def firsts(leaves: list[Any], lead: int) -> list[Any]:
+            def firsts(leaves: list[Tensor], lead: int) -> list[Tensor]:
                 pairs = list(apply(leaves, lead))
                 seconds.extend([pair[1] for pair in pairs])
                 return [pair[0] for pair in pairs]
@@ -361,7 +361,7 @@ def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], lead: int) ->
     return map(op, leaves)
 
 
-def apply_along(how: Reduction, dims: tuple[int, ...], keepdim: bool, leaves: list[Any], lead: int) -> Iterable[Any]:
+def apply_along(how: Reduction, dims: tuple[int, ...], keepdim: bool, leaves: list[Any], lead: int) -> Iterable[object]:
     op = how.op
     if how.stacked and _alike(leaves):
         return _cut(op(torch.stack(leaves), _unpacked(tuple([dim + 1 for dim in dims])), keepdim), how)
@@ -369,7 +369,7 @@ def apply_along(how: Reduction, dims: tuple[int, ...], keepdim: bool, leaves: li
     return [op(leaf, arg, True) for leaf in leaves] if keepdim else [op(leaf, arg) for leaf in leaves]
 
 
-def _apply_to_features(how: Reduction, leaves: list[Any], lead: int) -> Iterable[Any]:
+def _apply_to_features(how: Reduction, leaves: list[Any], lead: int) -> Iterable[object]:
     if _any_ragged(leaves):
         fn = _over_features(how.op, lead)
         return [_row_by_row(how, leaf, lead) if leaf.is_nested else fn(leaf) for leaf in leaves]
@@ -486,7 +486,7 @@ def row_of(leaves: list[Tensor]) -> Tensor:
     return torch.cat([leaf.flatten() for leaf in _dense(leaves)])
 
 
-def settled(leaves: list[Any], method: Callable[..., Any], answer: bool) -> bool:
+def settled(leaves: list[Tensor], method: Callable[..., Any], answer: bool) -> bool:
     """Whether `method` gives `answer` for some leaf: small ones at once, the CPU's in turn, others in one transfer."""
     if leaves and sum([leaf.numel() for leaf in leaves]) <= _SMALL and len(set(map(_kind, leaves))) == 1:
         try:
@@ -543,7 +543,7 @@ def _nothing_to_reduce() -> Exception:
     return ShapeError("reduce=True needs one entry at least; the container is empty")
 
 
-def _is_mixed(members: Sequence[Any], name: str) -> bool:
+def _is_mixed(members: Sequence[Contract], name: str) -> bool:
     """Whether an entry is a container in some members of a lazy stack and a tensor in others."""
     return len({member._node(name) is None for member in members}) > 1
 

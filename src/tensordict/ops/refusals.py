@@ -6,7 +6,7 @@ Operations call torch first, so that plain leaves pay nothing for the ragged one
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, LeafFn, named_error

@@ -28,6 +28,7 @@ from tensordict.ops import batch_ops
 from tensordict.ops.batch_ops import BatchOp
 from tensordict.ops.locking import _keep
 from tensordict.ops.sizing import Sizing, replace_leaves
+from tensordict.ops.writes import resize
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -539,7 +540,7 @@ class Shape(Sizing):
         return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
 
-def _expanded_like(node: Any, other: Any, path: tuple[str, ...]) -> Any:
+def _expanded_like(node: Any, other: Contract, path: tuple[str, ...]) -> Any:
     """`node` with every leaf expanded to the shape of the same entry of `other`, whose batch sizes it takes."""
     entries: dict[str, Any] = {}
     theirs = other._entries
@@ -565,10 +566,7 @@ def _expanded_like(node: Any, other: Any, path: tuple[str, ...]) -> Any:
 
 def _impose(node: Contract, size: torch.Size) -> None:
     """Give every container of a tree the batch size `size`."""
-    node._batch_size = size
-    if node._names is not None:
-        kept = node._names[: len(size)]
-        node._names = kept + [None] * (len(size) - len(kept))
+    resize(node, size)
     for value in node._entries.values():
         if isinstance(value, Contract):
             _impose(value, size)

@@ -12,6 +12,7 @@ from tensordict.core.contract import ContainerT, Contract, LeafFn, Names, Rename
 from tensordict.core.errors import ShapeError
 from tensordict.core.shapes import as_dim, as_size
 from tensordict.ops.locking import Locking, raise_locked
+from tensordict.ops.writes import resize
 from tensordict.ops.writing import Writing
 
 if TYPE_CHECKING:
@@ -125,16 +126,6 @@ class Sizing(Writing):
         return self
 
 
-def resize(node: Contract, size: torch.Size) -> None:
-    """Set one container's batch size, known to fit its leaves; names of the dims that stay are kept."""
-    names = node._names
-    node._batch_size = size
-    if names is not None:
-        kept = names[: len(size)]
-        padded: Names = kept + [None] * (len(size) - len(kept))
-        node._names = padded if any(name is not None for name in padded) else None
-
-
 def replace_leaves(root: ContainerT, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None) -> ContainerT:
     """`_map`, in place: every leaf is replaced by `fn(leaf)`, one at a time, so that no second copy of all exists.
 
@@ -213,7 +204,7 @@ def _before_uneven(shape: torch.Size) -> torch.Size:
     return shape[: shape.index(-1)] if -1 in shape else shape
 
 
-def _leading_size(leaf: Any) -> torch.Size:
+def _leading_size(leaf: Tensor) -> torch.Size:
     """The dims of a leaf that can be batch dims: those before a ragged one."""
     try:
         shape: torch.Size = leaf.shape

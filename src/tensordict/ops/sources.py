@@ -28,7 +28,7 @@ def one_source(source: Any, kwargs: dict[str, Any]) -> Any:
         ) from error
 
 
-def restricted(source: Any, keys: Iterable[Any]) -> Any:
+def restricted(source: Any, keys: Iterable[object]) -> Any:
     """The entries of `source` at these nested keys, those that exist."""
     if isinstance(keys, str):
         keys = [keys]

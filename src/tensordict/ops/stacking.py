@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry, settings
-from tensordict.core.contract import Contract, Names, Rename, named_error, raise_key_mismatch
+from tensordict.core.contract import Contract, Names, Rename, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
@@ -332,7 +332,7 @@ class Stacking(Writing):
         return self._join_entries(keys, partial(torch.cat, dim=dim), out_key, keep_entries)
 
     def _join_entries(
-        self, keys: tuple[Any, ...], join: Callable[[list[Any]], Any], out_key: object, keep_entries: bool
+        self, keys: tuple[object, ...], join: Callable[[Sequence[object]], Any], out_key: object, keep_entries: bool
     ) -> Self:
         if self._locked:
             raise_locked(f"write the entry {out_key!r}")
@@ -432,7 +432,7 @@ def maybe_dense_stack_containers(input: object, dim: int = 0, out: object = None
     return lazy_stack_containers(items, dim, out, **kwargs)
 
 
-def _congruent(items: Sequence[Any]) -> bool:
+def _congruent(items: Sequence[Contract]) -> bool:
     """Whether containers have the same keys, shapes and devices, so that they can be stacked."""
     first = items[0]
     size, mapping = first._batch_size, first._outline()
@@ -482,11 +482,11 @@ def cat_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> An
         return joint
     fn = torch.cat if dim == 0 else _along(torch.cat, dim)
     try:
-        return first._merge(items, fn, new, len(size), _same_names, (), partial(cat_containers, dim=dim))
+        return first._merge(items, fn, new, len(size), unchanged, (), partial(cat_containers, dim=dim))
     except REFUSALS:
         if not has_ragged(*items):
             raise
-    return first._merge(items, ragged.Cat(dim), new, len(size), _same_names, (), partial(cat_containers, dim=dim))
+    return first._merge(items, ragged.Cat(dim), new, len(size), unchanged, (), partial(cat_containers, dim=dim))
 
 
 def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
@@ -507,7 +507,7 @@ def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
     return out
 
 
-def _concatenated_as_wholes(items: Sequence[Any], dim: int) -> Any:
+def _concatenated_as_wholes(items: Sequence[Contract], dim: int) -> Any:
     """Whatever comes first: one lazy stack among the containers makes the result one."""
     firsts: dict[type[Any], Any] = {}
     for item in items:
@@ -520,7 +520,7 @@ def _concatenated_as_wholes(items: Sequence[Any], dim: int) -> Any:
     return None
 
 
-def _members_concatenated(stack: Any, items: Sequence[Any], dim: int) -> Any:
+def _members_concatenated(stack: Any, items: Sequence[Contract], dim: int) -> Any:
     """The concatenation of containers as a lazy stack, as one of them is; `None` where that has no members.
 
     Raises:
@@ -544,7 +544,7 @@ def _members_concatenated(stack: Any, items: Sequence[Any], dim: int) -> Any:
     return stack._restacked([cat_containers(list(row), inner) for row in zip(*columns, strict=True)])
 
 
-def _checked(input: Any, what: str) -> Sequence[Any]:
+def _checked(input: Any, what: str) -> Sequence[Contract]:
     """The inputs as a sequence of containers, one at least."""
     if not isinstance(input, (list, tuple)):
         input = input.unbind(0) if isinstance(input, Stacking) else tuple(input)
@@ -559,7 +559,7 @@ def _checked(input: Any, what: str) -> Sequence[Any]:
     return input  # type: ignore[no-any-return]
 
 
-def _check_one_class(items: Sequence[Any], what: str, path: Path = ()) -> None:
+def _check_one_class(items: Sequence[object], what: str, path: Path = ()) -> None:
     """Raise when two of the containers are of tensorclasses of which neither derives from the other."""
     kinds: dict[Any, None] = dict.fromkeys(map(type, items))
     if len(kinds) == 1:
@@ -574,7 +574,7 @@ def _check_one_class(items: Sequence[Any], what: str, path: Path = ()) -> None:
             )
 
 
-def _join_into(out: Any, items: Sequence[Any], join: Any, dim: int, size: torch.Size) -> Any:
+def _join_into(out: Any, items: Sequence[object], join: Any, dim: int, size: torch.Size) -> Any:
     """Write the stack or concatenation of `items` into `out`; every check comes before the first write."""
     if not isinstance(out, Writing):
         raise TypeError(f"out must be a container, got {type(out).__name__}")
@@ -692,7 +692,3 @@ def _joint_shape(column: list[Tensor], join: object, dim: int, path: Path) -> to
         lengths.insert(dim, len(column))
         return torch.Size(lengths)
     return with_dim(first, dim, sum(shape[dim] for shape in shapes))
-
-
-def _same_names(names: Names) -> Names:
-    return names

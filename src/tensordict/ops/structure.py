@@ -79,7 +79,7 @@ class Structure(Writing):
             return made  # type: ignore[no-any-return]
         return selected
 
-    def _selected(self, wanted: dict[str, Any]) -> Self:
+    def _selected(self, wanted: dict[str, object]) -> Self:
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
@@ -92,7 +92,7 @@ class Structure(Writing):
             return self._subset(entries)
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    def _plan_keep(self, wanted: dict[str, Any], gone: list[tuple[Any, str]]) -> None:
+    def _plan_keep(self, wanted: dict[str, object], gone: list[tuple[Contract, str]]) -> None:
         """List the entries that are not wanted, and the containers that hold them."""
         if (members := self._members(or_template=True)) is not None:
             for member in members:
@@ -423,7 +423,7 @@ class Structure(Writing):
         _delete(gone, "filter empty containers")
         return self
 
-    def _plan_filter(self, gone: list[tuple[Any, str]]) -> None:
+    def _plan_filter(self, gone: list[tuple[Contract, str]]) -> None:
         """List the nested containers in which no leaf is found, and those that hold them."""
         for name, value in self._outline().items():
             if isinstance(value, Structure):
@@ -436,7 +436,7 @@ class Structure(Writing):
 class _Flatten:
     """The undoing of `unflatten_keys`: containers that were there before stay, the others become names again."""
 
-    def __init__(self, separator: str, source: Any) -> None:
+    def __init__(self, separator: str, source: Contract) -> None:
         self.separator = separator
         outlines = [member._outline() for member in source._members() or (source,)]
         self.nodes = {name for outline in outlines for name, value in outline.items() if is_node(value)}
@@ -453,7 +453,7 @@ class _Flatten:
                 entries[new] = item
         return tree._build(entries, tree._batch_size, tree._device, tree._names)
 
-    def _flat(self, name: str, value: Any) -> list[tuple[str, Any]]:
+    def _flat(self, name: str, value: Any) -> list[tuple[str, object]]:
         """The entries that an entry of the tree becomes."""
         if not is_node(value) or value._is_non_tensor:
             return [(name, value)]
@@ -521,7 +521,7 @@ def _level(root: Any, path: Path, levels: dict[Any, Any]) -> Any:
     return level
 
 
-def _delete(gone: list[tuple[Any, str]], what: str) -> None:
+def _delete(gone: list[tuple[Contract, str]], what: str) -> None:
     """Delete entries from the containers that hold them, or none: another parent may have locked a nested container."""
     for node, name in gone:
         if node._locked:
@@ -530,7 +530,7 @@ def _delete(gone: list[tuple[Any, str]], what: str) -> None:
         node._entries.pop(name, None)
 
 
-def _known(member: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+def _known(member: Contract, wanted: dict[str, object]) -> dict[str, Any]:
     """The wanted names that a member of a lazy stack has."""
     return {name: below for name, below in wanted.items() if name in member._entries}
 

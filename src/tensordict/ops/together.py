@@ -9,7 +9,7 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.locking import raise_locked
 
 
-def set_all(container: Any, keys: Sequence[Any], items: Sequence[Any]) -> None:
+def set_all(container: Any, keys: Sequence[object], items: Sequence[object]) -> None:
     """Write several entries as `set` does; all of them or, when one cannot be written, none."""
     # Dicts can be put back as they were: 0.3 us a key, and nothing need be tried in advance, which takes 5 us a key.
     before: list[tuple[dict[str, Any], str, Any]] = []
@@ -45,7 +45,7 @@ def _place(node: Any, path: Path) -> tuple[Any, str]:
     return node, path[-1]
 
 
-def _set_all_tried(container: Any, paths: Sequence[Path], items: Sequence[Any]) -> None:
+def _set_all_tried(container: Any, paths: Sequence[Path], items: Sequence[object]) -> None:
     """As `set_all`, after the same has been written to a container of the same structure."""
     trial = container.empty(recurse=True)
     for path, item in zip(paths, items):

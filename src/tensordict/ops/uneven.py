@@ -148,7 +148,7 @@ def nested_of(stack: Any, column: list[Any], layout: torch.layout, path: Path) -
     return nested(column, layout, path)
 
 
-def densified(stack: Any, layout: torch.layout, path: Path) -> Any:
+def densified(stack: Any, layout: torch.layout, path: Path) -> Contract:
     """See :meth:`Stacking.densify`; `path` leads to this stack."""
     store = stack._entries
     entries: dict[str, Any] = {}

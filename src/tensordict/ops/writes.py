@@ -232,7 +232,16 @@ class Resize(Write):
                 )
 
 
-def _store(node: Contract, entries: dict[str, Any]) -> None:
+def resize(node: Contract, size: torch.Size) -> None:
+    """Set one container's batch size, known to fit its leaves; names of the dims that stay are kept."""
+    names = node._names
+    node._batch_size = size
+    if names is not None:
+        padded = (names + [None] * len(size))[: len(size)]
+        node._names = padded if any(name is not None for name in padded) else None
+
+
+def _store(node: Contract, entries: dict[str, object]) -> None:
     """Add or replace entries that were checked."""
     if node._locked:  # with `ignore_lock`
         for value in filter(is_node, entries.values()):
@@ -243,7 +252,7 @@ def _store(node: Contract, entries: dict[str, Any]) -> None:
             take_names(node, value)
 
 
-def _copyable(target: Tensor, item: object, path: Path) -> Any:
+def _copyable(target: Tensor, item: object, path: Path) -> Tensor:
     """`item` as a tensor that `target.copy_` takes, which broadcasts; raises naming `path` when it does not fit."""
     if not isinstance(item, Tensor):
         if isinstance(item, (Contract, Mapping)):

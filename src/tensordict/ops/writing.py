@@ -19,7 +19,7 @@ from tensordict.ops.naming import checked_names, take_names
 from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.ops.sources import one_source, restricted
-from tensordict.ops.writes import Copy, Resize, Update, Write, raise_no_entry
+from tensordict.ops.writes import Copy, Resize, Update, Write, raise_no_entry, resize
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -366,7 +366,7 @@ class Writing(Reading, Locking):
         clone: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Iterable[Any] | None = None,
+        keys_to_update: Iterable[object] | None = None,
         **kwargs: object,
     ) -> Self:
         """Copy the values of a mapping or container into existing entries; allowed on a locked container.
@@ -519,10 +519,7 @@ class Writing(Reading, Locking):
         write = Resize()
         self._plan_write(write, size, path)
         for node, new in write.changes:
-            node._batch_size = new
-            if node._names is not None:
-                names = (node._names + [None] * len(new))[: len(new)]
-                node._names = names if any(name is not None for name in names) else None
+            resize(node, new)
 
     def _queues(self, non_blocking: bool | None) -> bool:
         """Whether transfers to the device of this container are queued, to be waited for once at the end."""
@@ -569,7 +566,7 @@ def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
     return node
 
 
-def check_way(member: Any, way: Path, path: Path) -> None:
+def check_way(member: Contract, way: Path, path: Path) -> None:
     """Raise when the way to an entry of a member of a lazy stack leads through a tensor."""
     node = member
     for depth, name in enumerate(way[:-1], 1):
