@@ -740,3 +740,16 @@ def test_ragged_entries_are_refused_by_name(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedEntryError, match=r"\('n', 'x'\) has different shapes .*memmap"):
         TensorDict({"n": stack}).to_h5(tmp_path / "x")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pickle_says_the_kind_of_store(tmp_path: pathlib.Path) -> None:
+    with TensorDict(a=torch.arange(3)).to_h5(tmp_path / "x.h5") as data:
+        state = data.__getstate__()
+    assert state.pop("backend") == "h5"
+    # As earlier versions wrote it.
+    again = PersistentTensorDict.__new__(PersistentTensorDict)
+    again.__setstate__(state)
+    with again:
+        assert again["a"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="the backend is 'h5', got 'x'"):
+        PersistentTensorDict.__new__(PersistentTensorDict).__setstate__({**state, "backend": "x"})

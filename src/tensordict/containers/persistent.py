@@ -168,6 +168,7 @@ class PersistentTensorDict(OnDisk):
         cls,
         source: Any,
         *,
+        backend: str = "h5",
         mode: str = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
@@ -175,9 +176,12 @@ class PersistentTensorDict(OnDisk):
         device: Any = None,
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The container over a file, or over an open `h5py.File` or `h5py.Group`; see `from_h5`."""
-        where: dict[str, Any] = {"group": source} if hasattr(source, "file") else {"filename": source, "mode": mode}
-        self = cls(**where, batch_size=batch_size, device=device, validate_batch_size=False, **(options or {}))
+        """The container over a store at a path, or over a group that its library has opened; see `from_h5`."""
+        at_path = isinstance(source, (str, os.PathLike))
+        where: dict[str, Any] = {"filename": source, "mode": mode} if at_path else {"group": source}
+        self = cls(
+            **where, backend=backend, batch_size=batch_size, device=device, validate_batch_size=False, **(options or {})
+        )
         try:
             if batch_size is None and (auto_batch_size or noted_size(self._group) is None):
                 with self._store.unnoted():
@@ -185,7 +189,7 @@ class PersistentTensorDict(OnDisk):
             self._check_shapes()
             return self._with_face()
         except BaseException:
-            if "filename" in where:
+            if at_path:
                 self.close()
             raise
 
@@ -238,13 +242,12 @@ class PersistentTensorDict(OnDisk):
             >>> data["b", "c"]
             tensor([3., 4.])
         """
-        backend_of(backend)
         plain = registry.lookup("TensorDict")
         if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
             batch_size = input_dict._batch_size
         source = plain.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
         target = None if device is None else as_device(device)
-        result = source.to_h5(filename, **kwargs)
+        result: PersistentTensorDict = source._to_store(backend, filename, **kwargs)
         result._device = target
         return result
 
@@ -284,7 +287,7 @@ class PersistentTensorDict(OnDisk):
             return super().clone(recurse, **kwargs)
         if os.path.exists(newfile) and os.path.samefile(newfile, self._store.name):
             raise SaveError(f"the container is in {os.fspath(newfile)!r} itself: pass the name of another file")
-        result = self.to_h5(newfile, **{**self._options, **kwargs})
+        result: Any = self._to_store(self._store.backend, newfile, **{**self._options, **kwargs})
         result._wrapped_container()._device = self._device
         return result
 
@@ -311,6 +314,7 @@ class PersistentTensorDict(OnDisk):
         self._store.check()
         self._store.flush()
         return {
+            "backend": self._store.backend,
             "filename": self._store.name,
             "mode": self._store.mode,
             "group": self._group.path,
@@ -448,7 +452,7 @@ class PersistentTensorDict(OnDisk):
         item = self._item(name)
         if not isinstance(item, ArrayItem) or item.dtype is not value.dtype or item.shape != value.shape:
             return None
-        stored_entries.check_leaf(value, key)
+        stored_entries.check_leaf(self._store, value, key)
         return item if item.has_one_name else None
 
     def _drop(self, name: str) -> None:

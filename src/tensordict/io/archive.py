@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from tensordict.io.detect import refuse_other
 from tensordict.io.directory import FolderOptions, FolderPlan, meta_of, plan_files
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import as_json, is_meta
-from tensordict.io.progress import Progress
+from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.transaction import FileTransaction, FolderTransaction, check_target
 from tensordict.io.value_files import unpickle
 from tensordict.io.zipping import STORED, Entry
@@ -181,10 +180,7 @@ def _index(parts: Iterable[Part]) -> dict[str, Entry]:
 
 
 def _write(fd: int, parts: list[Part], how: Compression, num_threads: int, shown: bool) -> None:
-    with ExitStack() as stack:
-        progress = None
-        if shown:
-            progress = stack.enter_context(Progress("saving", sum(item.size for item in parts if not item.like)))
+    with progress_bar(shown, "saving", sum(item.size for item in parts if not item.like)) as progress:
         if how.method == STORED:
             write_stored(fd, parts, num_threads, progress)
         else:
@@ -371,10 +367,9 @@ def unpack_memmap(
     _check_top(archive)
     root = local_path(prefix)
     _check_space(archive, root)
-    with ExitStack() as stack:
-        save = stack.enter_context(FolderTransaction(root, list(archive.entries), durable, overwrite=overwrite))
-        total = sum(entry.size for entry in archive.entries.values())
-        shown = stack.enter_context(Progress("unpacking", total)) if progress else None
+    total = sum(entry.size for entry in archive.entries.values())
+    transaction = FolderTransaction(root, list(archive.entries), durable, overwrite=overwrite)
+    with transaction as save, progress_bar(progress, "unpacking", total) as shown:
         for folder in sorted(archive.folders()):
             save.make_folder(f"{root}/{folder}")
         content = [entry for entry in archive.entries.values() if entry.name != META and not entry.name.endswith("/")]

@@ -22,7 +22,7 @@ from tensordict.io import zipping
 from tensordict.io.checksums import Crc32
 from tensordict.io.progress import Progress
 from tensordict.io.writing import watching
-from tensordict.io.zipping import BZIP2, DEFLATE, LZMA, STORED, Stamp
+from tensordict.io.zipping import BZIP2, DEFLATE, STORED, Stamp
 from tensordict.memory import files, system
 
 # Shorter contents go out together, in one system call, which takes this many buffers ...
@@ -210,16 +210,13 @@ def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress
 
 
 def _read_range(path: str, start: int, stop: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | system.CLOEXEC)
-    try:
+    with files.closing(os.open(path, os.O_RDONLY | system.CLOEXEC)) as fd:
         content = system.pread(fd, stop - start, start)
         while len(content) < stop - start:
             more = system.pread(fd, stop - start - len(content), start + len(content))
             if not more:
                 raise SaveError(f"the file {path!r} becomes shorter while it is packed")
             content += more
-    finally:
-        os.close(fd)
     return content
 
 
@@ -277,11 +274,11 @@ def _write_compressed_part(
         item.crc, item.stored = zlib.crc32(content), item.size
         _tell(progress, item.size)
         return
-    stream = _STREAMS[item.method](level, pool)
+    stream = _compressor(item.method, level, pool)
 
     def add(view: Any) -> None:
         item.crc = zlib.crc32(view, item.crc)
-        put(stream.feed(bytes(view)))
+        put(stream.compress(bytes(view)))
         _tell(progress, len(view))
 
     def put(content: bytes) -> None:
@@ -296,7 +293,15 @@ def _write_compressed_part(
     else:
         for start in range(0, item.size, _BATCH):
             add(_read_range(source, start, min(start + _BATCH, item.size)))
-    put(stream.finish())
+    put(stream.flush())
+
+
+def _compressor(
+    method: int, level: int | None, pool: ThreadPoolExecutor | None
+) -> _Deflating | bz2.BZ2Compressor | _LzmaCompressor:
+    if method == DEFLATE:
+        return _Deflating(level, pool)
+    return bz2.BZ2Compressor(9 if level is None else level) if method == BZIP2 else _LzmaCompressor(level)
 
 
 class _Deflating:
@@ -309,13 +314,13 @@ class _Deflating:
         self._pending: bytes | None = None
         self._futures: deque[Future[bytes]] = deque()
 
-    def feed(self, content: bytes) -> bytes:
-        """Take in the next piece; what is returned is to be written now."""
+    def compress(self, content: bytes) -> bytes:
+        """Take in the next piece, of all that is compressed; what is returned is to be written now."""
         ready = b"" if self._pending is None else self._next(False)
         self._pending = content
         return ready
 
-    def finish(self) -> bytes:
+    def flush(self) -> bytes:
         """The rest of the stream."""
         return self._next(True) + b"".join(future.result() for future in self._futures)
 
@@ -337,28 +342,17 @@ def _deflated(content: bytes, window: bytes, level: int, last: bool) -> bytes:
     return deflater.compress(content) + deflater.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
 
 
-class _Bzip2:
-    def __init__(self, level: int | None, pool: ThreadPoolExecutor | None) -> None:
-        self._stream = bz2.BZ2Compressor(9 if level is None else level)
-
-    def feed(self, content: bytes) -> bytes:
-        return self._stream.compress(content)
-
-    def finish(self) -> bytes:
-        return self._stream.flush()
-
-
 class _LzmaCompressor:
     """An .lzma file whose head is replaced by that of a zip entry: version, length of the properties, properties."""
 
-    def __init__(self, level: int | None, pool: ThreadPoolExecutor | None) -> None:
+    def __init__(self, level: int | None) -> None:
         self._stream = lzma.LZMACompressor(lzma.FORMAT_ALONE, preset=level)
         self._head = b""
 
-    def feed(self, content: bytes) -> bytes:
+    def compress(self, content: bytes) -> bytes:
         return self._converted(self._stream.compress(content))
 
-    def finish(self) -> bytes:
+    def flush(self) -> bytes:
         return self._converted(self._stream.flush())
 
     def _converted(self, content: bytes) -> bytes:
@@ -373,8 +367,3 @@ class _LzmaCompressor:
 
 # Five bytes of properties, and eight for a length, which is unknown.
 _LZMA_HEAD = 13
-_STREAMS: dict[int, Callable[[int | None, ThreadPoolExecutor | None], _Deflating | _Bzip2 | _LzmaCompressor]] = {
-    DEFLATE: _Deflating,
-    BZIP2: _Bzip2,
-    LZMA: _LzmaCompressor,
-}

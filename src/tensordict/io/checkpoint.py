@@ -219,7 +219,7 @@ class _Plan:
 
     def _match_stack(self, stack: Any, level: Level, key: Path) -> None:
         """Write into the members, each its own part."""
-        members = stack._entries.containers
+        members = stack._members()
         if not members:
             return
         levels = member_levels(level, len(members), stack.stack_dim, key, self.misfits)

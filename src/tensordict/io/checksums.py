@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tensordict.core.errors import SaveError
-from tensordict.memory import system
+from tensordict.memory import files, system
 
 # As zlib measures a polynomial: bit 31 is the constant term.
 _POLYNOMIAL = 0xEDB88320
@@ -120,16 +120,13 @@ def differs(
         checksum = new(algorithm(name))
     except ValueError:
         return f"its recorded checksum is {recorded!r:.80}, of no known algorithm"
-    fd = os.open(path, os.O_RDONLY | system.CLOEXEC)
-    try:
+    with files.closing(os.open(path, os.O_RDONLY | system.CLOEXEC)) as fd:
         stop = sys.maxsize if nbytes is None else start + nbytes
         while piece := system.pread(fd, min(_PIECE, stop - start), start):
             checksum.update(piece)
             start += len(piece)
             if add is not None:
                 add(len(piece))
-    finally:
-        os.close(fd)
     found = checksum.hexdigest()
     return "" if found == expected else f"its {name} checksum is {found}, and {expected:.128} was recorded"
 

@@ -343,11 +343,8 @@ def recorded(filename: PathLike) -> list[Recorded]:
         SaveError: it is of another format, or its content does not add up.
     """
     target = local_path(filename)
-    fd = files.open_file(target)
-    try:
+    with files.closing(files.open_file(target)) as fd:
         content = _read(fd)
-    finally:
-        os.close(fd)
     found = {} if content.checksums is None else content.checksums
     if type(found) is not dict or not found.keys() <= content.spans.keys():
         raise SaveError(f"{target!r} is broken: its checksums are not those of its tensors")
@@ -475,24 +472,18 @@ def _json_before(fd: int, end: int, what: str) -> tuple[dict[str, Any], int]:
 
 
 def _refuse_other(path: str) -> None:
-    fd = files.open_file(path)
-    try:
+    with files.closing(files.open_file(path)) as fd:
         end = os.fstat(fd).st_size - _LENGTH.size
         start = end - _LENGTH.unpack(system.pread(fd, _LENGTH.size, end))[0] - len(MAGIC) if end >= 0 else -1
         if start >= 0 and system.pread(fd, len(MAGIC), start) == MAGIC:
             return
-    finally:
-        os.close(fd)
     refuse_other(path, "consolidated", _inside)
 
 
 def _inside(path: str) -> Collection[str]:
     """The names in the JSON at the end of a file when the reference has not written it."""
-    fd = files.open_file(path)
-    try:
+    with files.closing(files.open_file(path)) as fd:
         found, _ = _json_before(fd, os.fstat(fd).st_size, "at the end of the file")
-    finally:
-        os.close(fd)
     return () if {"cls", "leaves"} <= found.keys() else found
 
 

@@ -132,12 +132,12 @@ def outline(container: Any, key: Path = ()) -> Form:
     return replace(form, entries=entries)
 
 
-def outline_of_h5(data: Any, complain: Complain | None = None) -> Form:
+def outline_of_stored(data: Any, complain: Complain | None = None) -> Form:
     """The outline of a `PersistentTensorDict`, whose tensorclasses need not be known; `complain` as in `restore`."""
     entries: dict[str, Form | LeafSpec] = {}
     for name in data._listed():
         try:
-            entries[name] = _entry_of_h5(data, name, complain)
+            entries[name] = _stored_entry(data, name, complain)
         except OSError as error:
             if complain is None:
                 raise
@@ -148,10 +148,10 @@ def outline_of_h5(data: Any, complain: Complain | None = None) -> Form:
     return form if name is None else Form(name, form.batch_size, names=form.names, entries={BEHIND_FACE: form})
 
 
-def _entry_of_h5(data: Any, name: str, complain: Complain | None) -> Form | LeafSpec:
+def _stored_entry(data: Any, name: str, complain: Complain | None) -> Form | LeafSpec:
     item = data._item(name)
     if isinstance(item, Group):
-        return outline_of_h5(data._over_group(name, item), complain)
+        return outline_of_stored(data._over_group(name, item), complain)
     if isinstance(item, ArrayItem):
         data._check_shape(item)
         return leaf_spec(item.tensor(None))

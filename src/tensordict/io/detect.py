@@ -10,21 +10,19 @@ from collections.abc import Callable, Collection
 from itertools import islice
 
 from tensordict.core.errors import SaveError
-from tensordict.memory import system
+from tensordict.io.stores.backends import BACKENDS, backend_at
+from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, local_path
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-_HDF5 = b"\x89HDF\r\n\x1a\n"
-# An HDF5 file may begin with a block of the user's, of 512 bytes or a multiple by a power of two.
-_HDF5_STARTS = (0, *(512 << shift for shift in range(12)))
 # As its own library has it.
 _MOST_HEADER = 100_000_000
 _TORCH = "torch"
 _CALLED = {
     "archive": "a zip file",
     "consolidated": "a consolidated container",
-    "h5": "an HDF5 file",
+    **{name: kind.a_kind for name, kind in BACKENDS.items()},
     "safetensors": "a safetensors file",
     _TORCH: "a file of torch.save",
     "": "a file of no format that is known",
@@ -34,7 +32,7 @@ _SHOWN = 3
 
 
 def detect_format(path: PathLike) -> str:
-    """The format of a save: "directory", "archive", "consolidated", "h5" or "safetensors".
+    """The format of a save: "directory", "archive", "consolidated", "safetensors" or one of `BACKENDS`.
 
     Only what tells them apart is looked at: the save may still be broken, or the zip file one of something else.
 
@@ -47,14 +45,17 @@ def detect_format(path: PathLike) -> str:
     if os.path.isdir(shown):
         if os.path.lexists(f"{shown}/{META}"):
             return "directory"
+        if found := backend_at(shown):
+            return found
         raise FileNotFoundError(errno.ENOENT, f"there is no save in this folder: it has no {META}", shown)
     found = _of_file(shown)
     if found == _TORCH:
         raise SaveError(f"{shown!r} was written by torch.save: torch.load reads it")
     if not found:
+        stores = ", ".join(kind.kind for kind in BACKENDS.values())
         raise SaveError(
             f"{shown!r} is of no format that is known: it is no folder with {META}, archive, consolidated container, "
-            "HDF5 file or safetensors file, or it was cut off"
+            f"{stores} or safetensors file, or it was cut off"
         )
     return found
 
@@ -96,21 +97,18 @@ def refuse_other(path: str, format: str, inside: Callable[[str], Collection[str]
 def _of_file(path: str) -> str:
     """The format of a file, `_TORCH` for one of `torch.save`; nothing for any other."""
     # Not blocking, so that a pipe cannot hang us.
-    fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
-    try:
+    with files.closing(os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)) as fd:
         status = os.fstat(fd)
-        found = _format_of(fd, status.st_size) if stat.S_ISREG(status.st_mode) else ""
+        found = _format_of(path, fd, status.st_size) if stat.S_ISREG(status.st_mode) else ""
         return _TORCH if found == "archive" and _is_of_torch(fd) else found
-    finally:
-        os.close(fd)
 
 
-def _format_of(fd: int, size: int) -> str:
+def _format_of(path: str, fd: int, size: int) -> str:
     head = system.pread(fd, 9, 0)
     if head[:4] in _ZIP:
         return "archive"
-    if any(system.pread(fd, len(_HDF5), start) == _HDF5 for start in _HDF5_STARTS if start < size):
-        return "h5"
+    if found := backend_at(path):
+        return found
     length = int.from_bytes(head[:8], "little")
     if 2 <= length <= min(_MOST_HEADER, size - 8) and head[8:] == b"{" and _is_object(system.pread(fd, length, 8)):
         return "safetensors"

@@ -31,7 +31,7 @@ from tensordict.io.meta import (
     node_spec,
     ragged_spec,
 )
-from tensordict.io.progress import Progress
+from tensordict.io.progress import progress_bar
 from tensordict.io.source import FOLDERS
 from tensordict.io.transaction import FolderTransaction
 from tensordict.io.value_files import Place, ValueFiles, files_of_value, unpickle
@@ -383,12 +383,12 @@ def _save_directory(
         for leaf in leaves:
             if leaf.result is not None and not (save.replaces and _link(leaf, leaf.result, save.at(leaf.path))):
                 leaf.result = None
-        writing = WriteOptions(save, options.num_threads, options.checksum)
-        if options.progress:
-            writing.progress = stack.enter_context(Progress("saving", _bytes_to_write(leaves)))
+        nbytes = _bytes_to_write(leaves)
+        shown = stack.enter_context(progress_bar(options.progress, "saving", nbytes))
+        writing = WriteOptions(save, options.num_threads, options.checksum, shown)
         written = [_leaf_file(leaf, options, writing) for leaf in leaves]
         # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
-        threads = files.threads(options.num_threads, _bytes_to_write(leaves))
+        threads = files.threads(options.num_threads, nbytes)
         files.run_all([job for file in written for job in file.jobs()], threads)
         moving: list[_Leaf] = []
         for leaf, file in zip(leaves, written, strict=True):

@@ -11,28 +11,23 @@ from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError
 from tensordict.io import consolidated, safetensors
 from tensordict.io.archive_reader import Archive
-from tensordict.io.describe import Packed, described, left_pickled, outline_of_h5
+from tensordict.io.describe import Packed, described, left_pickled, outline_of_stored
 from tensordict.io.detect import detect_format
 from tensordict.io.forms import DICT, Form
 from tensordict.io.loading import LoadOptions, load_directory
+from tensordict.io.stores.backends import BACKENDS
 from tensordict.io.stores.entries import noted_size
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
 
-DIRECTORY, ARCHIVE, CONSOLIDATED, H5, SAFETENSORS = FORMATS = (
-    "directory",
-    "archive",
-    "consolidated",
-    "h5",
-    "safetensors",
-)
+DIRECTORY, ARCHIVE, CONSOLIDATED, SAFETENSORS = "directory", "archive", "consolidated", "safetensors"
+FORMATS = (DIRECTORY, ARCHIVE, CONSOLIDATED, *BACKENDS, SAFETENSORS)
 # The format that the name of a file stands for.
 SUFFIXES = {
     "": DIRECTORY,
     ".tdz": ARCHIVE,
     ".consolidated": CONSOLIDATED,
-    ".h5": H5,
-    ".hdf5": H5,
+    **{suffix: name for name, kind in BACKENDS.items() for suffix in kind.suffixes},
     ".safetensors": SAFETENSORS,
 }
 
@@ -73,9 +68,9 @@ def open_file(
     Args:
         path: the file.
         format: its format.
-        device: send the tensors there; those of HDF5 files when they are read.
+        device: send the tensors there; those of a store when they are read.
         non_blocking: do not wait for the transfer.
-        mode: of an HDF5 file.
+        mode: of a store.
         num_threads, robust_key, allow_pickle: without effect: nothing is unpacked, encoded or pickled.
         progress: show a bar while the tensors of a safetensors file are sent to the device.
         others: must be `None`.
@@ -85,13 +80,13 @@ def open_file(
         OSError: the file cannot be read, or is broken.
     """
     given = sorted(name for name, value in others.items() if value is not None)
-    if mode != "r" and format != H5:
+    if mode != "r" and format not in BACKENDS:
         given.append(f"mode={mode!r}")
     if given:
         raise ValueError(f"{given} cannot be had of {os.fspath(path)!r}, which is of the format {format!r}")
     target = None if device is None else as_device(device)
-    if format == H5:
-        return registry.lookup("PersistentTensorDict")._opened(path, mode=mode, device=target)
+    if format in BACKENDS:
+        return registry.lookup("PersistentTensorDict")._opened(path, backend=format, mode=mode, device=target)
     if format == SAFETENSORS:
         return safetensors.load(path, safetensors.SafetensorsOptions(device=target, progress=progress))
     container = consolidated.load(path)
@@ -110,8 +105,8 @@ def describe_save(path: PathLike, complain: Callable[[OSError], Any] | None = No
         SaveError: it is of no format that is known, or broken.
     """
     format = detect_format(path)
-    if format == H5:
-        return format, outline_of_h5(_opened_h5(path, complain is not None), complain)
+    if format in BACKENDS:
+        return format, outline_of_stored(_opened_store(path, format, complain is not None), complain)
     if format == CONSOLIDATED:
         return format, consolidated.load(path, described, complain)
     if format == SAFETENSORS:
@@ -122,10 +117,10 @@ def describe_save(path: PathLike, complain: Callable[[OSError], Any] | None = No
     return format, load_directory(path, options)
 
 
-def _opened_h5(path: PathLike, lenient: bool) -> Any:
-    """The container over an HDF5 file, without the face of a tensorclass."""
+def _opened_store(path: PathLike, backend: str, lenient: bool) -> Any:
+    """The container over a store, without the tensorclass that was saved."""
     # Its outline is checked entry by entry.
-    data = registry.lookup("PersistentTensorDict")(filename=path, validate_batch_size=False)
+    data = registry.lookup("PersistentTensorDict")(filename=path, backend=backend, validate_batch_size=False)
     if noted_size(data._group) is None:
         # Of another program: the batch size is what the tensors have in common, as when it is loaded.
         try:
@@ -165,9 +160,10 @@ def write_save(
         ValueError: the format has no form for something that is asked.
         SaveError, OSError: as the method of the container that writes the format.
     """
-    if compression is not None and format not in (ARCHIVE, H5):
-        raise ValueError(f"the format {format!r} is not compressed; {ARCHIVE!r} and {H5!r} can be")
-    if checksum is not None and format in (ARCHIVE, H5):
+    compressible = (ARCHIVE, *BACKENDS)
+    if compression is not None and format not in compressible:
+        raise ValueError(f"the format {format!r} is not compressed; {' and '.join(map(repr, compressible))} can be")
+    if checksum is not None and format in compressible:
         raise ValueError(f"the format {format!r} has no checksums to choose: {ARCHIVE!r} always has CRC-32")
     if format == DIRECTORY:
         container.memmap(
@@ -190,8 +186,8 @@ def write_save(
         )
     elif format == CONSOLIDATED:
         container.consolidate(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)
-    elif format == H5:
+    elif format in BACKENDS:
         options = {} if compression is None else {"compression": compression}
-        container.to_h5(path, overwrite=overwrite, **options).close()
+        container._to_store(format, path, overwrite=overwrite, **options).close()
     else:
         container.to_safetensors(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)

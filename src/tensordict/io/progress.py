@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -51,6 +52,11 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
+
+
+def progress_bar(wanted: bool, doing: str, total: int | None) -> contextlib.AbstractContextManager[Progress | None]:
+    """A bar where it is wanted, else `None`, as a context."""
+    return Progress(doing, total) if wanted else contextlib.nullcontext()
 
 
 def bytes_on_disk(path: str | os.PathLike[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from tensordict.io import checked
 from tensordict.io.checksums import Recorded
 from tensordict.io.detect import refuse_other
 from tensordict.io.forms import DICT, Build, Form, from_form
-from tensordict.io.progress import Progress
+from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.structure import Complain, Described, once, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.writing import SaveOptions, TensorRun
@@ -205,12 +204,9 @@ def load(path: PathLike, options: SafetensorsOptions, build: Build = from_form) 
         UnsupportedEntryError: it is of a dtype or a class that this program does not know.
     """
     target = local_path(path)
-    fd = files.open_file(target)
-    try:
+    with files.closing(files.open_file(target)) as fd:
         header = _read_header(fd, target, options.complain is not None)
         tensors = _Mapped(fd, header, options.device)
-    finally:
-        os.close(fd)
     if options.device is not None:
         build = partial(_on_device, build, options.device)
     try:
@@ -218,9 +214,7 @@ def load(path: PathLike, options: SafetensorsOptions, build: Build = from_form) 
             for problem in header.problems:
                 options.complain(problem)
         structure = _read_structure(header)
-        with contextlib.ExitStack() as stack:
-            if options.progress:
-                tensors.progress = stack.enter_context(Progress("loading", os.path.getsize(target)))
+        with progress_bar(options.progress, "loading", os.path.getsize(target)) as tensors.progress:
             if structure is None:
                 return _nested(tensors, options.separator, build, options.complain)
             container = restore(structure["root"], tensors, structure["separator"], build, complain=options.complain)
@@ -252,11 +246,8 @@ def _refuse_other(path: str) -> None:
 
 def _inside(path: str) -> Collection[str]:
     """The names of the tensors in a file when no container was saved to it."""
-    fd = files.open_file(path)
-    try:
+    with files.closing(files.open_file(path)) as fd:
         header = _read_header(fd, path)
-    finally:
-        os.close(fd)
     return () if _STRUCTURE in header.metadata else header.entries or header.metadata or ["no tensors"]
 
 
@@ -268,11 +259,8 @@ def recorded(path: PathLike) -> list[Recorded]:
         SaveError: it is no safetensors file, or its header is broken.
     """
     target = local_path(path)
-    fd = files.open_file(target)
-    try:
+    with files.closing(files.open_file(target)) as fd:
         header = _read_header(fd, target)
-    finally:
-        os.close(fd)
     if _CHECKSUMS not in header.metadata:
         return []
     found = _read_json(header.metadata[_CHECKSUMS], target, _CHECKSUMS)

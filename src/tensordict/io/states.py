@@ -156,7 +156,7 @@ def _dense_form(container: Any, key: Path) -> Form:
 def _is_even(stack: Any) -> bool:
     """Whether the members of a stack have the same keys, with dense tensors of the same shapes."""
     names = stack._outline()
-    if any(member._outline().keys() != names.keys() for member in stack._entries.containers):
+    if any(member._outline().keys() != names.keys() for member in stack._members()):
         return False
     for name in names:
         node = stack._node(name)

@@ -26,10 +26,10 @@ from tensordict.io.formats import describe_save
 from tensordict.io.forms import Form
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
-from tensordict.io.progress import Progress
+from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.source import Save
+from tensordict.io.stores.backends import BACKENDS, backend_of
 from tensordict.io.stores.entries import problems
-from tensordict.io.stores.hdf5 import File
 from tensordict.io.structure import SIZES
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
@@ -106,11 +106,8 @@ def verify(path: PathLike, *, raises: bool = True, num_threads: int = 0, progres
     try:
         report.format = detect_format(path)
         verifier = VERIFIERS.get(report.format, _verify_outline)
-        if progress:
-            with Progress("verifying", None) as shown:
-                verifier(report, num_threads, shown)
-        else:
-            verifier(report, num_threads, None)
+        with progress_bar(progress, "verifying", None) as shown:
+            verifier(report, num_threads, shown)
     except (OSError, ValueError) as error:
         # ImportError, for one, is no problem of the save.
         report.problems.append(str(error))
@@ -239,9 +236,9 @@ def _verify_archive(report: Report, num_threads: int, progress: Progress | None)
     report.checksummed = report.leaves
 
 
-def _verify_h5(report: Report, num_threads: int, progress: Progress | None) -> None:
-    with contextlib.closing(File.open(report.path, "r")) as file:
-        report.problems += problems(file.root)
+def _verify_store(report: Report, num_threads: int, progress: Progress | None) -> None:
+    with contextlib.closing(backend_of(report.format).open(report.path, "r")) as store:
+        report.problems += problems(store.root)
     if not report.problems:
         _verify_outline(report, num_threads, progress)
 
@@ -267,7 +264,7 @@ def _verify_sums(
 
 
 VERIFIERS: dict[str, Verifier] = {
-    "h5": _verify_h5,
+    **dict.fromkeys(BACKENDS, _verify_store),
     "directory": _verify_directory,
     "archive": _verify_archive,
     "consolidated": partial(_verify_sums, consolidated.recorded),

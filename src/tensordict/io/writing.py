@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from tensordict.core.keys import Path
 from tensordict.io import checksums
-from tensordict.io.progress import Progress
+from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.transaction import Transaction
 from tensordict.memory import files, system
 from tensordict.memory.mapped import FileSource, MemoryMappedTensor, is_whole_file
@@ -121,13 +120,10 @@ class LeafFile:
     def _write_piece(self, start: int, stop: int) -> None:
         transaction = self.options.transaction
         try:
-            fd = os.open(transaction.at(self.path), os.O_WRONLY | system.CLOEXEC)
-            try:
+            with files.closing(os.open(transaction.at(self.path), os.O_WRONLY | system.CLOEXEC)) as fd:
                 files.write_range(fd, self.tensor, start, stop, start, self._watch(start))
                 if transaction.durable:
                     os.fsync(fd)
-            finally:
-                os.close(fd)
         except OSError as error:
             raise files.named_os_error(error, "write the file", self.path, self.key) from error
 
@@ -197,10 +193,7 @@ class TensorRun:
 
     def write(self, fd: int, offset: int, num_threads: int = 0, progress: bool = False) -> None:
         """Write them, the first at byte `offset`; `progress` shows a bar."""
-        with contextlib.ExitStack() as stack:
-            shown = None
-            if progress:
-                shown = stack.enter_context(Progress("saving", sum(t.numel() * t.itemsize for t in self.tensors)))
+        with progress_bar(progress, "saving", sum(t.numel() * t.itemsize for t in self.tensors)) as shown:
             watches: list[files.Watch | None] = []
             if self._algorithm or shown is not None:
                 watches = [watching(checksum, shown) for checksum in self._checksums]

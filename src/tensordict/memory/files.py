@@ -48,6 +48,15 @@ def create(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.CLOEXEC, 0o666)
 
 
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """A block at whose end a descriptor is closed."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def open_file(path: str) -> int:
     """A descriptor of the file `path`, to be read; an `OSError` that names it."""
     try:
@@ -185,11 +194,8 @@ def sync_folder(folder: str) -> None:
 
 def sync_file(path: str) -> None:
     """Have the content of a file survive a loss of power."""
-    fd = os.open(path, os.O_RDONLY | system.CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | system.CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def to_bytes(tensor: Tensor) -> bytes:
@@ -236,13 +242,10 @@ def write_new(path: str, content: bytes, durable: bool = False) -> None:
         OSError: the file system refuses; the file is named.
     """
     try:
-        fd = create(path)
-        try:
+        with closing(create(path)) as fd:
             write_bytes(fd, content)
             if durable:
                 os.fsync(fd)
-        finally:
-            os.close(fd)
     except OSError as error:
         raise named_os_error(error, "write the file", path) from error
 

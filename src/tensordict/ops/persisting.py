@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.io.detect import refuse_other
-from tensordict.io.stores import hdf5
+from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import write_store
 from tensordict.io.transaction import FileTransaction
 from tensordict.memory import files
@@ -107,20 +107,35 @@ class Persisting(Contract):
             ...     data["b", "c"][:3]
             tensor([1., 1., 1.])
         """
-        cls = registry.lookup("PersistentTensorDict")
-        options = hdf5.File.checked_options(kwargs)
+        saved: Self = self._to_store("h5", filename, durable=durable, progress=progress, overwrite=overwrite, **kwargs)
+        return saved
+
+    def _to_store(
+        self,
+        backend: str,
+        filename: Any,
+        *,
+        durable: bool = False,
+        progress: bool = False,
+        overwrite: bool = False,
+        **kwargs: object,
+    ) -> Any:
+        """Write this container as a store of a kind that is one file; see `to_h5`."""
+        kind = backend_of(backend)
+        options = kind.checked_options(kwargs)
 
         def check(path: str) -> None:
-            refuse_other(path, "h5", lambda path: hdf5.strangers(path, self))
+            refuse_other(path, backend, lambda path: kind.strangers(path, self))
 
         with FileTransaction(filename, durable=durable, check=None if overwrite else check) as save:
             with save.new_file(save.path):
                 try:
-                    write_store(hdf5.File.open(save.staged, "w", locking=False), self, options, progress)
+                    write_store(kind.open(save.staged, "w", locking=False), self, options, progress)
                 except OSError as error:
                     if error.filename != save.staged:
                         raise
                     raise files.named_os_error(error, "write the file", save.path) from error
             save.commit()
             # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
-            return cls._opened(save.path, mode="r+", options=kwargs)  # type: ignore[no-any-return]
+            open_store = registry.lookup("PersistentTensorDict")._opened
+            return open_store(save.path, backend=backend, mode="r+", options=kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -20,7 +19,7 @@ from tensordict.io.detect import detect_format
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.forms import to_form
 from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.progress import Progress, bytes_on_disk
+from tensordict.io.progress import bytes_on_disk, progress_bar
 from tensordict.io.value_files import unpickle
 from tensordict.memory.mapped import MemoryMappedTensor, PathLike
 from tensordict.ops.adding import add, refuse_nested_shape
@@ -408,9 +407,7 @@ class Saving(Contract):
         options = LoadOptions(target, non_blocking, robust_key is not False)
         if allow_pickle:
             options.unpickle = unpickle
-        with contextlib.ExitStack() as shown:
-            if progress:
-                options.progress = shown.enter_context(Progress("loading", bytes_on_disk(prefix)))
+        with progress_bar(progress, "loading", bytes_on_disk(prefix) if progress else 0) as options.progress:
             if os.path.isfile(prefix):
                 loaded = load_archive(prefix, options, subpath, keys, mode=mode, num_threads=num_threads)
             else:

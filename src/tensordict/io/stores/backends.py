@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensordict.io.stores import hdf5
 from tensordict.io.stores.store import Store
 
-BACKENDS: dict[str, type[Store]] = {"h5": hdf5.File}
+BACKENDS: dict[str, type[Store]] = {kind.backend: kind for kind in (hdf5.File,)}
 
 
 def backend_of(name: str) -> type[Store]:
@@ -13,3 +13,8 @@ def backend_of(name: str) -> type[Store]:
     if name not in BACKENDS:
         raise ValueError(f"the backend is {' or '.join(map(repr, BACKENDS))}, got {name!r}")
     return BACKENDS[name]
+
+
+def backend_at(path: str) -> str:
+    """The name of the kind of store that is at a path, a file or a folder; nothing when there is none."""
+    return next((name for name, kind in BACKENDS.items() if kind.is_at(path)), "")

@@ -19,7 +19,7 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, VALUES, Form, face_name, from_form, to_form
-from tensordict.io.progress import Progress
+from tensordict.io.progress import progress_bar
 from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Store, Text
 from tensordict.io.values import NotJson, exact, restored
 from tensordict.memory.files import is_direct
@@ -121,7 +121,7 @@ def made(group: Group, value: Any, options: Mapping[str, Any], key: Path, above:
         return there
     if isinstance(value, Contract):
         return _made_node(group, value, options, key, above)
-    check_leaf(value, key)
+    check_leaf(group.store, value, key)
     array = group.new_array(key, tuple(value.shape), value.dtype, options)
     fill(array, value)
     return array
@@ -145,11 +145,11 @@ def _there(store: Store, value: Any, key: Path, above: tuple[int, ...]) -> Item 
     return group  # type: ignore[no-any-return]
 
 
-def check_leaf(value: Tensor, key: Path) -> None:
+def check_leaf(store: Store, value: Tensor, key: Path) -> None:
     """Raise an `UnsupportedEntryError` that names the key for a tensor that cannot be stored."""
     try:
         if value.is_nested:
-            raise UnsupportedEntryError("an HDF5 file holds no ragged tensor; a folder or an archive (memmap) does")
+            raise UnsupportedEntryError(f"{store.a_kind} holds no ragged tensor; a folder or an archive (memmap) does")
         check_storable(value)
         if value.is_meta:
             raise UnsupportedEntryError("a tensor on the meta device has no content that could be stored")
@@ -195,7 +195,7 @@ def write_container(group: Group, container: Any, options: Mapping[str, Any], ab
         form = Form(DICT, form.batch_size, form.device, form.names, container._entries)
     if form.kind != DICT:
         raise UnsupportedEntryError(
-            f"{entry_of(key)}an HDF5 file holds no {form.kind}; a folder or an archive (memmap) does"
+            f"{entry_of(key)}{group.store.a_kind} holds no {form.kind}; a folder or an archive (memmap) does"
         )
     with errors(key):
         note(group, form.batch_size, form.names)
@@ -211,13 +211,13 @@ def write_store(store: Store, container: Any, options: Mapping[str, Any], progre
         UnsupportedEntryError: an entry cannot be stored; it is named.
         OSError: the store cannot be written.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.closing(store))
+    with contextlib.closing(store):
         if to_form(container, unread=True).is_value:
-            raise UnsupportedEntryError("a value that is no tensor is no HDF5 file by itself; put it into a TensorDict")
-        if progress:
-            store.progress = stack.enter_context(Progress("saving", _nbytes(container)))
-        write_container(store.root, container, options)
+            raise UnsupportedEntryError(
+                f"a value that is no tensor is no {store.kind} by itself; put it into a TensorDict"
+            )
+        with progress_bar(progress, "saving", _nbytes(container)) as store.progress:
+            write_container(store.root, container, options)
         with store.errors(()):
             store.flush()
 
@@ -233,13 +233,13 @@ def _check_even(stack: Any, key: Path) -> None:
     if uneven is not None:
         raise UnsupportedEntryError(
             f"entry {joined(uneven)!r} has different shapes in the members of a lazy stack, or is not in all of them, "
-            "and has no form as one dataset: a folder or an archive (memmap) holds it as it is; or save a padded form"
+            "and has no form as one array: a folder or an archive (memmap) holds it as it is; or save a padded form"
         )
 
 
 def _uneven(stack: Any, key: Path) -> Path | None:
     common = set(stack._entries)
-    for member in stack._entries.containers:
+    for member in stack._members():
         for name in member._entries:
             if name not in common:
                 return (*key, name)
@@ -262,7 +262,7 @@ def _made_value(group: Group, form: Form, key: Path) -> Item:
         item = group.new_text(key, value if is_text else json.dumps(exact(value)))
     except (NotJson, UnicodeEncodeError) as error:
         raise UnsupportedEntryError(
-            f"entry {joined(key)!r}: {error}; values that are no tensors are kept as JSON in an HDF5 file"
+            f"entry {joined(key)!r}: {error}; values that are no tensors are kept as JSON in {group.store.a_kind}"
         ) from None
     with group.store.errors(key):
         item.set_attribute(KIND, form.kind)

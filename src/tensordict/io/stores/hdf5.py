@@ -24,11 +24,15 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
 from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Store, Text
+from tensordict.memory import files, system
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import Selection, stored_dtype, tensor_dtype
 
 # What the links of names begin with that HDF5 cannot hold as they are; the rest is percent-encoded.
 _ENCODED = "_%"
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# Where it may be: behind a block of the user's, of 512 bytes or a multiple by a power of two.
+_STARTS = (0, *(512 << shift for shift in range(12)))
 _MODES = ("r", "r+", "w", "w-", "x", "a")
 _HARD, _SOFT = 0, 1
 # What HDF5 puts into a dataset that is made over, or cannot be had for one without dims or elements.
@@ -45,7 +49,10 @@ def h5py() -> Any:
 class File(Store):
     """An HDF5 file that is open."""
 
+    backend = "h5"
     kind = "HDF5 file"
+    a_kind = "an HDF5 file"
+    suffixes = (".h5", ".hdf5")
     shares = True
 
     def __init__(self, file: Any, mode: str) -> None:
@@ -119,6 +126,31 @@ class File(Store):
         return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
 
     @staticmethod
+    def is_at(path: str) -> bool:
+        if not os.path.isfile(path):
+            return False
+        with files.closing(files.open_file(path)) as fd:
+            size = os.fstat(fd).st_size
+            starts = [start for start in _STARTS if start < size]
+            return any(system.pread(fd, len(_SIGNATURE), start) == _SIGNATURE for start in starts)
+
+    @staticmethod
+    def strangers(path: str, container: Any) -> Collection[str]:
+        # This package notes the batch size in a file. The reference notes nothing: a file without attributes, all of
+        # whose names the container has, may be of its making.
+        try:
+            # Through Python, whose files neither are locked nor must be opened as those that are open here already.
+            _flush_all()
+            with open(path, "rb") as raw, h5py().File(raw, "r") as file:
+                if SIZE in file.attrs:
+                    return ()
+                found = list(file.attrs)
+                file.visititems(lambda name, item: found.extend(f"{name}.{attribute}" for attribute in item.attrs))
+                return found + _unknown(file, container, ())
+        except (OSError, RuntimeError, ValueError) as error:
+            raise SaveError(str(error)) from error
+
+    @staticmethod
     def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
@@ -161,7 +193,10 @@ class _Object(Item):
     store: File
 
     def __init__(self, store: File, key: Path, object: Any, address: int | None = None) -> None:
-        super().__init__(store, key, _address_of(object) if address is None else address)
+        if address is None:
+            with store.errors(key):
+                address = int(h5py().h5o.get_info(object.id).addr)
+        super().__init__(store, key, address)
         self.object = object
 
     def attribute(self, name: str) -> str | list[int] | None:
@@ -234,7 +269,7 @@ class _Group(_Object, Group):
         return str(self.object.name)
 
     def names(self) -> list[str]:
-        with _unbroken(self.object):
+        with self.store.errors(self.key):
             return [File.decoded(link) for link in self.object]
 
     def check_name(self, name: str) -> None:
@@ -310,20 +345,6 @@ class _Group(_Object, Group):
         del self.object[self._link(name)]
 
 
-@contextlib.contextmanager
-def _unbroken(item: Any) -> Iterator[None]:
-    """Errors of looking at an object of a file that is broken."""
-    try:
-        yield
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise SaveError(f"the HDF5 file {item.file.filename!r} is broken: {error}") from error
-
-
-def _address_of(object: Any) -> int:
-    with _unbroken(object):
-        return int(h5py().h5o.get_info(object.id).addr)
-
-
 def _of_dataset(file: File, key: Path, address: int, dataset: Any) -> Item:
     library = h5py()
     is_text = library.check_string_dtype(dataset.dtype) is not None
@@ -367,28 +388,6 @@ def _layout(options: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any
             )
         found["chunks"] = tuple(min(chunk, size) for chunk, size in zip(chunks, shape, strict=True))
     return found
-
-
-def strangers(path: str, container: Any) -> Collection[str]:
-    """The names in an HDF5 file that neither this package nor the reference saved `container` under.
-
-    This package notes the batch size in a file. The reference notes nothing: a file without attributes, all of whose
-    names the container has, may be of its making.
-
-    Raises:
-        SaveError: the file cannot be read.
-    """
-    try:
-        # Through Python, whose files neither are locked nor must be opened as those that are open here already.
-        _flush_all()
-        with open(path, "rb") as raw, h5py().File(raw, "r") as file:
-            if SIZE in file.attrs:
-                return ()
-            found = list(file.attrs)
-            file.visititems(lambda name, item: found.extend(f"{name}.{attribute}" for attribute in item.attrs))
-            return found + _unknown(file, container, ())
-    except (OSError, RuntimeError, ValueError) as error:
-        raise SaveError(str(error)) from error
 
 
 def _unknown(group: Any, container: Any, key: Path) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -181,7 +181,10 @@ class Store(ABC):
     """A store that is open, shared by all containers over it.
 
     Attributes:
+        backend: the name of the kind of store in `BACKENDS`, which is that of its format.
         kind: what errors call it.
+        a_kind: the same, with an article.
+        suffixes: what the names of paths end with that stand for it.
         name: where it is.
         mode: `"r"`, or `"r+"` when it can be written to.
         shares: whether one item may have several names, so that what is in it already is not copied.
@@ -189,7 +192,10 @@ class Store(ABC):
         progress: is told of the bytes of the tensors that are written.
     """
 
+    backend: ClassVar[str]
     kind: ClassVar[str]
+    a_kind: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
     shares: ClassVar[bool] = False
 
     def __init__(self, name: str, mode: str) -> None:
@@ -212,6 +218,20 @@ class Store(ABC):
     @abstractmethod
     def over(cls, handle: Any) -> tuple[Self, Group]:
         """The store and the group of a group that the library of the store has opened."""
+
+    @staticmethod
+    @abstractmethod
+    def is_at(path: str) -> bool:
+        """Whether one is at this path, a file or a folder, as what it begins with has it; it may still be broken."""
+
+    @staticmethod
+    @abstractmethod
+    def strangers(path: str, container: Any) -> Collection[str]:
+        """The names in the one at this path that neither this package nor the reference saved `container` under.
+
+        Raises:
+            SaveError: it cannot be read.
+        """
 
     @staticmethod
     @abstractmethod
