@@ -165,23 +165,15 @@ def write_save(
         raise ValueError(f"the format {format!r} is not compressed; {' and '.join(map(repr, compressible))} can be")
     if checksum is not None and format in compressible:
         raise ValueError(f"the format {format!r} has no checksums to choose: {ARCHIVE!r} always has CRC-32")
-    if format == DIRECTORY:
+    if format in (DIRECTORY, ARCHIVE):
         container.memmap(
             path,
             copy_existing=True,
             num_threads=num_threads,
             allow_pickle=allow_pickle,
-            checksum=checksum or False,
-            overwrite=overwrite,
-        )
-    elif format == ARCHIVE:
-        container.memmap(
-            path,
-            copy_existing=True,
-            num_threads=num_threads,
-            allow_pickle=allow_pickle,
-            archive=True,
+            archive=format == ARCHIVE,
             compression=compression,
+            checksum=checksum or False,
             overwrite=overwrite,
         )
     elif format == CONSOLIDATED:
