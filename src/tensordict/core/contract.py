@@ -116,6 +116,8 @@ class Contract:
     _locked: bool = False
     # Whether the entries are in a file, and stay there.
     _is_in_file: bool = False
+    # Whether writes in place go to the values of the leaves alone, past autograd, as they do into parameters.
+    _past_autograd: bool = False
     # Whether a lazy stack was locked itself, and not its members one by one.
     _sealed: bool = False
     _lock_owners: list[weakref.ref[Any]] | None = None

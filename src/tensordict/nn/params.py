@@ -135,6 +135,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     # The members of a lazy stack stay what they are: what is written to them becomes a parameter.
     _wraps_stacks = False
 
+    _past_autograd = True
+
     # Not among the attributes of the module: `torch.export` puts copies in the place of those that are pytrees.
     __slots__ = ("_tensordict",)
 
@@ -256,54 +258,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         """Write a parameter under a key, or assign to a part of the batch, past autograd; see any container's."""
         if type(index) is str:
             self._write_name(index, value)
-            return
-        with torch.no_grad():
+        else:
             super().__setitem__(index, value)
-
-    # --- writing into the parameters: to their values, of which autograd keeps no record ------------------------------
-
-    @torch.no_grad()
-    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
-        """Write into the tensor at a key, past autograd; see any container's."""
-        return super().set_(key, item, non_blocking=non_blocking)
-
-    @torch.no_grad()
-    def set_at_(self, key: Any, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """Write into a part of the tensor at a key, past autograd; see any container's."""
-        return super().set_at_(key, value, index, non_blocking=non_blocking)
-
-    @torch.no_grad()
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
-        """Write into the tensors, past autograd; see any container's."""
-        return super().update_(input_dict_or_td, clone, **kwargs)
-
-    @torch.no_grad()
-    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **kwargs: Any) -> Self:
-        """Write into a part of the tensors, past autograd; see any container's."""
-        return super().update_at_(input_dict_or_td, idx, clone, **kwargs)
-
-    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
-        """Write the entries of a mapping or container, with `inplace` into the tensors; see any container's.
-
-        What is not there yet, or is replaced, becomes a parameter or a buffer. Writes into tensors are past autograd.
-        """
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not inplace):
-            return super().update(input_dict_or_td, clone, inplace, **kwargs)
-
-    @torch.no_grad()
-    def zero_(self) -> Self:
-        """Fill all tensors with zeros, past autograd."""
-        return super().zero_()
-
-    @torch.no_grad()
-    def fill_(self, key: Any, value: float | bool) -> Self:
-        """Fill the tensors at a key, past autograd; see any container's."""
-        return super().fill_(key, value)
-
-    @torch.no_grad()
-    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
-        """Call a function on the tensors and write the results into them, past autograd; see any container's."""
-        return super().apply_(fn, *others, **kwargs)
 
     def memmap_(self, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Refused: parameters stay in memory.

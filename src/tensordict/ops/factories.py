@@ -184,10 +184,7 @@ class Factories(Reading):
             >>> TensorDict(a=torch.ones(2)).zero_()["a"]
             tensor([0., 0.])
         """
-        leaves = self._leaves()
-        foreach.refuse_graph_leaves(leaves, self)
-        for leaf in leaves:
-            leaf.fill_(0)
+        self._fill_leaves(self._leaves(), 0)
         return self
 
     def fill_(self, key: object, value: float | bool) -> Self:
@@ -206,11 +203,15 @@ class Factories(Reading):
         if not self._has(path):
             raise self._missing(key)
         node = self if len(path) == 1 else self._find(path[:-1])
-        leaves = node._leaves_of(path[-1])
+        self._fill_leaves(node._leaves_of(path[-1]), value)
+        return self
+
+    def _fill_leaves(self, leaves: list[Tensor], value: float | bool) -> None:
+        if self._past_autograd:
+            leaves = [leaf.detach() for leaf in leaves]
         foreach.refuse_graph_leaves(leaves, self)
         for leaf in leaves:
             leaf.fill_(value)
-        return self
 
 
 def like(container: Any, make: Callable[..., Tensor], *, device: object = None, **kwargs: Any) -> Any:

@@ -65,6 +65,10 @@ class WritePlan:
         Raises:
             RuntimeError: a tensor is a leaf of the autograd graph that requires grad; nothing has changed.
         """
+        if container is not None and container._past_autograd and torch.is_grad_enabled():
+            with torch.no_grad():
+                self.run(container, non_blocking)
+            return
         if self.assigned or self.parts:
             foreach.refuse_graph_leaves(self._written(), container)
         if self.targets:
