@@ -25,12 +25,14 @@ from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Text
 from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from tensordict.containers.base import TensorDictBase
     from tensordict.containers.dense import TensorDict
 
 __all__ = ["PersistentTensorDict"]
+
+
+def _close(container: Any) -> None:
+    container._wrapped_container().close()
 
 
 @pytree.register
@@ -86,6 +88,8 @@ class PersistentTensorDict(OnDisk):
     """
 
     LOCKING: bool | str | None = None
+    # `with data:` closes the file at the end.
+    _default_undo = (None, _close)
 
     def __init__(
         self,
@@ -304,12 +308,6 @@ class PersistentTensorDict(OnDisk):
         """
         self._store.close()
 
-    def __enter__(self) -> Self:
-        """Open a block at whose end the file is closed; after an operation that can be undone, one that undoes it."""
-        if self._undo is None:
-            self._undo = (None, _close)
-        return super().__enter__()
-
     def __getstate__(self) -> dict[str, Any]:
         self._store.check()
         self._store.flush()
@@ -487,10 +485,6 @@ PersistentTensorDict._twin = _UnreadFile
 
 class _H5Backend:
     """What pickles of the reference say of the kind of a file; there is one kind."""
-
-
-def _close(container: Any) -> None:
-    container._wrapped_container().close()
 
 
 def _fitting(names: Names | None, size: torch.Size) -> Names | None:

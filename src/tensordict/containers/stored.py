@@ -11,12 +11,10 @@ from torch import Tensor
 
 from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
-from tensordict.core import context, pytree, registry
+from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract, EntryStore, Names
-from tensordict.core.indexing import leaf_index
 from tensordict.core.keys import Path, path_of
 from tensordict.memory.stored_tensors import Rows, StoredTensor, in_memory
-from tensordict.ops.reading import AS_SET
 from tensordict.ops.writes import Write
 
 if TYPE_CHECKING:
@@ -66,6 +64,19 @@ class _Read(EntryStore, MutableMapping[str, Any]):
         # Leaf by leaf, so that no more than the results are in memory. An index takes its part of the file; any other
         # function is given what is read.
         return _Indexed(fn, self.owner._batch_size) if isinstance(fn, itemgetter) else _OnRead(fn, position, keep)
+
+    def write_back(self, restored: Any, leaves: set[Any]) -> set[Any]:
+        # What is in memory shows no changes by where it is: what fits its entry is compared and written into it.
+        written = set()
+        for key, value in restored.items(True, True):
+            if key not in leaves or not isinstance(value, Tensor):
+                continue
+            current = self.owner._unread_at(path_of(key))
+            if type(current) is StoredTensor and current.shape == value.shape and current.dtype is value.dtype:
+                written.add(key)
+                if not torch.equal(current, value):
+                    current.copy_(value)
+        return written
 
     def node(self, name: str) -> Any:
         value = self.owner._sketch(name) if self.owner._holds(name) else None
@@ -145,53 +156,11 @@ class OnDisk(GivesTensorDicts):
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
         write.into(self._unread, source, prefix)
 
-    def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
-        # What is in memory shows no changes by where it is: what fits its entry is compared and written into it.
-        fitting = set()
-        for key, value in restored.items(True, True):
-            if key not in leaves or not isinstance(value, Tensor):
-                continue
-            current = self._unread_at(path_of(key))
-            if type(current) is StoredTensor and current.shape == value.shape and current.dtype is value.dtype:
-                fitting.add(key)
-                if not torch.equal(current, value):
-                    current.copy_(value)
-        context._write_back(self, restored.exclude(*fitting), leaves - fitting, gone_nodes)
-
-    def _unread_at(self, path: Path) -> Any:
-        """The entry at `path`, a tensor in the file not being read; `None` when there is none."""
-        if not self._has(path):
-            return None
-        node, name = self._holder(path)
-        node = node._wrapped_container()
-        return node._target(name) if isinstance(node, OnDisk) else node._entries[name]
-
     # --- what shares the entries --------------------------------------------------------------------------------------
 
-    def _placed(self, fn: Callable[[Any], Any], device: torch.device) -> Any:
-        entries: dict[str, Any] = {}
-        for name in self._listed():
-            value = self._target(name)
-            if isinstance(value, Contract) and not isinstance(value, Tensor):
-                entries[name] = value._placed(fn, device)
-            else:
-                # A tensor that only changes its device stays in the file, and is moved when it is read.
-                entries[name] = fn(value)
-        stay = any(_is_stored(value) or isinstance(value, OnDisk) for value in entries.values())
-        make = FileSelection._of if stay else self._make
-        return make(entries, self._batch_size, device, self._names)
-
-    def _subset(self, entries: dict[str, Any]) -> Any:
-        return FileSelection._of(entries, self._batch_size, self._device, self._names)
-
-    # --- reading ------------------------------------------------------------------------------------------------------
-
-    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
-        """The entry at a nested key, indexed along the batch dims; only that part is read. See any container's."""
-        value = self._unread_at(path_of(key))
-        if not _is_stored(value):
-            return super().get_at(key, index, default)
-        return in_memory(value[leaf_index(index, value.shape)])
+    def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Any:
+        stay = not entries or any(_is_stored(value) or isinstance(value, OnDisk) for value in entries.values())
+        return (FileSelection._of if stay else self._make)(entries, self._batch_size, device, self._names)
 
 
 class Twin(OnDisk):

@@ -188,16 +188,6 @@ class LazyView(TensorDictBase):
         name, *arguments = self._entries.op.call()
         return f"{name}({', '.join(map(repr, arguments))})"
 
-    def memmap_(self, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Save the source and make it the memory-mapped container; arguments as for it. Returns this view."""
-        self._source.memmap_(*args, **kwargs)
-        return self
-
-    def is_memmap(self) -> bool:
-        """Whether the source is memory-mapped."""
-        # Its own state says that no files back it: what is added to the view has none.
-        return self._source.is_memmap()  # type: ignore[no-any-return]
-
     # --- the state is that of the source ----------------------------------------------------------------------------
 
     @property
@@ -243,13 +233,6 @@ class LazyView(TensorDictBase):
 
     _device: torch.device | None = state_of("_source", "_device", lambda self: self._source._device)
     _locked: bool = state_of("_source", "_locked", lambda self: self._source._locked)
-    _lock_owners: Any = state_of("_source", "_lock_owners", lambda self: self._source._lock_owners)
-
-    def _lock_tree(self) -> None:
-        self._source._lock_tree()
-
-    def _unlock_tree(self) -> None:
-        self._source._unlock_tree()
 
     @property
     def _backing(self) -> Backing:

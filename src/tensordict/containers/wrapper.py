@@ -23,6 +23,7 @@ from tensordict.core.shapes import as_size
 from tensordict.io import pickled
 from tensordict.ops.assigning import Assign
 from tensordict.ops.collection import TensorCollection
+from tensordict.ops.copying import TRANSIENT
 from tensordict.ops.writes import Update, Write
 
 if TYPE_CHECKING:
@@ -66,10 +67,7 @@ class Wrapper(TensorCollection):
         _device = state_of("_tensordict", "_device", lambda self: self._tensordict._device)
         _names = state_of("_tensordict", "_names", lambda self: self._tensordict._names)
         _locked = state_of("_tensordict", "_locked", lambda self: self._tensordict._locked)
-        _lock_owners = state_of("_tensordict", "_lock_owners", lambda self: self._tensordict._lock_owners)
         _backing = state_of("_tensordict", "_backing", lambda self: self._tensordict._backing)
-        _undo = state_of("_tensordict", "_undo", lambda self: self._tensordict._undo)
-        _blocks = state_of("_tensordict", "_blocks", lambda self: self._tensordict._blocks)
 
     # --- wrapping containers --------------------------------------------------------------------------------------
 
@@ -103,8 +101,8 @@ class Wrapper(TensorCollection):
     ) -> Self:
         return self._wrapping(self._tensordict._build(entries, batch_size, device, names))
 
-    def _subset(self, entries: dict[str, Any]) -> Self:
-        return self._wrapping(self._tensordict._subset(entries))
+    def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Self:
+        return self._wrapping(self._tensordict._subset(entries, device))
 
     def _as_result(self, stack: Any) -> Any:
         members = stack._entries
@@ -155,22 +153,14 @@ class Wrapper(TensorCollection):
     # --- what lazy stacks, lazy views or containers over files do in their own way ------------------------------------
 
     _write_name = _by_kind(TensorCollection._write_name)
-    _write_back = _by_kind(TensorCollection._write_back)
-    _placed = _by_kind(TensorCollection._placed)
-    _lock_tree = _by_kind(TensorCollection._lock_tree)
-    _unlock_tree = _by_kind(TensorCollection._unlock_tree)
     clone = _by_kind(TensorCollection.clone)
-    get_at = _by_kind(TensorCollection.get_at)
-    memmap_ = _by_kind(TensorCollection.memmap_)
-    is_memmap = _by_kind(TensorCollection.is_memmap)
     _repr_html_ = _by_kind(TensorCollection._repr_html_)
     __repr__ = _by_kind(TensorCollection.__repr__)
-    __enter__ = _by_kind(TensorCollection.__enter__)
 
     # --- copies -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
+        return {name: value for name, value in self.__dict__.items() if name not in TRANSIENT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(pickled.as_ours(type(self), state))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensordict.core.contract import ContainerT, Contract, is_node
+from tensordict.core.contract import ContainerT, Contract, EntryStore, is_node
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Path, joined, path_of
 
@@ -37,6 +37,9 @@ class BlockContext(Contract):
 
     _blocks: list[tuple[Any, Callable[[Any], Any], tuple[set[Any], set[Any]]]] | None = None
 
+    # What a block undoes at its end where no operation came before it; without this, that is an error.
+    _default_undo: tuple[Any, ...] | None = None
+
     def __enter__(self) -> Self:
         """Open a block at whose end the operation that made this container is undone.
 
@@ -44,7 +47,7 @@ class BlockContext(Contract):
             RuntimeError: when the container does not come from an operation that can be undone, or the container
                 that the operation was called on is gone.
         """
-        pending, self._undo = self._undo, None
+        pending, self._undo = self._undo or self._wrapped_container()._default_undo, None
         if pending is None:
             raise RuntimeError(
                 "`with` needs an operation that can be undone, as in `with td.unlock_():` or "
@@ -80,6 +83,16 @@ class BlockContext(Contract):
         `leaves` are the leaves that this container had when the block began, `gone_nodes` the nested containers that
         were deleted in it.
         """
+        members = self._members()
+        if members and restored._batch_size == self._batch_size:
+            for member, piece in zip(members, self._pieces_of(restored), strict=True):
+                if piece._members() is not None and member._members() is None:
+                    piece = _as_written(member, piece)
+                member._write_back(piece, set(member.keys(True, True)), gone_nodes)
+            return
+        entries = self._entries
+        if isinstance(entries, EntryStore) and (written := entries.write_back(restored, leaves)):
+            restored, leaves = restored.exclude(*written), leaves - written
         _write_back(self, restored, leaves, gone_nodes)
 
 
@@ -171,6 +184,29 @@ def _is_in(key: Any, paths: set[Path]) -> bool:
 def _is_below(key: Any, leaves: set[Any]) -> bool:
     """Whether what leads to a nested key is a leaf now."""
     return isinstance(key, tuple) and any((key[0] if i == 1 else key[:i]) in leaves for i in range(1, len(key)))
+
+
+def elements_of(container: Any) -> list[Any]:
+    """All elements of the batch of a container, the last dim changing fastest; views, unlike those of `reshape`."""
+    found = [container]
+    for _ in container._batch_size:
+        found = [element for part in found for element in part.unbind(0)]
+    return found
+
+
+def _as_written(member: Any, stack: Any) -> Any:
+    """A lazy stack of the elements of `member` as a dense container, in which the leaves that are views of the
+    member's are these themselves."""
+    elements, parts = elements_of(member), elements_of(stack)
+    out = stack.empty(recurse=True)._dense()
+    for key in stack.keys(True, True):
+        if member._has(path_of(key)) and all(
+            same_memory(element.get(key), part.get(key)) for element, part in zip(elements, parts, strict=True)
+        ):
+            out._write(path_of(key), member.get(key))
+        else:
+            out._write(path_of(key), stack.get(key))
+    return out
 
 
 def same_memory(a: Any, b: Any) -> bool:

@@ -81,6 +81,9 @@ class EntryStore:
     It also says what there is without making it.
     """
 
+    # The container whose entries these are, in another form.
+    source: Any = None
+
     def outline(self) -> Mapping[str, Any]:
         """The names with nested containers, and any tensor in the place of a leaf."""
         raise NotImplementedError
@@ -92,6 +95,10 @@ class EntryStore:
     def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
         """A function of leaves as it is called on `targets`; see `Contract._on_read`."""
         return fn
+
+    def write_back(self, restored: Any, leaves: set[Any]) -> set[Any]:
+        """Write what can be written into the leaves of these keys, from a container that has them, too; their keys."""
+        return set()
 
     def node(self, name: str) -> Any:
         """The nested container of this name, `None` when there is none."""
@@ -116,8 +123,8 @@ class Contract:
     _locked: bool = False
     # Whether the entries are in a file, and stay there.
     _is_in_file: bool = False
-    # Whether writes in place go to the values of the leaves alone, past autograd, as they do into parameters.
-    _past_autograd: bool = False
+    # Whether the leaves are parameters: they stay in memory, and writes in place go past autograd.
+    _holds_parameters: bool = False
     # Whether a lazy stack was locked itself, and not its members one by one.
     _sealed: bool = False
     _lock_owners: list[weakref.ref[Any]] | None = None
@@ -243,9 +250,9 @@ class Contract:
         """One `_build` per piece, each with its batch size."""
         return [self._build(entries, size, device, names) for entries, size in zip(pieces, sizes, strict=True)]
 
-    def _subset(self, entries: dict[str, Any]) -> Self:
-        """A container over some of the entries of this one, as `_targets` gives them."""
-        return self._build(entries, self._batch_size, self._device, self._names)
+    def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Self:
+        """A container over some of the entries of this one as `_targets` gives them, or what they are on a device."""
+        return self._build(entries, self._batch_size, device, self._names)
 
     # --- leaves -------------------------------------------------------------------------------------------------------
     # The tensors that hold the memory: what is written into them is written into the container. A lazy stack gives
@@ -571,6 +578,14 @@ class ByNdim(dict[int, Tensor]):
         shape = (*self.tensor.shape, *[1] * (ndim - self.tensor.ndim))
         made = self[ndim] = self.tensor.reshape(shape)
         return made
+
+
+def underlying(container: Any) -> Any:
+    """The container that has the entries: what a wrapper or a lazy view is over; of others, the container itself."""
+    entries = container._entries
+    if type(entries) is not dict and isinstance(entries, EntryStore) and entries.source is not None:
+        return underlying(entries.source)
+    return container._wrapped_container()
 
 
 def is_node(value: Any) -> bool:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from tensordict.containers.base import GivesTensorDicts
@@ -19,6 +18,7 @@ from tensordict.core.keys import Path, is_nested_key, joined
 from tensordict.io import pickled
 from tensordict.io.forms import is_typed
 from tensordict.memory.mapped import MemoryMappedTensor
+from tensordict.ops.copying import TRANSIENT
 from tensordict.ops.modules import is_parameter
 from tensordict.ops.writes import Update, Write
 
@@ -135,7 +135,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     # The members of a lazy stack stay what they are: what is written to them becomes a parameter.
     _wraps_stacks = False
 
-    _past_autograd = True
+    _holds_parameters = True
 
     # Not among the attributes of the module: `torch.export` puts copies in the place of those that are pytrees.
     __slots__ = ("_tensordict",)
@@ -261,14 +261,6 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         else:
             super().__setitem__(index, value)
 
-    def memmap_(self, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Refused: parameters stay in memory.
-
-        Raises:
-            RuntimeError: always; :meth:`memmap` gives a memory-mapped copy.
-        """
-        raise SaveError("parameters stay in memory, as optimizers hold them: memmap() gives a memory-mapped copy")
-
     def load_memmap_(self, prefix: Any, robust_key: bool | None = True, *, allow_pickle: bool | None = None) -> Self:
         """Write what is saved into the parameters and buffers; see :meth:`load_memmap`.
 
@@ -371,8 +363,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        views = ("_parameters", "_buffers")
-        state = {name: value for name, value in self.__dict__.items() if name not in views}
+        left = ("_parameters", "_buffers", *TRANSIENT)
+        state = {name: value for name, value in self.__dict__.items() if name not in left}
         return {**state, "_tensordict": self._tensordict}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -134,8 +134,7 @@ def adopt(parent: Any, name: str, child: Any) -> None:
     if parent._is_memmap:
         child._mark(memmap=True)
     if parent._locked and is_node(child):
-        child._lock_owners = [weakref.ref(parent)]
-        child._lock_tree()
+        child._lock_tree(weakref.ref(parent))
 
 
 def refuse_nested_shape(shape: object, key: Key) -> None:

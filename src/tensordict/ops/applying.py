@@ -183,7 +183,7 @@ class Applying(Writing):
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Call `fn` on every leaf and copy the results into the leaves: :meth:`apply` with `inplace=True`."""
-        if self._past_autograd and torch.is_grad_enabled():
+        if self._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
                 return self.apply_(fn, *others, **kwargs)
         self.apply(fn, *others, inplace=True, **kwargs)

@@ -236,13 +236,14 @@ class Casting(Leaves):
         """The same structure with leaves `fn(leaf)`, on `device` at every level."""
         if (members := self._members(or_template=True)) is not None:
             return self._restacked([member._placed(fn, device) for member in members])
+        # A tensor in a file that only changes its device stays there, and is moved when it is read.
         entries = {
             name: fn(value)
             if type(value) is Tensor
             else (value._placed(fn, device) if isinstance(value, Casting) else fn(value))
-            for name, value in self._entries.items()
+            for name, value in self._targets().items()
         }
-        return self._build(entries, self._batch_size, device, self._names)
+        return self._subset(entries, device)
 
     # --- dtype ----------------------------------------------------------------------------------------------
 

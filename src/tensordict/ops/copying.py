@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 # Who holds the container and which block it is in: true of one object in one process only.
-_TRANSIENT = ("_lock_owners", "_undo", "_blocks")
+TRANSIENT = ("_lock_owners", "_undo", "_blocks")
 
 
 class Copying(Leaves):
@@ -68,7 +68,8 @@ class Copying(Leaves):
                 return self._restacked([member.copy() for member in members])
             # What is in a file stays there.
             kept = self._targets().items()
-            return self._subset({k: value.copy() if isinstance(value, Contract) else value for k, value in kept})
+            entries = {k: value.copy() if isinstance(value, Contract) else value for k, value in kept}
+            return self._subset(entries, self._device)
         entries = mapping.copy()
         for name, value in entries.items():
             if type(value) is not Tensor and isinstance(value, Contract):
@@ -104,7 +105,7 @@ class Copying(Leaves):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in _TRANSIENT:
+        for name in TRANSIENT:
             state.pop(name, None)
         # Under the names that earlier versions have for them.
         backing = state.pop("_backing", NOT_BACKED)

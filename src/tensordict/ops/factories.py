@@ -207,7 +207,7 @@ class Factories(Reading):
         return self
 
     def _fill_leaves(self, leaves: list[Tensor], value: float | bool) -> None:
-        if self._past_autograd:
+        if self._holds_parameters:
             leaves = [leaf.detach() for leaf in leaves]
         foreach.refuse_graph_leaves(leaves, self)
         for leaf in leaves:

@@ -204,7 +204,7 @@ class Indexing(Writing):
             tensor([[1., 0., 0.],
                     [1., 0., 0.]])
         """
-        if self._past_autograd and torch.is_grad_enabled():
+        if self._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
                 return self.set_at_(key, value, index, non_blocking=non_blocking)
         path = path_of(key)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tensordict.core.context import remember_state
-from tensordict.core.contract import Backing, Contract
+from tensordict.core.contract import Backing, Contract, underlying
 from tensordict.core.errors import LockedError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Locking(Contract):
             )
         was_locked = self._locked
         if was_locked:
-            if _locked_owners(self):
+            if _locked_owners(underlying(self)):
                 raise LockedError(
                     "Cannot unlock a tensordict that is part of a locked graph: this container is nested in a locked "
                     "one. Call unlock_() on the outermost container"
@@ -83,29 +83,35 @@ class Locking(Contract):
                 self._consolidated = None
         return remember_state(self, _lock if was_locked else _keep)
 
-    def _lock_tree(self) -> None:
-        self._locked = True
+    def _lock_tree(self, owner: weakref.ref[Any] | None = None) -> None:
+        """Lock this container and all nested ones; `owner` is the locked one that it is an entry of."""
+        # A wrapper or a view may be gone before the container that it is over.
+        node = underlying(self)
+        if owner is not None:
+            # The dead are left out, or a child that outlives many parents would remember them all.
+            node._lock_owners = [*_locked_owners(node), owner] if node._lock_owners else [owner]
+            if node._locked:
+                return
+        node._locked = True
         own = None
-        for value in self._children():
+        for value in node._children():
             if type(value) is not Tensor and isinstance(value, Locking):
                 if own is None:
-                    # A wrapper may be gone before the container that it wraps.
-                    own = weakref.ref(self._wrapped_container())
-                # The dead are left out, or a child that outlives many parents would remember them all.
-                value._lock_owners = [*_locked_owners(value), own] if value._lock_owners else [own]
-                if not value._locked:
-                    value._lock_tree()
+                    own = weakref.ref(node)
+                value._lock_tree(own)
 
     def _unlock_tree(self) -> None:
-        self._locked = False
-        backing = self._backing
+        node = underlying(self)
+        node._locked = False
+        backing = node._backing
         if backing.is_memmap or backing.is_shared or backing.memmap_prefix is not None:
-            self._backing = Backing(consolidated=backing.consolidated)
-        for value in self._children():
+            node._backing = Backing(consolidated=backing.consolidated)
+        for value in node._children():
             if type(value) is not Tensor and isinstance(value, Locking):
-                owners = _locked_owners(value, self._wrapped_container())
-                value._lock_owners = owners or None
-                if not owners and value._locked:
+                child = underlying(value)
+                owners = _locked_owners(child, node)
+                child._lock_owners = owners or None
+                if not owners and child._locked:
                     value._unlock_tree()
 
     def _refuse_if_locked(self, what: str) -> None:
@@ -116,8 +122,7 @@ class Locking(Contract):
 def adopt(parent: Contract, child: Any) -> None:
     """Lock what takes the place of an entry of a locked container, as its in-place writes may have to."""
     if parent._locked:
-        child._lock_owners = [*_locked_owners(child), weakref.ref(parent)]
-        child._lock_tree()
+        child._lock_tree(weakref.ref(underlying(parent)))
 
 
 def raise_locked(what: str) -> None:
@@ -141,7 +146,7 @@ def _locked_owners(node: Contract, but: object = None) -> list[weakref.ref[Any]]
 def _has_held_members(container: Contract) -> bool:
     """Whether a locked container holds a member of this lazy stack, or of one of its members."""
     members = container._members(or_template=True) or ()
-    return any(_locked_owners(member) or _has_held_members(member) for member in members)
+    return any(_locked_owners(underlying(member)) or _has_held_members(member) for member in members)
 
 
 def _lock(container: Any) -> None:

@@ -15,6 +15,7 @@ from tensordict.core.errors import MissingKeyError
 from tensordict.core.indexing import leaf_index
 from tensordict.core.key_views import IsLeaf, _Items, _Keys, _Values
 from tensordict.core.keys import Path, joined, path_of
+from tensordict.memory.stored_tensors import StoredTensor, in_memory
 from tensordict.ops import uneven
 
 
@@ -266,6 +267,11 @@ class Reading(Contract):
             >>> TensorDict({"a": torch.arange(6).view(3, 2)}, [3]).get_at("a", (..., 0))
             tensor([0, 2, 4])
         """
+        if type(self._entries) is not dict and self._wrapped_container()._is_in_file:
+            stored = self._unread_at(path_of(key))
+            if type(stored) is StoredTensor:
+                # Only that part is read.
+                return in_memory(stored[leaf_index(index, stored.shape)])
         value = self.get(key, _ABSENT)
         if value is _ABSENT:
             return self.get(key, default)
@@ -275,6 +281,13 @@ class Reading(Contract):
                 return ragged.Index(at)(value)
             return value._over(value[at], self._batch_size) if isinstance(value, Contract) else value[at]  # type: ignore[attr-defined]
         return value[index] if isinstance(value, Contract) else value  # type: ignore[index]
+
+    def _unread_at(self, path: Path) -> Any:
+        """The entry at `path`, a tensor in a file not being read; `None` when there is none."""
+        if not self._has(path):
+            return None
+        node, name = self._holder(path)
+        return node._targets()[name]
 
     def _find(self, key: object) -> Any:
         """The entry at a nested key; raises `KeyError` when a name on the way is missing or is a tensor."""

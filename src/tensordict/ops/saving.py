@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tensordict.core.contract import ContainerT, Contract
+from tensordict.core.contract import ContainerT, Contract, underlying
 from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key
@@ -195,6 +195,7 @@ class Saving(Contract):
 
         Raises:
             UnsupportedEntryError: the entries are in a file, and stay there; `memmap` gives a memory-mapped copy.
+            RuntimeError: the entries are parameters, and stay in memory.
 
         Example:
             >>> import torch
@@ -203,7 +204,10 @@ class Saving(Contract):
             >>> td.memmap_() is td, td["a"]
             (True, MemoryMappedTensor([0., 0.]))
         """
-        if self._wrapped_container()._is_in_file:
+        if self._holds_parameters:
+            raise SaveError("parameters stay in memory, as optimizers hold them: memmap() gives a memory-mapped copy")
+        container = underlying(self)
+        if container._is_in_file:
             raise UnsupportedEntryError(
                 "a container over a file cannot become a memory-mapped one in place; memmap() gives such a copy"
             )
@@ -211,7 +215,9 @@ class Saving(Contract):
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
         options.inplace = True
         options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive=False)
+        is_view = container is not self._wrapped_container()
+        saved = _save(container if is_view else self, prefix, options, return_early, archive=False)
+        return self if is_view else saved
 
     @overload
     def memmap_like(
@@ -319,7 +325,8 @@ class Saving(Contract):
 
     def is_memmap(self) -> bool:
         """Whether this container has been memory-mapped (and not been unlocked since)."""
-        return self._is_memmap
+        # A lazy view says of itself that no files back it: what is added to it has none.
+        return underlying(self)._is_memmap  # type: ignore[no-any-return]
 
     @property
     def saved_path(self) -> pathlib.Path | None:

@@ -46,7 +46,10 @@ class Shape(Sizing):
             RuntimeError: torch refuses a leaf; its key is named.
         """
         if undone and settings.lazy_legacy_possible and op.is_view and settings.lazy_legacy():
-            return self._rewrap(registry.lookup("LazyView").over(self._wrapped_container(), op))  # type: ignore[no-any-return]
+            view = registry.lookup("LazyView").over(self._wrapped_container(), op)
+            result = self._rewrap(view)
+            result._undo = view._undo
+            return result  # type: ignore[no-any-return]
         if type(self._entries) is not dict and self._members() is not None:
             result = self._rewrap(self._wrapped_container()._by_members(op))
         else:

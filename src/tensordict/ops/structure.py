@@ -89,7 +89,7 @@ class Structure(Writing):
         for name, below in wanted.items():
             entries[name] = mapping[name] if below is None else mapping[name]._selected(below)
         if type(mapping) is not dict:
-            return self._subset(entries)
+            return self._subset(entries, self._device)
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def _plan_keep(self, wanted: dict[str, object], gone: list[tuple[Contract, str]]) -> None:
@@ -149,7 +149,7 @@ class Structure(Writing):
             if isinstance(child, Structure):
                 entries[name] = child._excluding(rest)
         if type(mapping) is not dict:
-            return self._subset(entries)
+            return self._subset(entries, self._device)
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def empty(

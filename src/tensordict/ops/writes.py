@@ -65,7 +65,7 @@ class WritePlan:
         Raises:
             RuntimeError: a tensor is a leaf of the autograd graph that requires grad; nothing has changed.
         """
-        if container is not None and container._past_autograd and torch.is_grad_enabled():
+        if container is not None and container._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
                 self.run(container, non_blocking)
             return

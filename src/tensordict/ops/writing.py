@@ -336,7 +336,7 @@ class Writing(Reading, Locking):
             >>> a
             tensor([1., 1.])
         """
-        if self._past_autograd and torch.is_grad_enabled():
+        if self._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
                 return self.set_(key, item, non_blocking=non_blocking)
         node: Any = self

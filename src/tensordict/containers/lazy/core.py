@@ -10,10 +10,8 @@ import torch
 from tensordict.containers.base import TensorDictBase
 from tensordict.containers.lazy.members import Members, common_size
 from tensordict.core import registry
-from tensordict.core.context import same_memory
 from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names
 from tensordict.core.errors import ShapeError
-from tensordict.core.keys import path_of
 from tensordict.io import pickled
 
 if TYPE_CHECKING:
@@ -177,17 +175,6 @@ class LazyCore(TensorDictBase):
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         return self._like(list(members), dim) if self._entries.containers else self._like([], dim, members[0])
 
-    # --- blocks that undo an operation ----------------------------------------------------------------------------
-
-    def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
-        if restored._batch_size != self._batch_size or not self._entries.containers:
-            super()._write_back(restored, leaves, gone_nodes)
-            return
-        for member, piece in zip(self._entries.containers, self._pieces_of(restored), strict=True):
-            if isinstance(piece, LazyCore) and not isinstance(member, LazyCore):
-                piece = _as_written(member, piece)
-            member._write_back(piece, set(member.keys(True, True)), gone_nodes)
-
     # --- copies -----------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -199,29 +186,6 @@ class LazyCore(TensorDictBase):
         self.__dict__.update(pickled.as_ours(type(self), state))
         if self._sealed:
             self._lock_tree()
-
-
-def elements_of(container: Any) -> list[Any]:
-    """All elements of the batch of a container, the last dim changing fastest; views, unlike those of `reshape`."""
-    found = [container]
-    for _ in container._batch_size:
-        found = [element for part in found for element in part.unbind(0)]
-    return found
-
-
-def _as_written(member: Any, stack: Any) -> Any:
-    """A lazy stack of the elements of `member` as a dense container, in which the leaves that are views of the
-    member's are these themselves."""
-    elements, parts = elements_of(member), elements_of(stack)
-    out = stack.empty(recurse=True)._dense()
-    for key in stack.keys(True, True):
-        if member._has(path_of(key)) and all(
-            same_memory(element.get(key), part.get(key)) for element, part in zip(elements, parts, strict=True)
-        ):
-            out._write(path_of(key), member.get(key))
-        else:
-            out._write(path_of(key), stack.get(key))
-    return out
 
 
 def _common_names(columns: list[Names]) -> Names | None:

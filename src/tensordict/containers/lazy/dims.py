@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.containers.lazy.core import LazyCore, elements_of
+from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.members import Members
+from tensordict.core.context import elements_of
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.indexing import leaf_index, result_size
