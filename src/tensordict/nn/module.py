@@ -85,7 +85,7 @@ class TensorDictModuleBase(nn.Module):
         return self._in_keys
 
     @in_keys.setter
-    def in_keys(self, value: object) -> None:
+    def in_keys(self, value: Any) -> None:
         object.__setattr__(self, "_in_keys", as_keys(value, "in_keys"))
 
     @property
@@ -99,7 +99,7 @@ class TensorDictModuleBase(nn.Module):
         return keys  # type: ignore[no-any-return]
 
     @out_keys.setter
-    def out_keys(self, value: object) -> None:
+    def out_keys(self, value: Any) -> None:
         object.__setattr__(self, "_out_keys", as_keys(value, "out_keys"))
         self.reset_out_keys()
 
