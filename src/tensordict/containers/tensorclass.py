@@ -15,7 +15,7 @@ from typing_extensions import dataclass_transform
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.fields import FieldTable, layout_of
-from tensordict.containers.nontensor import unwrap, wrap
+from tensordict.containers.nontensor import unwrap
 from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper, with_class_name
 from tensordict.core import registry
 from tensordict.core.contract import Contract
@@ -122,7 +122,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._layout = layout_of(cls, TensorClass)
-        cls.__expected_keys__ = frozenset(cls._layout.names)
+        cls._optional = cls.__expected_keys__ = frozenset(cls._layout.names)
         cls._has_post_init = hasattr(cls, "__post_init__")
         cls._stores_tensors = not (cls._autocast or cls._tensor_only)
         cls._nodes = cls._layout.containers
@@ -324,25 +324,6 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         """An instance of the fields in a mapping; arguments as :meth:`TensorDict.from_dict`."""
         given = {key: value for key, value in input_dict.items() if value is not None}
         return cls.from_tensordict(TensorDict.from_dict(given, **kwargs))
-
-    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
-        """A deep copy in which every container, tensorclasses too, is a `TensorDict`; not locked.
-
-        Args:
-            retain_none: give fields that are `None` an entry of that value; they are left out otherwise.
-        """
-        result = self._tensordict.to_tensordict(retain_none=retain_none)
-        if retain_none:
-            for name in sorted(self._layout.names.keys() - result.keys()):
-                result._entries[name] = wrap(None, result._batch_size, result._device, result._names)
-        return result  # type: ignore[no-any-return]
-
-    def to_dict(self, *, retain_none: bool = True, **kwargs: Any) -> dict[str, Any]:
-        """A nested dict of the fields; arguments as for any container, fields that are `None` included."""
-        plain: dict[str, Any] = self._tensordict.to_dict(retain_none=retain_none, **kwargs)
-        if retain_none:
-            plain.update(dict.fromkeys(sorted(self._layout.names.keys() - plain.keys())))
-        return plain
 
     def __repr__(self) -> str:
         """The class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""

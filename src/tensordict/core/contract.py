@@ -123,6 +123,8 @@ class Contract:
     _locked: bool = False
     # Whether the entries are in a file, and stay there.
     _is_in_file: bool = False
+    # The names that read as `None` where there is no entry.
+    _optional: frozenset[str] = frozenset()
     # Whether the leaves are parameters: they stay in memory, and writes in place go past autograd.
     _holds_parameters: bool = False
     # Whether a lazy stack was locked itself, and not its members one by one.

@@ -231,23 +231,19 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         return item
 
     def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
-        container = self._tensordict
         self._check_field(name)
+        item = self._admitted(item, path or (name,), non_blocking)
+        self._tensordict._write_name(name, item, non_blocking, path)
+
+    def _admitted(self, item: Any, path: Path, non_blocking: bool) -> Any:
+        """An item to be written at `path` as it is stored."""
         if not isinstance(item, (Tensor, Contract)):
-            item = container._admit(item, path or (name,), non_blocking)
-        container._write_name(name, self._converted(item), non_blocking, path)
+            item = self._tensordict._admit(item, path, non_blocking)
+        return self._converted(item)
 
     def _check_field(self, name: str) -> None:
         if self._kind is not None:
             self._param_td._check_field(name)
-
-    def _write(self, path: Path, item: Any, non_blocking: bool = False) -> None:
-        if len(path) == 1:
-            self._write_name(path[0], item, non_blocking, path)
-        else:
-            if not isinstance(item, (Tensor, Contract)):
-                item = self._tensordict._admit(item, path, non_blocking)
-            self._tensordict._write(path, self._converted(item), non_blocking)
 
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
         if isinstance(write, Update) and write.adds:
@@ -412,10 +408,6 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
             yield from firsts.values()
         else:
             yield from found.items()
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Say whether the parameters require gradients."""
-        return nn.Module.requires_grad_(self, requires_grad)
 
     def state_dict(self, *args: Any, flatten: bool = True, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The parameters and buffers by their names, as :meth:`torch.nn.Module.state_dict` gives them.

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, named_error
@@ -39,7 +39,9 @@ class Autograd(Leaves):
             >>> TensorDict(a=torch.zeros(2)).requires_grad_()["a"].requires_grad
             True
         """
-        pairs = list(_walk(self))
+        # Buffers beside parameters stay as they are.
+        kind = nn.Parameter if self._holds_parameters else Tensor
+        pairs = [(path, leaf) for path, leaf in _walk(self) if isinstance(leaf, kind)]
         for path, leaf in pairs:
             if requires_grad and not (leaf.is_floating_point() or leaf.is_complex()):
                 raise RuntimeError(

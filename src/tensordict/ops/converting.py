@@ -66,13 +66,15 @@ class Converting(Contract):
                 plain[name] = _plain(name, value, convert_tensors)
         if not retain_none:
             return {name: value for name, value in plain.items() if value is not None}
+        plain.update(dict.fromkeys(sorted(self._optional - plain.keys())))
         return plain
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """A deep copy in which every container, of whatever kind, is a `TensorDict`; not locked.
 
         Args:
-            retain_none: `False` leaves out entries that are `None`.
+            retain_none: `False` leaves out entries that are `None`; `True` gives fields of a tensorclass that are
+                `None` an entry.
 
         Raises:
             RuntimeError: an entry of a lazy stack cannot be stacked; see :meth:`densify`. Those that not all members
@@ -81,15 +83,20 @@ class Converting(Contract):
         if self._is_non_tensor:
             return self.clone()  # type: ignore[no-any-return]
         if self._members() is not None:
-            return self._dense(hooked=True)  # type: ignore[return-value]
-        entries = {
-            name: value.to_tensordict(retain_none=retain_none)
-            if isinstance(value, Converting)
-            else (value.clone() if isinstance(value, Tensor) else value)
-            for name, value in self._entries.items()
-            if value is not None or retain_none is not False
-        }
-        return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
+            entries = self._wrapped_container()._dense(hooked=True)._entries
+        else:
+            entries = {
+                name: value.to_tensordict(retain_none=retain_none)
+                if isinstance(value, Converting)
+                else (value.clone() if isinstance(value, Tensor) else value)
+                for name, value in self._entries.items()
+                if value is not None or retain_none is not False
+            }
+        state = (self._batch_size, self._device, self._names)
+        if retain_none:
+            none = registry.lookup("NonTensorData")
+            entries.update({name: none._of(None, *state) for name in sorted(self._optional - entries.keys())})
+        return registry.lookup("TensorDict")._make(entries, *state)
 
     def numpy(self) -> dict[str, Any]:
         """A nested dict of numpy arrays; those of CPU tensors share their memory. A ragged leaf is a tuple of its rows.

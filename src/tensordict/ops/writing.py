@@ -92,6 +92,11 @@ class Writing(Reading, Locking):
     def _write(self, path: Path, item: object, non_blocking: bool = False) -> None:
         """Check `item` and store it at `path`."""
         node: Any = self
+        if self._holds_parameters and len(path) > 1:
+            # A nested container knows of no parameters.
+            item = self._admitted(item, path, non_blocking)  # type: ignore[attr-defined]
+            self._wrapped_container()._write(path, item, non_blocking)
+            return
         for name in path[:-1]:
             try:
                 child = node._entries.get(name)
