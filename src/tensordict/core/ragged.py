@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -33,18 +33,17 @@ _ALL = slice(None)
 # --- what they are made of --------------------------------------------------------------------------------------------
 
 
-def is_ragged(value: object) -> bool:
+def is_ragged(value: object) -> TypeGuard[Tensor]:
     """Whether a value is a nested tensor, of either layout."""
     return isinstance(value, Tensor) and value.is_nested
 
 
-def is_row_of_many(value: Any) -> bool:
-    """Whether a value stands for the rows of a ragged leaf under `torch.vmap`, of which torch tells no sizes."""
-    known = isinstance(value, Tensor) and functorch.is_batchedtensor(value)
-    return known and functorch.get_unwrapped(value).is_nested
+def is_row_of_many(value: object) -> bool:
+    """Whether a value is the rows of a ragged leaf under `torch.vmap`, of which torch tells no sizes."""
+    return isinstance(value, Tensor) and functorch.is_batchedtensor(value) and functorch.get_unwrapped(value).is_nested
 
 
-def shape_of(leaf: Any) -> torch.Size:
+def shape_of(leaf: Tensor) -> torch.Size:
     """The shape of a leaf; -1 stands for a ragged dim of the strided layout, torch's `j1` for one of the jagged, and -1
     for every dim of a row under `torch.vmap`.
 
@@ -64,36 +63,51 @@ def shape_of(leaf: Any) -> torch.Size:
     return torch.Size((len(sizes), *[n if same else -1 for n, same in zip(sizes[0].tolist(), even, strict=True)]))
 
 
-def ragged_dim(leaf: Any) -> int:
+def ragged_dim(leaf: Tensor) -> int:
     """The first dim along which the rows of a ragged leaf differ, or may."""
     if leaf.layout is torch.jagged:
-        return leaf._ragged_idx  # type: ignore[no-any-return]
+        return jagged_dim(leaf)
     shape = shape_of(leaf)
     return shape.index(-1) if -1 in shape else len(shape)
 
 
-def row_sizes(leaf: Any) -> Tensor:
+def jagged_dim(leaf: Tensor) -> int:
+    """The ragged dim of a leaf of the jagged layout."""
+    return leaf._ragged_idx  # type: ignore[attr-defined, no-any-return]
+
+
+def offsets_of(leaf: Tensor) -> Tensor:
+    """Where the rows of a leaf of the jagged layout begin in its values, and where the last one ends."""
+    return leaf.offsets()  # type: ignore[attr-defined, no-any-return]
+
+
+def lengths_of(leaf: Tensor) -> Tensor | None:
+    """The lengths of the rows of a leaf of the jagged layout with holes between them; `None` for one without."""
+    return leaf.lengths()  # type: ignore[attr-defined, no-any-return]
+
+
+def row_sizes(leaf: Tensor) -> Tensor:
     """The shapes of the rows of a ragged leaf: an int64 table of shape (rows, dims), on the CPU."""
     if leaf.layout is not torch.jagged:
         return _table(leaf)
-    lengths = _lengths(leaf).cpu()
+    lengths = _row_lengths(leaf).cpu()
     shape = list(leaf.values().shape)
-    shape[leaf._ragged_idx - 1] = 0
+    shape[jagged_dim(leaf) - 1] = 0
     table = torch.tensor(shape, dtype=torch.int64).repeat(len(lengths), 1)
-    table[:, leaf._ragged_idx - 1] = lengths
+    table[:, jagged_dim(leaf) - 1] = lengths
     return table
 
 
-def row_form(leaf: Any) -> tuple[int, ...] | None:
+def row_form(leaf: Tensor) -> tuple[int, ...] | None:
     """The shape of every row of a leaf of the jagged layout, with -1 for the ragged dim; `None` for the strided one."""
     if leaf.layout is not torch.jagged:
         return None
     form = list(leaf.values().shape)
-    form[leaf._ragged_idx - 1] = -1
+    form[jagged_dim(leaf) - 1] = -1
     return tuple(form)
 
 
-def compact(leaf: Any) -> Any:
+def compact(leaf: Tensor) -> Tensor:
     """A ragged leaf with one row right behind the other: itself when it is so, else a copy."""
     if leaf.layout is torch.jagged:
         return leaf if _is_compact(leaf) else RaggedRows(_ALL, copy=True)(leaf)
@@ -101,18 +115,18 @@ def compact(leaf: Any) -> Any:
     return leaf.contiguous()
 
 
-def _is_compact(leaf: Any) -> bool:
+def _is_compact(leaf: Tensor) -> bool:
     """Whether the rows of a ragged leaf lie right behind each other, so that its elements are its memory."""
-    return leaf.lengths() is None if leaf.layout is torch.jagged else bool(leaf.is_contiguous())
+    return lengths_of(leaf) is None if leaf.layout is torch.jagged else bool(leaf.is_contiguous())
 
 
-def elements(leaf: Any) -> Tensor:
+def elements(leaf: Tensor) -> Tensor:
     """The elements of a leaf and no others, in a plain tensor: what is in the holes of a ragged one is left out."""
     if not leaf.is_nested:
-        return leaf  # type: ignore[no-any-return]
+        return leaf
     if leaf.layout is not torch.jagged and not leaf.size(0):
         return torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-    return compact(leaf).values()  # type: ignore[no-any-return]
+    return compact(leaf).values()
 
 
 def from_buffer(buffer: Tensor, sizes: Tensor) -> Tensor:
@@ -135,36 +149,46 @@ def from_jagged(values: Tensor, offsets: Tensor, ragged: int = 1, lengths: Tenso
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, ragged)
 
 
-def deep_copy(leaf: Any) -> Any:
+def _with_elements(leaf: Tensor, values: Tensor, new_dims: int = 0) -> Tensor:
+    """A nested tensor with the rows of `leaf` and these elements, in the order of its own.
+
+    In the jagged layout elements may have `new_dims` more dims before the ragged one than `leaf` has.
+    """
+    if leaf.layout is torch.jagged:
+        return from_jagged(values, offsets_of(leaf), jagged_dim(leaf) + new_dims, lengths_of(leaf))
+    return from_buffer(values, _table(leaf))
+
+
+def deep_copy(leaf: Tensor) -> Tensor:
     """A copy in memory of its own of a leaf of the strided layout, which `copy.deepcopy` does not know."""
     copied = compact(leaf).detach().clone()
     return copied.requires_grad_(leaf.requires_grad)
 
 
-def _table(leaf: Any) -> Tensor:
+def _table(leaf: Tensor) -> Tensor:
     """The sizes of the rows, in the strided layout."""
     if not leaf.size(0):
         return torch.empty((0, 1), dtype=torch.int64)
-    return leaf._nested_tensor_size().as_subclass(Tensor)  # type: ignore[no-any-return]
+    return leaf._nested_tensor_size().as_subclass(Tensor)
 
 
-def _lengths(leaf: Any) -> Tensor:
+def _row_lengths(leaf: Tensor) -> Tensor:
     """The lengths of the rows, in the jagged layout."""
-    lengths = leaf.lengths()
-    return leaf.offsets().diff() if lengths is None else lengths  # type: ignore[no-any-return]
+    lengths = lengths_of(leaf)
+    return offsets_of(leaf).diff() if lengths is None else lengths
 
 
-def _from_rows(rows: Sequence[Tensor], leaf: Any, ragged: int) -> Tensor:
+def _from_rows(rows: Sequence[Tensor], leaf: Tensor, ragged: int) -> Tensor:
     """A new nested tensor of the layout of `leaf`; in the jagged one, its ragged dim is `ragged`."""
     if leaf.layout is not torch.jagged:
         if not rows:
             return torch.nested.nested_tensor([], dtype=leaf.dtype, device=leaf.device)
         return torch.nested.as_nested_tensor(list(rows), layout=torch.strided)
-    lengths = leaf.offsets().new_tensor([row.shape[ragged - 1] for row in rows])
-    return from_jagged(torch.cat(list(rows), ragged - 1), _offsets_of(lengths), ragged)
+    lengths = offsets_of(leaf).new_tensor([row.shape[ragged - 1] for row in rows])
+    return from_jagged(torch.cat(list(rows), ragged - 1), _offsets_from(lengths), ragged)
 
 
-def _offsets_of(lengths: Tensor) -> Tensor:
+def _offsets_from(lengths: Tensor) -> Tensor:
     """Where rows of these lengths begin, one behind the other, and where the last one ends."""
     offsets = lengths.new_zeros(len(lengths) + 1)
     torch.cumsum(lengths, 0, out=offsets[1:])
@@ -184,7 +208,7 @@ class SharedOffsets:
 
     def __call__(self, lengths: Tensor) -> Tensor:
         """The offsets of rows of these lengths."""
-        offsets = _offsets_of(lengths)
+        offsets = _offsets_from(lengths)
         for known in self._known:
             if torch.equal(known, offsets):
                 return known
@@ -239,21 +263,21 @@ class RaggedRows:
         self.copy = copy
         self._known: list[tuple[Tensor, Tensor | None, _Part]] = []
 
-    def __call__(self, leaf: Any) -> Any:
+    def __call__(self, leaf: Tensor) -> Tensor:
         """The rows of one leaf."""
         if leaf.layout is not torch.jagged:
             return self._of_strided(leaf)
         part = self.part(leaf)
-        ragged, values = leaf._ragged_idx, leaf.values()
+        ragged, values = jagged_dim(leaf), leaf.values()
         if part.positions is None:
             values = values.narrow(ragged - 1, part.start, part.length)
         else:
             values = values.index_select(ragged - 1, part.positions)
         return from_jagged(values, part.offsets, ragged, part.lengths)
 
-    def part(self, leaf: Any) -> _Part:
+    def part(self, leaf: Tensor) -> _Part:
         """Where the rows of a leaf of the jagged layout lie."""
-        offsets, lengths = leaf.offsets(), leaf.lengths()
+        offsets, lengths = offsets_of(leaf), lengths_of(leaf)
         for known_offsets, known_lengths, part in self._known:
             if known_offsets is offsets and known_lengths is lengths:
                 return part
@@ -274,7 +298,7 @@ class RaggedRows:
         positions, bounds = positions_of(offsets[:-1][rows], (offsets.diff() if lengths is None else lengths)[rows])
         return _Part(bounds, positions=positions)
 
-    def _of_strided(self, leaf: Any) -> Any:
+    def _of_strided(self, leaf: Tensor) -> Tensor:
         rows = self.rows if isinstance(self.rows, slice) else self.rows.cpu()
         sizes = _table(leaf)
         numels = sizes.prod(-1)
@@ -284,7 +308,7 @@ class RaggedRows:
 
 def positions_of(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Where the elements of rows are that start here and are so long; and the offsets of the rows once put together."""
-    offsets = _offsets_of(lengths)
+    offsets = _offsets_from(lengths)
     total = int(offsets[-1])
     shifts = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=total)
     return shifts + torch.arange(total, dtype=shifts.dtype, device=shifts.device), offsets
@@ -302,7 +326,7 @@ class Index:
         NotImplementedError: torch has no nested tensor of the form of the result.
     """
 
-    def __init__(self, at: object) -> None:
+    def __init__(self, at: Any) -> None:
         self.at = at
         items = _without_masks(at if isinstance(at, tuple) else (at,))
         self.head: Any = items[0] if items else _ALL
@@ -311,7 +335,7 @@ class Index:
             self.head = int(self.head)
         self.rows = RaggedRows(self.head) if isinstance(self.head, (slice, Tensor)) else None
 
-    def __call__(self, leaf: Any) -> Any:
+    def __call__(self, leaf: Tensor) -> Tensor:
         """One leaf, indexed."""
         if not leaf.is_nested:
             return leaf[self.at]
@@ -328,9 +352,9 @@ class Index:
             return _from_rows([row[self.rest] for row in leaf.unbind()], leaf, 0)
         values = leaf.values()
         part = values[self.rest]
-        return from_jagged(part, leaf.offsets(), leaf._ragged_idx + part.ndim - values.ndim, leaf.lengths())
+        return _with_elements(leaf, part, part.ndim - values.ndim)
 
-    def check(self, leaf: object) -> None:
+    def check(self, leaf: Tensor) -> None:
         """Refuse an index whose result has no form for this ragged leaf."""
         shape = list(shape_of(leaf))
         if not isinstance(self.head, (int, slice, Tensor)) or isinstance(self.head, bool):
@@ -348,7 +372,7 @@ class Index:
         if self.rows is not None and sum(item is not None for item in self.rest) >= ragged:
             raise _formless(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
 
-    def places(self, leaf: Any) -> list[Tensor]:
+    def places(self, leaf: Tensor) -> list[Tensor]:
         """What the index takes of each row, as views to write to; the head is not an integer."""
         rows = leaf.unbind()
         if self._is_paired():
@@ -370,7 +394,7 @@ class Index:
             raise _formless(f"index tensors of shape {list(items[0].shape)} cannot take the place of ragged rows")
         return list(items)
 
-    def _paired(self, leaf: Any) -> Any:
+    def _paired(self, leaf: Tensor) -> Tensor:
         rows, *columns = self._picks()
         if leaf.layout is not torch.jagged:
             return _from_rows(self.places(leaf), leaf, 0)
@@ -382,7 +406,7 @@ class Index:
             for column in columns
         ]
         # Dims between those indexed and the ragged one come behind the elements picked.
-        between = [_ALL] * (leaf._ragged_idx - 1 - len(columns))
+        between = [_ALL] * (jagged_dim(leaf) - 1 - len(columns))
         values = leaf.values()[tuple(where + between + [positions])]
         return from_jagged(values.movedim(0, len(between)), part.offsets, len(between) + 1)
 
@@ -420,7 +444,7 @@ class Split:
         self.slices = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         self.rows = [RaggedRows(piece) for piece in self.slices]
 
-    def __call__(self, leaf: Any) -> list[Any]:
+    def __call__(self, leaf: Tensor) -> list[Tensor]:
         """The pieces of one leaf; views, but copies for the strided layout."""
         if not leaf.is_nested:
             return [leaf.narrow(self.dim, piece.start, piece.stop - piece.start) for piece in self.slices]
@@ -431,16 +455,16 @@ class Split:
         return [Index((*before, piece))(leaf) for piece in self.slices]
 
 
-def unbind(leaf: Any, dim: int) -> Sequence[Any]:
+def unbind(leaf: Tensor, dim: int) -> Sequence[Tensor]:
     """The elements of a leaf along one dim, which they no longer have."""
     if not leaf.is_nested or not dim:
-        return leaf.unbind(dim)  # type: ignore[no-any-return]
+        return leaf.unbind(dim)
     _check_regular(leaf, dim)
     before = (_ALL,) * dim
     return [Index((*before, i))(leaf) for i in range(shape_of(leaf)[dim])]
 
 
-def stack(leaves: Sequence[Any], dim: int) -> Any:
+def stack(leaves: Sequence[Tensor], dim: int) -> Tensor:
     """The stack of leaves along a new dim, behind their rows and before their ragged dim; their rows must agree.
 
     Raises:
@@ -455,7 +479,7 @@ def stack(leaves: Sequence[Any], dim: int) -> Any:
     return _by_row(torch.stack, leaves, dim, first)
 
 
-def _by_row(join: Callable[..., Tensor], leaves: Sequence[Any], dim: int, first: Any) -> Tensor:
+def _by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, first: Tensor) -> Tensor:
     """What `join`, `torch.cat` or `torch.stack`, makes of the rows of leaves along a dim before the ragged one."""
     if first.layout is not torch.jagged:
         return _from_rows(
@@ -464,7 +488,7 @@ def _by_row(join: Callable[..., Tensor], leaves: Sequence[Any], dim: int, first:
     columns = [compact(leaf) for leaf in leaves]
     _check_same_rows(columns)
     values = join([leaf.values() for leaf in columns], dim - 1)
-    return from_jagged(values, columns[0].offsets(), first._ragged_idx + (join is torch.stack))
+    return _with_elements(columns[0], values, int(join is torch.stack))
 
 
 class Cat:
@@ -474,7 +498,7 @@ class Cat:
         self.dim = dim
         self._known: list[tuple[list[Tensor], Tensor]] = []
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
+    def __call__(self, leaves: Sequence[Tensor]) -> Tensor:
         """The concatenation of the leaves of one entry."""
         if not any(map(is_ragged, leaves)):
             return torch.cat(list(leaves), self.dim)
@@ -489,26 +513,26 @@ class Cat:
                 torch.cat([elements(leaf) for leaf in leaves]), torch.cat(tables) if filled else _table(first)
             )
         columns = [compact(leaf) for leaf in leaves]
-        values = torch.cat([leaf.values() for leaf in columns], first._ragged_idx - 1)
-        return from_jagged(values, self._offsets([leaf.offsets() for leaf in columns]), first._ragged_idx)
+        values = torch.cat([leaf.values() for leaf in columns], jagged_dim(first) - 1)
+        return from_jagged(values, self._offsets([offsets_of(leaf) for leaf in columns]), jagged_dim(first))
 
     def _offsets(self, parts: list[Tensor]) -> Tensor:
         for known, offsets in self._known:
             if all(map(is_, known, parts)):
                 return offsets
-        offsets = _offsets_of(torch.cat([part.diff() for part in parts]))
+        offsets = _offsets_from(torch.cat([part.diff() for part in parts]))
         self._known.append((parts, offsets))
         return offsets
 
 
-def _check_regular(leaf: object, dim: int) -> None:
+def _check_regular(leaf: Tensor, dim: int) -> None:
     """Refuse to cut or join along the ragged dim, or behind it."""
     ragged = ragged_dim(leaf)
     if dim >= ragged:
         raise _formless(f"dim {dim} of a ragged entry of shape {list(shape_of(leaf))} is not before its ragged dim")
 
 
-def _alike(leaves: Sequence[Any]) -> Any:
+def _alike(leaves: Sequence[Tensor]) -> Tensor:
     """The first of leaves that are all ragged, and in the same way."""
     forms = {_form(leaf) for leaf in leaves}
     if len(forms) > 1:
@@ -519,17 +543,17 @@ def _alike(leaves: Sequence[Any]) -> Any:
     return leaves[0]
 
 
-def _form(leaf: Any) -> str:
+def _form(leaf: Tensor) -> str:
     if not leaf.is_nested:
         return "dense"
-    return f"jagged along dim {leaf._ragged_idx}" if leaf.layout is torch.jagged else "strided"
+    return f"jagged along dim {jagged_dim(leaf)}" if leaf.layout is torch.jagged else "strided"
 
 
-def _check_same_rows(leaves: Sequence[Any]) -> None:
+def _check_same_rows(leaves: Sequence[Tensor]) -> None:
     """Refuse compact leaves of the jagged layout whose rows are not equally long."""
-    offsets = leaves[0].offsets()
+    offsets = offsets_of(leaves[0])
     for leaf in leaves[1:]:
-        _check_same_lengths(offsets.diff(), _lengths(leaf), offsets is leaf.offsets())
+        _check_same_lengths(offsets.diff(), _row_lengths(leaf), offsets is offsets_of(leaf))
 
 
 def _check_same_lengths(ours: Tensor, theirs: Tensor, known: bool = False) -> None:
@@ -558,9 +582,7 @@ def elementwise(op: Callable[..., Tensor], *operands: object) -> Tensor:
     values = op(*[_spread(value, form) for value in operands])
     if values.shape != elements(form).shape:
         raise _unfit(operands)
-    if form.layout is torch.jagged:
-        return from_jagged(values, form.offsets(), form._ragged_idx)
-    return from_buffer(values, _table(form))
+    return _with_elements(form, values)
 
 
 def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
@@ -583,10 +605,10 @@ def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
             raise
     rows = torch.arange(leaf.size(0), device=condition.device)
     picked = torch.where(condition.reshape(-1), rows, rows + len(rows))
-    return RaggedRows(picked)(Cat(0)((ours, theirs)))  # type: ignore[no-any-return]
+    return RaggedRows(picked)(Cat(0)((ours, theirs)))
 
 
-def in_place(leaf: Any, *operands: Any) -> tuple[list[Any], Callable[[], None] | None]:
+def in_place(leaf: Tensor, *operands: Any) -> tuple[list[Any], Callable[[], None] | None]:
     """Plain tensors and numbers in place of a ragged leaf and what stands beside it, to write into the first of them.
 
     Returns:
@@ -611,7 +633,7 @@ def _unfit(operands: Sequence[Any]) -> ShapeError:
     return ShapeError(f"shapes {shapes} do not broadcast to that of the ragged entry")
 
 
-def _spread(value: Any, form: Any) -> Any:
+def _spread(value: Any, form: Tensor) -> Any:
     """The elements of `value` so that they meet those of `form`, a compact ragged leaf."""
     if value is form or not isinstance(value, Tensor) or not value.ndim:
         return elements(form) if value is form else value
@@ -627,30 +649,30 @@ def _spread(value: Any, form: Any) -> Any:
     if form.layout is not torch.jagged:
         rows = [part.expand(row.shape).reshape(-1) for part, row in zip(value, form.unbind(), strict=True)]
         return torch.cat(rows) if rows else elements(form)
-    ragged = form._ragged_idx
+    ragged = jagged_dim(form)
     if value.shape[ragged] != 1:
         raise ShapeError(
             f"a dense tensor of shape {list(value.shape)} does not broadcast to a ragged entry of shape "
             f"{list(form.shape)}: its size along dim {ragged} must be 1"
         )
-    repeated = torch.repeat_interleave(value.select(ragged, 0), form.offsets().diff(), 0)
+    repeated = torch.repeat_interleave(value.select(ragged, 0), offsets_of(form).diff(), 0)
     return repeated.movedim(0, ragged - 1)
 
 
-def _matched(value: Any, form: Any) -> Tensor:
+def _matched(value: Tensor, form: Tensor) -> Tensor:
     """The elements of a ragged leaf whose rows are those of `form`, in the order of its elements."""
-    if value.layout is form.layout is torch.jagged and value._ragged_idx == form._ragged_idx:
-        _check_same_lengths(_lengths(form), _lengths(value), value.offsets() is form.offsets())
+    if value.layout is form.layout is torch.jagged and jagged_dim(value) == jagged_dim(form):
+        _check_same_lengths(_row_lengths(form), _row_lengths(value), offsets_of(value) is offsets_of(form))
         return elements(value)
     ours, theirs = row_sizes(form), row_sizes(value)
     if not torch.equal(ours, theirs):
         raise ShapeError(f"the sizes of the ragged rows differ: {ours[:8].tolist()} and {theirs[:8].tolist()}")
     if form.layout is torch.jagged:
-        return torch.cat(value.unbind(), form._ragged_idx - 1) if len(ours) else elements(form)
+        return torch.cat(value.unbind(), jagged_dim(form) - 1) if len(ours) else elements(form)
     return in_row_order(value)
 
 
-def like(value: Any, leaf: Any) -> Tensor:
+def like(value: Tensor, leaf: Tensor) -> Tensor:
     """The rows of one ragged leaf in the layout of another with the same rows: torch takes them for the same shape.
 
     Raises:
@@ -658,19 +680,16 @@ def like(value: Any, leaf: Any) -> Tensor:
     """
     if not is_ragged(value):
         raise ShapeError(f"shape {list(value.shape)} is not that of a ragged entry, {_shape_text(leaf)}")
-    form = compact(leaf)
-    values = _matched(value, form)
-    if leaf.layout is not torch.jagged:
-        return from_buffer(values, _table(form))
-    if leaf.lengths() is not None:
+    values = _matched(value, compact(leaf))
+    if leaf.layout is torch.jagged and lengths_of(leaf) is not None:
         positions = _known(RaggedRows(_ALL, copy=True).part(leaf).positions)
-        values = torch.zeros_like(leaf.values()).index_copy(leaf._ragged_idx - 1, positions, values)
-    return from_jagged(values, leaf.offsets(), leaf._ragged_idx, leaf.lengths())
+        values = torch.zeros_like(leaf.values()).index_copy(jagged_dim(leaf) - 1, positions, values)
+    return _with_elements(leaf, values)
 
 
-def in_row_order(leaf: Any) -> Tensor:
+def in_row_order(leaf: Tensor) -> Tensor:
     """The elements of a ragged leaf, flat, each row behind the other in C order."""
-    if leaf.layout is torch.jagged and leaf._ragged_idx > 1 and leaf.size(0):
+    if leaf.layout is torch.jagged and jagged_dim(leaf) > 1 and leaf.size(0):
         return torch.cat([row.reshape(-1) for row in leaf.unbind()])
     return elements(leaf).reshape(-1)
 
@@ -679,7 +698,7 @@ def _shape_text(value: object) -> str:
     return str(list(shape_of(value))) if isinstance(value, Tensor) else repr(value)
 
 
-def copies(target: Any, value: Any) -> tuple[list[Tensor], list[Tensor]]:
+def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Plain tensors, and those to copy into them, that together copy the rows of a nested tensor into another one.
 
     Raises:
@@ -697,7 +716,7 @@ def copies(target: Any, value: Any) -> tuple[list[Tensor], list[Tensor]]:
     return list(target.unbind()), list(value.unbind())
 
 
-def assignment(leaf: Any, at: Any, value: Any) -> Callable[[], Any]:
+def assignment(leaf: Tensor, at: Any, value: Any) -> Callable[[], Any]:
     """Check that `value` can be assigned to the part of a ragged leaf at an index; what is returned does it, in place.
 
     RaggedRows keep their lengths, as whatever is assigned in place keeps its shape.
@@ -719,7 +738,7 @@ def assignment(leaf: Any, at: Any, value: Any) -> Callable[[], Any]:
     if leaf.layout is torch.jagged and not index.rest and (is_ragged(value) or not isinstance(value, Tensor)):
         rows = RaggedRows(index.head, copy=True)
         part = rows.part(leaf)
-        dim, positions = leaf._ragged_idx - 1, _known(part.positions)
+        dim, positions = jagged_dim(leaf) - 1, _known(part.positions)
         if not isinstance(value, Tensor):
             return partial(leaf.values().index_fill_, dim, positions, value)
         return partial(leaf.values().index_copy_, dim, positions, _matched(value, rows(leaf)))
@@ -755,7 +774,7 @@ def _copy_all(targets: list[Tensor], values: list[Any]) -> None:
         target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
 
 
-def padded(leaf: Any, padding: float = 0.0) -> Tensor:
+def padded(leaf: Tensor, padding: float = 0.0) -> Tensor:
     """A plain tensor with the rows of a ragged leaf, all made as long as the longest with `padding` at the end."""
     if getattr(leaf, "_ragged_idx", 1) == 1:
         # Torch does this for some dtypes and not where there are holes; of other ragged dims it finds no gradient.
@@ -765,7 +784,7 @@ def padded(leaf: Any, padding: float = 0.0) -> Tensor:
     leaf = compact(leaf)
     flat, sizes, ragged = elements(leaf), row_sizes(leaf), 1
     if leaf.layout is torch.jagged:
-        ragged = leaf._ragged_idx
+        ragged = jagged_dim(leaf)
         flat, sizes = flat.movedim(ragged - 1, 0), sizes[:, ragged - 1 : ragged]
     mask = _mask(sizes).to(leaf.device)
     out = flat.new_full((*mask.shape, *flat.shape[1:]), padding)
@@ -773,7 +792,7 @@ def padded(leaf: Any, padding: float = 0.0) -> Tensor:
     return out.movedim(1, ragged)
 
 
-def valid(leaf: Any, ndim: int) -> Tensor:
+def valid(leaf: Tensor, ndim: int) -> Tensor:
     """Where the first `ndim` dims of a padded leaf hold elements of the ragged one, as a bool tensor."""
     return _mask(row_sizes(leaf)[:, : ndim - 1]).to(leaf.device)
 

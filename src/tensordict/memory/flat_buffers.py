@@ -198,7 +198,7 @@ class Copies:
     def _ragged_over(self, leaf: Any, place: Any, block: Block, made: dict[int, Tensor]) -> Tensor:
         if place is None:
             # Torch has no such tensor over a part of a storage: it copies what it is given.
-            return ragged.deep_copy(leaf).requires_grad_(False).to(block.storage.device)  # type: ignore[no-any-return]
+            return ragged.deep_copy(leaf).requires_grad_(False).to(block.storage.device)
         parts: list[Any] = []
         for placed in place:
             if placed is not None and id(placed[0]) not in made:

@@ -151,22 +151,22 @@ def _padder(pads: list[int], value: float) -> LeafFn:
     return fn
 
 
-def _only_rows(leaf: object, pads: list[int]) -> Exception:
+def _only_rows(leaf: Tensor, pads: list[int]) -> Exception:
     return NotImplementedError(
         f"a ragged entry of shape {list(ragged.shape_of(leaf))} can be padded along its first dim only, by rows "
         f"without elements, and not by {pads}; see to_padded_tensor"
     )
 
 
-def _with_empty_rows(leaf: Any, before: int, after: int) -> Any:
+def _with_empty_rows(leaf: Tensor, before: int, after: int) -> Tensor:
     """A ragged leaf with rows without elements around its own; negative numbers take rows away."""
     first, last = max(0, -before), leaf.size(0) - max(0, -after)
     leaf = ragged.compact(ragged.RaggedRows(slice(first, last))(leaf))
     before, after = max(0, before), max(0, after)
     if leaf.layout is torch.jagged:
-        offsets = leaf.offsets()
+        offsets = ragged.offsets_of(leaf)
         padded_offsets = torch.cat([offsets[:1].expand(before), offsets, offsets[-1:].expand(after)])
-        return ragged.from_jagged(leaf.values(), padded_offsets, leaf._ragged_idx)
+        return ragged.from_jagged(leaf.values(), padded_offsets, ragged.jagged_dim(leaf))
     empty = [-1 if size < 0 else size for size in ragged.shape_of(leaf)[1:]] if leaf.size(0) else [0]
     row = torch.tensor([[max(0, size) for size in empty]])
     if -1 not in empty:

@@ -252,7 +252,7 @@ def _filler(default: Any, leaf: Tensor) -> Tensor:
     return torch.tensor(default, dtype=torch.result_type(leaf, default), device=leaf.device)
 
 
-def _refuse_foreign(node: Contract, value: object, path: Path) -> None:
+def _refuse_foreign(node: Contract, value: Contract | Tensor, path: Path) -> None:
     """Check what only the right container has against the batch size under which it will be."""
     size = node._batch_size
     shape = value._batch_size if isinstance(value, Contract) else ragged.shape_of(value)
