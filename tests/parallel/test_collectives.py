@@ -501,19 +501,19 @@ def _no_memory(rank: int) -> None:
     """The last rank has no memory for what the others take."""
     last = dist.get_world_size() - 1
     td = TensorDict({"x": torch.full((300_000,), float(rank))})
-    fresh = wire._fresh
+    fresh = wire.fresh
 
     def short(nbytes: int, device: torch.device) -> torch.Tensor:
         return fresh(1 << 60 if nbytes == 1_200_000 else nbytes, device)
 
     for call in (lambda: td.broadcast(0), td.all_gather):
         if rank == last:
-            wire._fresh = short
+            wire.fresh = short
         try:
             with pytest.raises(TransferError, match="from rank 0" if rank == last else f"rank {last} of the group"):
                 call()
         finally:
-            wire._fresh = fresh
+            wire.fresh = fresh
     assert (td.broadcast(0) == 0).all()
 
 

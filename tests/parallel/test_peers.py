@@ -20,7 +20,7 @@ from ranks import Ranks, die
 
 from tensordict import TensorDict
 from tensordict.core.errors import TransferError
-from tensordict.parallel import channels, transfers, wire
+from tensordict.parallel import channels, wire
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +35,12 @@ def _no_room(rank: int) -> None:
         with pytest.raises(TransferError, match="rank 1 did not take"):
             td.init_remote(1)
         return
-    fresh, wire._fresh = wire._fresh, lambda nbytes, device: fresh(1 << 60, device)
+    fresh, wire.fresh = wire.fresh, lambda nbytes, device: fresh(1 << 60, device)
     try:
         with pytest.raises(TransferError, match="receiving from rank 0"):
             TensorDict.from_remote_init(0)
     finally:
-        wire._fresh = fresh
+        wire.fresh = fresh
 
 
 def test_receiver_without_memory(tmp_path: Any) -> None:
@@ -184,7 +184,7 @@ def _killed_on_the_way(rank: int, receives: bool) -> None:
     """Rank 1 dies after the description, and before all of the tensors."""
     if rank == 1:
         if receives:
-            transfers.opened = lambda first: die()
+            wire.opened = lambda first: die()
             _td().recv(0)
         else:
             channels.Channel.send = _dying(channels.Channel.send)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple, TypeGuard
 
@@ -84,6 +85,11 @@ def offsets_of(leaf: Tensor) -> Tensor:
 def lengths_of(leaf: Tensor) -> Tensor | None:
     """The lengths of the rows of a leaf of the jagged layout with holes between them; `None` for one without."""
     return leaf.lengths()  # type: ignore[attr-defined, no-any-return]
+
+
+def jagged_parts(leaf: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The values, offsets and lengths of a leaf of the jagged layout, which together hold it."""
+    return leaf.values(), offsets_of(leaf), lengths_of(leaf)
 
 
 def row_sizes(leaf: Tensor) -> Tensor:
@@ -328,7 +334,7 @@ class Index:
 
     def __init__(self, at: Any) -> None:
         self.at = at
-        items = _without_masks(at if isinstance(at, tuple) else (at,))
+        items = tuple(chain.from_iterable(map(_as_integers, at if isinstance(at, tuple) else (at,))))
         self.head: Any = items[0] if items else _ALL
         self.rest = items[1:]
         if isinstance(self.head, Tensor) and self.head.ndim == 0:
@@ -411,15 +417,9 @@ class Index:
         return from_jagged(values.movedim(0, len(between)), part.offsets, len(between) + 1)
 
 
-def _without_masks(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Masks in the form of the integer indices that torch makes of them."""
-    out: list[Any] = []
-    for item in items:
-        if isinstance(item, Tensor) and item.dtype in _MASKS:
-            out.extend(item.nonzero(as_tuple=True))
-        else:
-            out.append(item)
-    return tuple(out)
+def _as_integers(item: Any) -> tuple[Any, ...]:
+    """An item of an index; a mask in the form of the integer indices that torch makes of it."""
+    return item.nonzero(as_tuple=True) if isinstance(item, Tensor) and item.dtype in _MASKS else (item,)
 
 
 def _known(positions: Tensor | None) -> Tensor:
@@ -486,7 +486,9 @@ def _by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, fir
             [join(row, dim - 1) for row in zip(*[leaf.unbind() for leaf in leaves], strict=True)], first, 0
         )
     columns = [compact(leaf) for leaf in leaves]
-    _check_same_rows(columns)
+    offsets = offsets_of(columns[0])
+    for leaf in columns[1:]:
+        _check_same_lengths(offsets.diff(), _row_lengths(leaf), offsets is offsets_of(leaf))
     values = join([leaf.values() for leaf in columns], dim - 1)
     return _with_elements(columns[0], values, int(join is torch.stack))
 
@@ -547,13 +549,6 @@ def _form(leaf: Tensor) -> str:
     if not leaf.is_nested:
         return "dense"
     return f"jagged along dim {jagged_dim(leaf)}" if leaf.layout is torch.jagged else "strided"
-
-
-def _check_same_rows(leaves: Sequence[Tensor]) -> None:
-    """Refuse compact leaves of the jagged layout whose rows are not equally long."""
-    offsets = offsets_of(leaves[0])
-    for leaf in leaves[1:]:
-        _check_same_lengths(offsets.diff(), _row_lengths(leaf), offsets is offsets_of(leaf))
 
 
 def _check_same_lengths(ours: Tensor, theirs: Tensor, known: bool = False) -> None:
@@ -629,7 +624,7 @@ def in_place(leaf: Tensor, *operands: Any) -> tuple[list[Any], Callable[[], None
 
 
 def _unfit(operands: Sequence[Any]) -> ShapeError:
-    shapes = " and ".join(_shape_text(value) for value in operands if isinstance(value, Tensor))
+    shapes = " and ".join(str(list(shape_of(value))) for value in operands if isinstance(value, Tensor))
     return ShapeError(f"shapes {shapes} do not broadcast to that of the ragged entry")
 
 
@@ -679,7 +674,7 @@ def like(value: Tensor, leaf: Tensor) -> Tensor:
         ShapeError: `value` is not ragged, or its rows are not of the same shapes.
     """
     if not is_ragged(value):
-        raise ShapeError(f"shape {list(value.shape)} is not that of a ragged entry, {_shape_text(leaf)}")
+        raise ShapeError(f"shape {list(value.shape)} is not that of a ragged entry, {list(shape_of(leaf))}")
     values = _matched(value, compact(leaf))
     if leaf.layout is torch.jagged and lengths_of(leaf) is not None:
         positions = _known(RaggedRows(_ALL, copy=True).part(leaf).positions)
@@ -692,10 +687,6 @@ def in_row_order(leaf: Tensor) -> Tensor:
     if leaf.layout is torch.jagged and jagged_dim(leaf) > 1 and leaf.size(0):
         return torch.cat([row.reshape(-1) for row in leaf.unbind()])
     return elements(leaf).reshape(-1)
-
-
-def _shape_text(value: object) -> str:
-    return str(list(shape_of(value))) if isinstance(value, Tensor) else repr(value)
 
 
 def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:

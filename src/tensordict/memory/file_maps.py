@@ -12,8 +12,8 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,13 @@ class FileMap:
     """
 
     def __init__(
-        self, start: int, nbytes: int, path: str, status: os.stat_result, storage: Any = None, fd: int | None = None
+        self,
+        start: int,
+        nbytes: int,
+        path: str,
+        status: os.stat_result,
+        storage: torch.UntypedStorage | None = None,
+        fd: int | None = None,
     ) -> None:
         self.start, self.nbytes, self.path = start, nbytes, path
         self.shared = storage is not None or fd is not None
@@ -58,11 +64,11 @@ class FileMap:
         weakref.finalize(self, os.close, fd)
 
     @property
-    def storage(self) -> Any:
+    def storage(self) -> torch.UntypedStorage | None:
         """The storage of torch's; `None` for a map of Python's."""
         return None if self._storage is None else self._storage()
 
-    def has(self, storage: Any) -> bool:
+    def has(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage, which begins within the map, is over it."""
         return self._cdata is None or self._cdata == storage._cdata
 
@@ -77,9 +83,10 @@ class FileMap:
         Raises:
             SaveError: the file has become shorter than the map.
         """
-        if self._fd is None and self._storage is None:
+        storage = self.storage
+        if self._fd is None and storage is None:
             self._open()
-        fd: int | None = self._fd if self._storage is None else self.storage._share_fd_cpu_()[0]
+        fd: int | None = self._fd if storage is None else storage._share_fd_cpu_()[0]
         if fd is None:
             return None
         length = os.fstat(fd).st_size
@@ -190,7 +197,7 @@ def shared_bytes_of(fd: int, nbytes: int, path: str) -> Tensor:
     return _over(storage, path, os.fstat(fd))
 
 
-def _over(storage: Any, path: str, status: os.stat_result) -> Tensor:
+def _over(storage: torch.UntypedStorage, path: str, status: os.stat_result) -> Tensor:
     start, nbytes = storage.data_ptr(), storage.nbytes()
     known = _known.get(start)
     if known is None or not known.has(storage):
@@ -203,7 +210,7 @@ def _over(storage: Any, path: str, status: os.stat_result) -> Tensor:
 # --- to another process -----------------------------------------------------------------------------------------------
 
 
-def _reduce(file_map: FileMap) -> Any:
+def _reduce(file_map: FileMap) -> tuple[Callable[..., Tensor], tuple[object, ...]]:
     """How `multiprocessing` sends a map; what arrives are its bytes, as a tensor."""
     fd = file_map.descriptor()
     if fd is None:
@@ -222,7 +229,7 @@ def _copied(pieces: list[Piece]) -> Tensor:
     return torch.frombuffer(bytearray(pieces[0][1]), dtype=torch.uint8)
 
 
-def _received(descriptor: Any, nbytes: int, path: str, pieces: list[Piece]) -> Tensor:
+def _received(descriptor: system.Descriptor, nbytes: int, path: str, pieces: list[Piece]) -> Tensor:
     fd = descriptor.detach()
     try:
         storage = bytes_of(fd, nbytes, path)

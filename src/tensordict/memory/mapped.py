@@ -165,7 +165,7 @@ class MemoryMappedTensor(Tensor):
 
     # --- copying and pickling -------------------------------------------------------------------------------------
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Tensor], tuple[object, ...]]:
         source = self._source
         if protocol == 2:
             # `torch.save`, which by itself would write all of the file that a part of it is a view of.
@@ -386,12 +386,12 @@ class MemoryMappedTensor(Tensor):
     @classmethod
     def from_storage(
         cls,
-        storage: Any,
+        storage: torch.UntypedStorage | torch.TypedStorage,
         *,
         shape: Shape | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        index: Any = None,
+        index: object = None,
         filename: PathLike | None = None,
         handler: SharedBlock | None = None,
     ) -> MemoryMappedTensor:
@@ -658,7 +658,7 @@ def _flat_size(shape: Shape) -> tuple[int, ...]:
     return (_nested_numel(shape),) if isinstance(shape, Tensor) else tuple(shape)
 
 
-def _indexed(flat: MemoryMappedTensor, shape: Shape | None, index: Any = None) -> MemoryMappedTensor:
+def _indexed(flat: MemoryMappedTensor, shape: Shape | None, index: object = None) -> MemoryMappedTensor:
     """The tensor of a shape whose elements are in a plain one, indexed."""
     result = nested(flat, shape) if isinstance(shape, Tensor) else flat
     return result if index is None else result[index]  # type: ignore[return-value]
@@ -706,8 +706,9 @@ def _nested_bytes(tensor: MemoryMappedTensor, shapes: Tensor) -> bytes:
 _blocks: weakref.WeakValueDictionary[tuple[int, int], SharedBlock] = weakref.WeakValueDictionary()
 
 
-def received(fd: int, nbytes: int) -> SharedBlock:
+def received(descriptor: system.Descriptor, nbytes: int) -> SharedBlock:
     """The block of a descriptor that another process sent, which is taken over."""
+    fd = descriptor.detach()
     status = os.fstat(fd)
     block = _blocks.get((status.st_dev, status.st_ino))
     if block is None:
@@ -721,13 +722,9 @@ def over_same(tensor: MemoryMappedTensor, other: Tensor) -> MemoryMappedTensor:
     return _wrap(other, tensor._source)
 
 
-def _from_descriptor(descriptor: Any, nbytes: int) -> SharedBlock:
-    return received(descriptor.detach(), nbytes)
-
-
-def _reduce_block(block: SharedBlock) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
+def _reduce_block(block: SharedBlock) -> tuple[Callable[..., SharedBlock], tuple[object, ...]]:
     """How `multiprocessing` sends a block: once for all tensors of a message."""
-    return _from_descriptor, (system.sent(block.fd), block.nbytes)
+    return received, (system.sent(block.fd), block.nbytes)
 
 
 def _over_block(
@@ -740,7 +737,7 @@ def _over_block(
 
 def _reduce_for_process(
     tensor: MemoryMappedTensor,
-) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+) -> tuple[Callable[..., Tensor], tuple[object, ...]]:
     """How `multiprocessing` sends a tensor: anonymous memory as a descriptor, a file as its path."""
     block = tensor._source
     if not isinstance(block, SharedBlock) or tensor.is_nested:

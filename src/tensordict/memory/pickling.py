@@ -43,7 +43,10 @@ _BUFFERS = 5
 # What a leaf is made of, that is no tensor over a storage.
 _UNBATCHED, _JAGGED, _STRIDED, _PARAMETER = "UnbatchedTensor", "jagged", "strided", "Parameter"
 
-Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+# What `__reduce_ex__` gives: a function and its arguments, or what pickle makes of the object by itself.
+Reduced = str | tuple[Any, ...]
+# The number of a leaf, a negative one of a container, what a leaf is made of, or the value itself; see `_Packed`.
+_Slot = object
 
 
 def reduced(
@@ -51,8 +54,8 @@ def reduced(
     protocol: int,
     apart: Callable[[Tensor], bool] | None = None,
     maps: Finder | None = None,
-) -> Reduced | None:
-    """What `__reduce_ex__` gives for a container; `None` where pickle is to take it apart by itself.
+) -> Reduced:
+    """What `__reduce_ex__` gives for a container.
 
     Args:
         container: the container.
@@ -62,23 +65,15 @@ def reduced(
     """
     plain = protocol >= _FIRST_PROTOCOL
     if not _is_tree(container) or not (plain or _is_consolidated(container) or (maps and _lies_in(container, maps))):
-        return None
+        return object.__reduce_ex__(container, protocol)
     packed = _Packed(container, plain, apart, maps)
     return unpacked, (packed.nodes, packed.layouts, packed.columns, *packed.memory(protocol))
 
 
-def for_process(container: Contract) -> Any:
+def for_process(container: Contract) -> Reduced:
     """What `multiprocessing` sends: tensors in its own way, those of a consolidated container as one, and of those that
     lie in mapped files the descriptors of these."""
-    protocol = _FIRST_PROTOCOL - 1
-    packed = reduced(container, protocol, maps=Finder())
-    return object.__reduce_ex__(container, protocol) if packed is None else packed
-
-
-def by_itself(container: Contract, protocol: int, apart: Callable[[Tensor], bool] | None = None) -> Any:
-    """What `__reduce_ex__` gives where nothing but pickle's own ways are asked for; `apart` as for `reduced`."""
-    packed = reduced(container, protocol, apart)
-    return object.__reduce_ex__(container, protocol) if packed is None else packed
+    return reduced(container, _FIRST_PROTOCOL - 1, maps=Finder())
 
 
 def for_torch(container: Any) -> Reduced | None:
@@ -146,7 +141,7 @@ def _way_of_ours() -> Any:
     return registry.lookup("TensorDict").__reduce_ex__
 
 
-def _is_tree(value: Any) -> bool:
+def _is_tree(value: Contract) -> bool:
     """Whether a container holds nothing but its entries, its members or the container that it wraps."""
     if isinstance(value, Tensor):
         return False
@@ -204,7 +199,8 @@ class _Packed:
         self.layouts: list[tuple[Any, ...]] = []
         self.columns: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._plain, self._apart, self._maps = plain, apart, maps
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, int] = {}
+        self._composed: dict[int, _Slot] = {}
         # Tensors made on the way: no other may get the id of one of these.
         self._kept: list[Any] = []
         self._layout_of: dict[tuple[Any, ...], int] = {}
@@ -218,7 +214,7 @@ class _Packed:
     def _node(self, container: Any) -> int:
         number = self._known.get(id(container))
         if number is not None:
-            return number  # type: ignore[no-any-return]
+            return number
         state = dict(container.__getstate__())
         held = state.pop("_consolidated", None)
         if held is not None and _is_consolidated(container):
@@ -240,7 +236,7 @@ class _Packed:
         number = self._known[id(container)] = -len(self.nodes)
         return number
 
-    def _slot(self, value: Any) -> Any:
+    def _slot(self, value: object) -> _Slot:
         if type(value) is not Tensor and isinstance(value, Contract):
             if not isinstance(value, Tensor):
                 return self._node(value) if is_ours(type(value)) and _is_tree(value) else value
@@ -253,17 +249,21 @@ class _Packed:
             return self._made_of(value, _PARAMETER, [value.data], value.requires_grad)
         return self._ragged(value) if ragged.is_ragged(value) and not value.requires_grad else value
 
-    def _ragged(self, value: Any) -> Any:
+    def _ragged(self, value: Tensor) -> _Slot:
         if value.layout is torch.jagged:
-            return self._made_of(value, _JAGGED, [value.values(), value.offsets(), value.lengths()], value._ragged_idx)
+            return self._made_of(value, _JAGGED, list(ragged.jagged_parts(value)), ragged.jagged_dim(value))
         return self._made_of(value, _STRIDED, [ragged.in_row_order(value), ragged.row_sizes(value)], None)
 
-    def _made_of(self, value: object, kind: str, parts: list[Any], rest: object) -> Any:
+    def _made_of(self, value: object, kind: str, parts: Sequence[Tensor | None], rest: object) -> _Slot:
         """The slot of a leaf that is made of other tensors."""
-        slot = self._known.get(id(value))
+        slot = self._composed.get(id(value))
         if slot is None:
             self._kept += parts
-            slot = self._known[id(value)] = (kind, [None if part is None else self._slot(part) for part in parts], rest)
+            slot = self._composed[id(value)] = (
+                kind,
+                [None if part is None else self._slot(part) for part in parts],
+                rest,
+            )
         return slot
 
     def _is_packed(self, tensor: Tensor) -> bool:
@@ -279,7 +279,7 @@ class _Packed:
     def _leaf(self, tensor: Tensor) -> int:
         number = self._known.get(id(tensor))
         if number is not None:
-            return number  # type: ignore[no-any-return]
+            return number
         which, homes, starts = self.columns
         number = self._known[id(tensor)] = len(starts)
         itemsize, shape = tensor.itemsize, tuple(tensor.shape)
@@ -314,7 +314,7 @@ class _Packed:
             self._spans.append((file_map, 0, 0))
         return home
 
-    def _reached(self, storage: Any, start: int, stop: int) -> int:
+    def _reached(self, storage: torch.UntypedStorage, start: int, stop: int) -> int:
         """The number of a storage, of which these bytes are reached (at least)."""
         home = self._home_of.get(storage._cdata)
         start -= start % _ALIGN
@@ -327,7 +327,7 @@ class _Packed:
                 self._spans[home] = (storage, min(start, first), max(stop, last))
         return home
 
-    def memory(self, protocol: int) -> tuple[Any, list[Any]]:
+    def memory(self, protocol: int) -> tuple[pickle.PickleBuffer | bytes | None, list[Any]]:
         """The buffer of the small storages, and for every storage its size in there, a buffer of its own, or a tensor;
         for a map, itself.
 
@@ -383,7 +383,7 @@ def unpacked(
     made: list[Any] = []
     composed: dict[int, Any] = {}
 
-    def value(slot: object) -> Any:
+    def value(slot: _Slot) -> Any:
         if type(slot) is int:
             return leaves[slot] if slot >= 0 else made[-1 - slot]
         if type(slot) is not tuple:

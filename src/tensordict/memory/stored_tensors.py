@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
@@ -15,15 +15,16 @@ from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import Path, joined
 
 aten = torch.ops.aten
+T = TypeVar("T")
 
 # What is read or written in one piece where more would have to be held in memory.
 SLAB = 16 << 20
 # Rows that lie this much apart, on average, are read one by one; nearer ones with what is between them.
 _SPREAD = 4
 # The dtypes that NumPy has not are stored as unsigned integers of the same bits, with their name in an attribute.
-_BITS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
+_BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
 _INTEGERS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
-_UNKNOWN_TO_NUMPY = {
+_UNKNOWN_TO_NUMPY: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for name in (
         "bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
@@ -41,7 +42,7 @@ _NUMPY = {
 _TORCH = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 
-def stored_dtype(dtype: torch.dtype) -> tuple[Any, str | None]:
+def stored_dtype(dtype: torch.dtype) -> tuple[np.dtype[Any], str | None]:
     """The NumPy dtype of the array for a tensor, and the name to note when it only has the same bits.
 
     Raises:
@@ -55,7 +56,7 @@ def stored_dtype(dtype: torch.dtype) -> tuple[Any, str | None]:
     return _BITS[dtype.itemsize], name
 
 
-def tensor_dtype(dtype: Any, noted: str | None) -> torch.dtype | None:
+def tensor_dtype(dtype: np.dtype[Any], noted: str | None) -> torch.dtype | None:
     """The dtype of the tensor in an array of a NumPy dtype, and of the name that is noted on it; `None` for no tensor.
 
     Raises:
@@ -68,12 +69,14 @@ def tensor_dtype(dtype: Any, noted: str | None) -> torch.dtype | None:
     found = _UNKNOWN_TO_NUMPY.get(noted)
     if found is None or dtype.kind != "u" or found.itemsize != dtype.itemsize:
         raise ValueError(f"the dtype {noted!r:.40} that is noted on it is not that of its elements, {dtype}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 # What is taken of an array: for each dim one position, a slice with a positive step, or, of one dim, an array of
 # positions that rise.
 Selection = tuple[Any, ...]
+# Elements in memory.
+Values = np.ndarray[Any, np.dtype[Any]]
 
 
 class Array(Protocol):
@@ -87,11 +90,11 @@ class Array(Protocol):
     def check(self) -> None:
         """Raise a `SaveError` when the store was closed."""
 
-    def read(self, selection: Selection, dtype: Any) -> Any:
+    def read(self, selection: Selection, dtype: np.dtype[Any]) -> Values:
         """The selected elements as a NumPy array of this dtype."""
         ...
 
-    def write(self, selection: Selection, values: Any) -> None:
+    def write(self, selection: Selection, values: Values) -> None:
         """Write an array to the selection; a `SaveError` when the store cannot be written to."""
         ...
 
@@ -116,7 +119,7 @@ class StoredTensor(Tensor):
 
     # Nothing is done before autograd; see `__torch_dispatch__`.
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _MEMORY:
             raise UnsupportedEntryError(f"{args[0]!r} is in a file and has no memory of its own; read it first")
@@ -128,7 +131,7 @@ class StoredTensor(Tensor):
             return func(*args, **kwargs)
 
     @classmethod
-    def of(cls, array: Array, dtype: torch.dtype, device: torch.device | None, key: Path) -> Any:
+    def of(cls, array: Array, dtype: torch.dtype, device: torch.device | None, key: Path) -> StoredTensor:
         """All of an array."""
         shape = array.shape
         return cls._part(array, dtype, [range(n) for n in shape], list(range(len(shape))), device, key)
@@ -142,24 +145,24 @@ class StoredTensor(Tensor):
         dims: list[int | None],
         device: torch.device | None,
         key: Path,
-    ) -> Any:
+    ) -> StoredTensor:
         shape = [1 if dim is None else len(picks[dim]) for dim in dims]
-        self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device or _CPU)
+        self: StoredTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device or _CPU)
         self.array, self.key, self.picks, self.dims = array, key, picks, dims
         return self
 
-    def _on(self, device: torch.device) -> Any:
+    def _on(self, device: torch.device) -> StoredTensor:
         """The same part, which is sent to that device when it is read."""
         return self._part(self.array, self.dtype, self.picks, self.dims, device, self.key)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"StoredTensor({joined(self.key)!r}, shape={list(self.shape)}, dtype={self.dtype})"
 
     __reduce_ex__ = None  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         """What copies all of it is a read or a write; any other function gets what was read, see `_on_loaded`."""
         first = args[0]
@@ -173,10 +176,6 @@ class StoredTensor(Tensor):
                 return first.read()
             if func is aten._to_copy.default and kwargs and kwargs.keys() <= {"device", "non_blocking"}:
                 return first._on(kwargs["device"])
-        if func is aten._foreach_copy_.default:
-            for target, value in zip(args[0], args[1], strict=True):
-                target.copy_(value)
-            return None
         return _on_loaded(func, args, kwargs or {})
 
     # --- all of it ----------------------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ class StoredTensor(Tensor):
         """The elements, in memory."""
         return self._read(tuple(self._selection()), self.shape)
 
-    def _read(self, selection: Selection, shape: Sequence[int], order: Any = None) -> Tensor:
+    def _read(self, selection: Selection, shape: Sequence[int], order: Values | None = None) -> Tensor:
         """What is selected, in a shape; `order` takes rows of it along the first dim."""
         self.array.check()
         dtype, device = self.dtype, self.device
@@ -233,7 +232,7 @@ class StoredTensor(Tensor):
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Tensor:
         found = self._indexed(index)
         if found is None:
             return self.read()[index]
@@ -243,7 +242,7 @@ class StoredTensor(Tensor):
         part, tensors = part._rows(tensors, _SPREAD)
         return part.read()[_as_index(tensors)]
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         value = in_memory(torch.as_tensor(value))
         found = self._indexed(index)
         if found is None:
@@ -268,12 +267,12 @@ class StoredTensor(Tensor):
         content[at] = value.to(_CPU, self.dtype)
         part.write(content)
 
-    def _indexed(self, index: Any) -> tuple[StoredTensor, list[Tensor | None]] | None:
+    def _indexed(self, index: object) -> tuple[StoredTensor, list[Tensor | None]] | None:
         """The part that the integers, slices and `None` in an index take, and the index tensors for its dims.
 
         `None` for an index with something else in it, or one that torch refuses.
         """
-        items = [_plain(item) for item in (index if isinstance(index, tuple) else (index,))]
+        items: list[Any] = [_plain(item) for item in (index if isinstance(index, tuple) else (index,))]
         if not all(item is None or item is Ellipsis or type(item) in (int, slice, Tensor) for item in items):
             return None
         rest = self.ndim - sum(_consumed(item) for item in items)
@@ -312,12 +311,12 @@ class StoredTensor(Tensor):
 
         Where there are few other rows between them, at most `spread` times as many in all, the part has these too.
         """
-        dim = next(position for position, tensor in enumerate(tensors) if tensor is not None)
+        dim, index = next((at, tensor) for at, tensor in enumerate(tensors) if tensor is not None)
         own = self.dims[dim]
         pick = None if own is None else self.picks[own]
         if own is None or not isinstance(pick, range):
             return self, tensors
-        rows = Rows.of(tensors[dim], len(pick), spread, dim)
+        rows = Rows.of(index, len(pick), spread, dim)
         picks = list(self.picks)
         picks[own] = pick[rows.at] if isinstance(rows.at, slice) else rows.at * pick.step + pick.start
         order = torch.from_numpy(rows.order).to(self.device)
@@ -338,12 +337,12 @@ class Rows:
     order: where in what is read each row lies, as an array of integers; `None` where it is given as it is.
     """
 
-    at: Any
+    at: int | slice | Values
     shape: tuple[int, ...]
-    order: Any = None
+    order: Values | None = None
 
     @classmethod
-    def of_index(cls, index: Any, size: int) -> Rows | None:
+    def of_index(cls, index: object, size: int) -> Rows | None:
         """The rows of an integer, a slice or a row of integers; `None` for any other index."""
         if type(index) is int:
             return cls(index % size, ()) if -size <= index < size else None
@@ -353,7 +352,7 @@ class Rows:
         return cls.of(index, size) if type(index) is Tensor and index.ndim == 1 and index.dtype in _INDICES else None
 
     @classmethod
-    def of(cls, index: Any, size: int, spread: int = _SPREAD, dim: int = 0) -> Rows:
+    def of(cls, index: Tensor, size: int, spread: int = _SPREAD, dim: int = 0) -> Rows:
         """The rows at the positions in an index tensor, along a dim of this size.
 
         Of several equal positions one is read. Where there are few others between them, at most `spread` times as many
@@ -387,12 +386,16 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _MASKS = (torch.bool, torch.uint8)
 
 
-def in_memory(value: Any) -> Any:
+@overload
+def in_memory(value: Tensor) -> Tensor: ...
+@overload
+def in_memory(value: T) -> T: ...
+def in_memory(value: object) -> object:
     """What is read of a `StoredTensor`; anything else itself."""
     return value.read() if isinstance(value, StoredTensor) else value
 
 
-def as_array(value: Tensor, dtype: torch.dtype) -> Any:
+def as_array(value: Tensor, dtype: torch.dtype) -> Values:
     """A tensor as the array that is written to a dataset for tensors of this dtype; without a copy where possible."""
     value = in_memory(value).detach()
     value = value.to("cpu", dtype).resolve_conj().resolve_neg().contiguous()
@@ -413,7 +416,7 @@ def _is_direct(value: Tensor, dtype: torch.dtype) -> bool:
     return not isinstance(value, StoredTensor) and value.is_cpu and value.dtype is dtype and value.is_contiguous()
 
 
-def _plain(item: Any) -> Any:
+def _plain(item: object) -> object:
     """An item of an index, as an integer where torch takes it for one; what is left to torch is `NotImplemented`."""
     if not isinstance(item, Tensor):
         return item
@@ -422,7 +425,7 @@ def _plain(item: Any) -> Any:
     return int(item) if item.dtype in _INDICES else NotImplemented
 
 
-def _consumed(item: Any) -> int:
+def _consumed(item: object) -> int:
     """How many dims an item of an index takes."""
     if isinstance(item, Tensor):
         return item.ndim if item.dtype in _MASKS else 1
@@ -433,7 +436,7 @@ def _is_advanced(tensors: Sequence[Tensor | None]) -> bool:
     return any(tensor is not None for tensor in tensors)
 
 
-def _as_index(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def _as_index(tensors: Sequence[Tensor | None]) -> tuple[slice | Tensor, ...]:
     return tuple(slice(None) if tensor is None else tensor for tensor in tensors)
 
 
@@ -441,7 +444,7 @@ def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function on what is read, and write back what it has written into."""
     read: dict[int, tuple[StoredTensor, Tensor]] = {}
 
-    def load(value: Any) -> Any:
+    def load(value: object) -> object:
         if not isinstance(value, StoredTensor):
             return value
         if id(value) not in read:
@@ -462,12 +465,12 @@ def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda value: targets.get(id(value), value) if isinstance(value, Tensor) else value, result)
 
 
-def _writes(func: Any) -> bool:
+def _writes(func: object) -> bool:
     name = getattr(func, "__name__", "")
     return name in ("__setitem__", "__set__", "__get__") or (name.endswith("_") and not name.endswith("__"))
 
 
-def _any_requires_grad(value: Any) -> bool:
+def _any_requires_grad(value: object) -> bool:
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return value.requires_grad

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from multiprocessing import reduction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 try:
     import fcntl
@@ -24,6 +24,9 @@ try:
 except ImportError:
     resource = None  # type: ignore[assignment]
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 # How files are opened; 0 is what a system knows nothing of. Where there is text, files are opened as bytes.
 CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
 NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
@@ -31,6 +34,15 @@ NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
 
 MapT = TypeVar("MapT", bound=mmap.mmap)
+
+
+class Descriptor(Protocol):
+    """What a file descriptor is taken from: one of this process, or a `DupFd` of multiprocessing's in a message."""
+
+    def detach(self) -> int:
+        """The descriptor, in this process; whoever calls this closes it."""
+        ...
+
 
 HAS_LOCKS = fcntl is not None
 _position = threading.Lock()
@@ -71,7 +83,7 @@ def pread(fd: int, size: int, offset: int) -> bytes:
         return os.read(fd, size)
 
 
-def pwrite(fd: int, content: Any, offset: int) -> int:
+def pwrite(fd: int, content: Buffer, offset: int) -> int:
     """Write at a position, as `os.pwrite`."""
     if hasattr(os, "pwrite"):
         return os.pwrite(fd, content, offset)
@@ -80,7 +92,7 @@ def pwrite(fd: int, content: Any, offset: int) -> int:
         return os.write(fd, content)
 
 
-def pwritev(fd: int, contents: Sequence[Any], offset: int) -> int:
+def pwritev(fd: int, contents: Sequence[ctypes.Array[ctypes.c_char]], offset: int) -> int:
     """Write several buffers at a position, as `os.pwritev`, which may write a part."""
     if hasattr(os, "pwritev"):
         return os.pwritev(fd, contents, offset)
@@ -120,7 +132,7 @@ def map_privately(fd: int, nbytes: int, offset: int = 0, *, kind: type[MapT]) ->
 _NO_RESERVE = 0x4000 if hasattr(os, "memfd_create") else 0
 
 
-def sent(fd: int) -> Any:
+def sent(fd: int) -> Descriptor:
     """How `multiprocessing` sends a descriptor to another process.
 
     Raises:
@@ -131,4 +143,5 @@ def sent(fd: int) -> Any:
         raise OSError(
             "this system hands no descriptors to other processes: save to a folder with memmap(prefix), and send that"
         )
-    return send(fd)
+    descriptor: Descriptor = send(fd)
+    return descriptor

@@ -101,7 +101,7 @@ class Copying(Leaves):
                 # A wrapper with a state of its own, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
             packed = pickling.for_torch(self) or torch_files.reduced(self)
-        return pickling.by_itself(self, int(protocol)) if packed is None else packed
+        return pickling.reduced(self, int(protocol)) if packed is None else packed
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -5,13 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tensordict.core.errors import TransferError
+from tensordict.memory.flat_buffers import fresh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+# `ProcessGroup.send` and `recv`: take the message, the rank of the peer and the tag.
+_Post = Callable[[list[Tensor], int, int], "dist.Work"]
 
 # What says that a container has been taken goes the other way under a tag of its own.
 _ANSWER = 1 << 30
@@ -19,7 +26,7 @@ _ANSWER = 1 << 30
 _RANDOM = 1 << 29
 
 
-def as_group(group: Any) -> Any:
+def as_group(group: object) -> dist.ProcessGroup:
     """The process group that a caller means: the default one for `None`, and that of a mesh of one dim.
 
     Raises:
@@ -27,23 +34,24 @@ def as_group(group: Any) -> Any:
         TypeError: it is no group.
     """
     if group is None:
-        if not dist.is_initialized():
+        if (world := dist.group.WORLD) is None:
             raise ValueError("there is no default process group: call torch.distributed.init_process_group() first")
-        return dist.group.WORLD
+        return world
     if hasattr(group, "mesh_dim_names"):
-        if group.ndim != 1:
-            raise ValueError(f"a device mesh of {group.ndim} dims is no process group: pass mesh[name], one dim of it")
-        if group.get_coordinate() is None:
+        mesh = cast("DeviceMesh", group)
+        if mesh.ndim != 1:
+            raise ValueError(f"a device mesh of {mesh.ndim} dims is no process group: pass mesh[name], one dim of it")
+        if mesh.get_coordinate() is None:
             raise ValueError("this rank is not in the device mesh, and only the ranks in it take part")
-        return group.get_group()
+        return mesh.get_group()
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("this rank is not in the group (new_group gave it no group), and only those in it take part")
     if not (hasattr(group, "rank") and hasattr(group, "size")):
         raise TypeError(f"group is a process group, a device mesh or None, got {type(group).__name__}")
-    return group
+    return cast("dist.ProcessGroup", group)
 
 
-def rank_in(group: Any, rank: object, word: str) -> int:
+def rank_in(group: dist.ProcessGroup, rank: object, word: str) -> int:
     """The rank in a group of a global rank, which a caller calls `word`.
 
     Raises:
@@ -63,7 +71,7 @@ def rank_in(group: Any, rank: object, word: str) -> int:
 class MessageDevices:
     """The devices that the messages of a process group can be in; the bytes of others are copied to them."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         try:
             config = dist.get_backend_config(group)
         except (ValueError, TypeError, RuntimeError, KeyError, AttributeError):
@@ -91,7 +99,7 @@ class MessageDevices:
         """The device that messages without tensors are in."""
         return self.place(self.main)
 
-    def guard(self) -> AbstractContextManager[Any]:
+    def guard(self) -> AbstractContextManager[object]:
         """In which messages are sent and received, by any thread."""
         return nullcontext() if self._cuda is None else torch.cuda.device(self._cuda)
 
@@ -106,14 +114,14 @@ class Channel(NamedTuple):
     devices: the devices that messages are in.
     """
 
-    group: Any
+    group: dist.ProcessGroup
     peer: int
     name: str
     tag: int
     devices: MessageDevices
 
     @staticmethod
-    def of(group: Any, rank: int | None, group_rank: int | None, tag: int, pseudo_rand: bool, word: str) -> Channel:
+    def of(group: object, rank: int | None, group_rank: int | None, tag: int, pseudo_rand: bool, word: str) -> Channel:
         """The channel that the arguments of a public method ask for.
 
         Args:
@@ -154,37 +162,29 @@ class Channel(NamedTuple):
             group, peer, f"rank {given}" + (" of the group" if rank is None else ""), tag, MessageDevices(group)
         )
 
-    def send(self, message: Tensor) -> Any:
-        """Begin to send a message."""
-        return self._posted(self.group.send, message, self.tag)
+    def send(self, message: Tensor, answer: bool = False) -> dist.Work:
+        """Begin to send a message, or the answer to what was received."""
+        return self._posted(self.group.send, message, answer)
 
-    def recv(self, buffer: Tensor) -> Any:
-        """Begin to receive a message."""
-        return self._posted(self.group.recv, buffer, self.tag)
+    def recv(self, buffer: Tensor, answer: bool = False) -> dist.Work:
+        """Begin to receive a message, or the answer to what was sent."""
+        return self._posted(self.group.recv, buffer, answer)
 
-    def send_answer(self, message: Tensor) -> Any:
-        """Begin to answer what was received."""
-        return self._posted(self.group.send, message, self.tag | _ANSWER)
-
-    def recv_answer(self, buffer: Tensor) -> Any:
-        """Begin to receive the answer to what was sent."""
-        return self._posted(self.group.recv, buffer, self.tag | _ANSWER)
-
-    def _posted(self, call: Callable[..., Any], message: Tensor, tag: int) -> Any:
+    def _posted(self, call: _Post, message: Tensor, answer: bool) -> dist.Work:
         try:
-            return call([message], self.peer, tag)
+            return call([message], self.peer, self.tag | _ANSWER if answer else self.tag)
         except RuntimeError as error:
             raise TransferError(f"no connection to {self.name}: {error}") from error
 
     def buffer(self, nbytes: int) -> Tensor:
         """Memory for a message without tensors."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.devices.main_device)
+        return fresh(nbytes, self.devices.main_device)
 
     def last_tag(self, tensors: int) -> int:
         """What the calls return: the tag that the last tensor would have if each had one."""
         return self.tag + max(tensors, 1) - 1
 
-    def wait(self, work: Any, what: str) -> None:
+    def wait(self, work: dist.Work, what: str) -> None:
         """Wait for a message.
 
         Raises:

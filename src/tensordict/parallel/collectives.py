@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,20 +16,12 @@ from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import TransferError
 from tensordict.core.keys import Path, joined
-from tensordict.parallel import sharing
+from tensordict.memory.flat_buffers import fresh
+from tensordict.parallel import sharing, wire
 from tensordict.parallel.channels import Channel, MessageDevices, as_group, rank_in
 from tensordict.parallel.transfers import Receiving, Sending, differences, received_apart
-from tensordict.parallel.wire import (
-    PROLOGUE,
-    Header,
-    NewBuffers,
-    Package,
-    opened,
-    prologue,
-    read_verdict,
-    refusal,
-    verdict,
-)
+
+T = TypeVar("T")
 
 # Tensors of up to this many bytes are reduced together with the others of their dtype.
 _SMALL = 256 << 10
@@ -55,24 +47,26 @@ _ROOM = 1 << 20
 # --- broadcasting and gathering ---------------------------------------------------------------------------------------
 
 
-def broadcast(container: object, src: int, group: Any, device: torch.device | None, allow_pickle: bool) -> Any:
+def broadcast(
+    container: object, src: int, group: dist.ProcessGroup, device: torch.device | None, allow_pickle: bool
+) -> Any:
     """Bring the container of rank `src` to all ranks; see `TensorDict.broadcast`."""
     is_source = rank_in(group, src, "src") == group.rank()
     devices = MessageDevices(group)
-    anew: NewBuffers | None = None
+    anew: wire.NewBuffers | None = None
     problem: Exception | None = None
     if is_source:
         head, messages, error = _packed(container, devices, allow_pickle)
-        _broadcast(prologue(head, devices.main_device), src, group)
+        _broadcast(wire.prologue(head, devices.main_device), src, group)
         if error is not None:
             raise error
         nbytes = sum(message.numel() for message in messages)
     else:
-        first = torch.empty(PROLOGUE, dtype=torch.uint8, device=devices.main_device)
+        first = fresh(wire.PROLOGUE, devices.main_device)
         _broadcast([first], src, group)
         header = _header(_rest(first, src, group), src)
         nbytes = header.nbytes
-        anew, problem = _tried(lambda: NewBuffers(header, devices.place), src)
+        anew, problem = _tried(lambda: wire.NewBuffers(header, devices.place), src)
     if nbytes > _ROOM or problem is not None:
         _settle(problem, devices, group, "broadcast")
     _broadcast(messages if anew is None else anew.buffers, src, group)
@@ -82,7 +76,7 @@ def broadcast(container: object, src: int, group: Any, device: torch.device | No
     return container
 
 
-def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
+def all_gather(container: Any, group: dist.ProcessGroup, allow_pickle: bool) -> list[Any]:
     """The containers of all ranks; see `TensorDict.all_gather`."""
     devices = MessageDevices(group)
     head, messages, error = _packed(container, devices, allow_pickle)
@@ -90,12 +84,12 @@ def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
     if error is not None:
         raise error
     headers = [_header(content, rank) for rank, content in enumerate(heads)]
-    targets: list[NewBuffers | None] = []
+    targets: list[wire.NewBuffers | None] = []
     problem: Exception | None = None
     for rank, header in enumerate(headers):
         anew = None
         if rank != group.rank() and problem is None:
-            anew, problem = _tried(partial(NewBuffers, header, devices.place), rank)
+            anew, problem = _tried(partial(wire.NewBuffers, header, devices.place), rank)
         targets.append(anew)
     if problem is not None or sum(header.nbytes for header in headers) > _ROOM:
         _settle(problem, devices, group, "all_gather")
@@ -116,23 +110,22 @@ def all_gather(container: Any, group: Any, allow_pickle: bool) -> list[Any]:
     return found
 
 
-def _settle(problem: Exception | None, devices: MessageDevices, group: Any, call: str) -> None:
+def _settle(problem: Exception | None, devices: MessageDevices, group: dist.ProcessGroup, call: str) -> None:
     """Raise on all ranks what went wrong on any of them.
 
     Raises:
         TransferError: what it was, and on which rank.
     """
-    own = verdict(problem is not None, f"{problem}", _VERDICT, devices.main_device)
-    verdicts = [torch.empty_like(own) for _ in range(group.size())]
-    _wait([dist.all_gather(verdicts, own, group=group, async_op=True)], call)
+    own = wire.verdict(problem is not None, f"{problem}", _VERDICT, devices.main_device)
+    verdicts = _from_all(own, group, call)
     if problem is not None:
         raise problem
-    for rank, (failed, why) in enumerate(map(read_verdict, verdicts)):
+    for rank, (failed, why) in enumerate(map(wire.read_verdict, verdicts)):
         if failed:
             raise TransferError(f"{call}: rank {rank} of the group did not take it: {why}")
 
 
-def _tried(call: Callable[[], Any], rank: int) -> tuple[Any, TransferError | None]:
+def _tried(call: Callable[[], T], rank: int) -> tuple[T | None, TransferError | None]:
     """What a call gives, or why it cannot, for what has come from a rank."""
     try:
         return call(), None
@@ -147,33 +140,31 @@ def _packed(
 ) -> tuple[bytes, list[Tensor], Exception | None]:
     """The description and the messages of a container; why there are none, in a description, when it cannot be sent."""
     try:
-        package = Package(container, devices.kind, allow_pickle=allow_pickle)
+        package = wire.Package(container, devices.kind, allow_pickle=allow_pickle)
         return package.head, package.messages(devices.place), None
     except Exception as error:  # Whatever it is, the other ranks wait for a description.
-        return refusal(error), [], error
+        return wire.refusal(error), [], error
 
 
-def _rest(first: Tensor, src: int, group: object) -> bytes:
+def _rest(first: Tensor, src: int, group: dist.ProcessGroup) -> bytes:
     """The whole description, of which the first message is there."""
-    head, more = opened(first.cpu())
+    head, more = wire.opened(first)
     if more:
         try:
-            rest = torch.empty(more, dtype=torch.uint8, device=first.device)
+            rest = fresh(more, first.device)
         except Exception as error:  # Torch has several for what no memory could hold.
             raise TransferError(f"from rank {src}: no memory for a description of {more} bytes: {error}") from error
         _broadcast([rest], src, group)
-        head += rest.cpu().numpy().tobytes()
+        head += wire.content_of(rest)
     return head
 
 
-def _gathered(head: bytes, devices: MessageDevices, group: Any) -> list[bytes]:
+def _gathered(head: bytes, devices: MessageDevices, group: dist.ProcessGroup) -> list[bytes]:
     """The descriptions of all ranks."""
-    first, *rest = prologue(head, devices.main_device)
-    firsts = [torch.empty_like(first) for _ in range(dist.get_world_size(group))]
-    _wait([dist.all_gather(firsts, first, group=group, async_op=True)], "all_gather")
+    first, *rest = wire.prologue(head, devices.main_device)
     own = dist.get_rank(group)
     found = []
-    for rank, begun in enumerate(firsts):
+    for rank, begun in enumerate(_from_all(first, group, "all_gather")):
         src = dist.get_global_rank(group, rank)
         if rank == own:
             _broadcast(rest, src, group)
@@ -183,23 +174,30 @@ def _gathered(head: bytes, devices: MessageDevices, group: Any) -> list[bytes]:
     return found
 
 
-def _header(head: bytes, rank: int) -> Header:
+def _header(head: bytes, rank: int) -> wire.Header:
     try:
-        return Header(head)
+        return wire.Header(head)
     except TransferError as error:
         raise TransferError(f"from rank {rank}: {error}") from error
 
 
-def _made(anew: NewBuffers, device: torch.device | None, allow_pickle: bool) -> Any:
+def _made(anew: wire.NewBuffers, device: torch.device | None, allow_pickle: bool) -> Any:
     made = anew.container(allow_pickle)
     return made if device is None else made.to(device)
 
 
-def _broadcast(messages: Iterable[Tensor], src: int, group: Any) -> None:
+def _from_all(message: Tensor, group: dist.ProcessGroup, call: str) -> list[Tensor]:
+    """The messages of all ranks, which are of one length, this one among them."""
+    found = [torch.empty_like(message) for _ in range(group.size())]
+    _wait([dist.all_gather(found, message, group=group, async_op=True)], call)
+    return found
+
+
+def _broadcast(messages: Iterable[Tensor], src: int, group: dist.ProcessGroup) -> None:
     _wait([dist.broadcast(message, src=src, group=group, async_op=True) for message in messages], "broadcast")
 
 
-def _wait(works: Iterable[Any], call: str) -> None:
+def _wait(works: Iterable[dist.Work], call: str) -> None:
     for work in works:
         try:
             work.wait()
@@ -256,7 +254,7 @@ class PendingReduction:
         return self._work is None or (self._work.is_completed() and self.wait())
 
 
-def reduce(container: object, dst: int | None, op: Any, group: Any) -> list[PendingReduction]:
+def reduce(container: Contract, dst: int | None, op: Any, group: dist.ProcessGroup) -> list[PendingReduction]:
     """Begin to reduce a container over the ranks of a group, in place; see `TensorDict.all_reduce`.
 
     Args:
@@ -271,11 +269,14 @@ def reduce(container: object, dst: int | None, op: Any, group: Any) -> list[Pend
     writes = dst is None or dist.get_rank() == dst
     devices = MessageDevices(group)
 
-    def begun(tensor: Tensor) -> Any:
+    def begun(tensor: Tensor) -> dist.Work:
         try:
-            if dst is None:
-                return dist.all_reduce(tensor, op=op, group=group, async_op=True)
-            return dist.reduce(tensor, dst, op=op, group=group, async_op=True)
+            work: dist.Work = (
+                dist.all_reduce(tensor, op=op, group=group, async_op=True)
+                if dst is None
+                else dist.reduce(tensor, dst, op=op, group=group, async_op=True)
+            )
+            return work
         except RuntimeError as error:
             raise TransferError(f"{call}: {error}") from error
 
@@ -304,7 +305,7 @@ def _unpacking(flat: Tensor, pack: list[Tensor]) -> Callable[[], None]:
     return unpack
 
 
-def _agreed(container: object, group: Any, call: str, op: Any, dst: int | None) -> list[Tensor]:
+def _agreed(container: Contract, group: dist.ProcessGroup, call: str, op: Any, dst: int | None) -> list[Tensor]:
     """The tensors of a container to be reduced, once all ranks have the same ones and mean the same call."""
     error: Exception | None = None
     tensors: list[Tensor] = []
@@ -318,9 +319,8 @@ def _agreed(container: object, group: Any, call: str, op: Any, dst: int | None) 
         error = problem
         told = {"refusal": f"{error}"}
     content = json.dumps(told).encode()
-    own = torch.frombuffer(bytearray(_digest(content)), dtype=torch.uint8).to(devices.main_device)
-    digests = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    _wait([dist.all_gather(digests, own, group=group, async_op=True)], call)
+    own = wire.as_message(_digest(content), devices.main_device)
+    digests = _from_all(own, group, call)
     if error is None and all(torch.equal(digest, own) for digest in digests):
         return tensors
     heads = _gathered(content, devices, group)
@@ -357,7 +357,7 @@ def _name_of(op: object) -> str:
     return str(kind.name)
 
 
-def _reducible(container: Any, call: str, op: str, devices: MessageDevices) -> tuple[list[Tensor], dict[str, str]]:
+def _reducible(container: Contract, call: str, op: str, devices: MessageDevices) -> tuple[list[Tensor], dict[str, str]]:
     """The tensors of a container in the order of their keys, and what they are."""
     found: dict[str, Tensor] = {}
     table: dict[str, str] = {}
@@ -387,7 +387,7 @@ def _reducible(container: Any, call: str, op: str, devices: MessageDevices) -> t
     return [found[name] for name in order], {name: table[name] for name in order}
 
 
-def _is_plain(leaf: Any) -> bool:
+def _is_plain(leaf: Tensor) -> bool:
     """Whether what is written to the elements of a leaf is written to the leaf."""
     if leaf.is_nested:
         return ragged.compact(leaf) is leaf
@@ -408,7 +408,7 @@ def _path_of(name: str) -> Path:
 # --- stacking and scattering ------------------------------------------------------------------------------------------
 
 
-def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -> Any:
+def gather_and_stack(container: Any, dst: int, group: object, allow_pickle: bool) -> Any:
     """Write the containers of the other ranks into the rows of that of rank `dst`: `gather_and_stack`."""
     group = as_group(group)
     target = rank_in(group, dst, "dst")
@@ -442,7 +442,7 @@ def gather_and_stack(container: Any, dst: int, group: Any, allow_pickle: bool) -
     return container
 
 
-def _is_row(part: Any, container: Any, row: int) -> bool:
+def _is_row(part: Contract, container: Any, row: int) -> bool:
     """Whether what is written to a part is written to the row of the container that it was read from."""
     if part._wrapped_container() is container[row]._wrapped_container():
         # The member of a lazy stack.
@@ -455,7 +455,11 @@ def _is_row(part: Any, container: Any, row: int) -> bool:
 
 
 def scatter(
-    containers: Sequence[Any] | None, src: int, group: Any, device: torch.device | None, allow_pickle: bool
+    containers: Sequence[Contract] | None,
+    src: int,
+    group: dist.ProcessGroup,
+    device: torch.device | None,
+    allow_pickle: bool,
 ) -> Any:
     """Hand one container to every rank; see `TensorDict.scatter`."""
     own, source = group.rank(), rank_in(group, src, "src")
@@ -463,7 +467,9 @@ def scatter(
         return Receiving(_channel(group, source, _SCATTER), None, device, allow_pickle).run()
     problem = _miscounted(containers, group.size())
     problems = [] if problem is None else [problem]
-    given: Sequence[Any] = [None] * group.size() if containers is None or problem is not None else containers
+    given: Sequence[Contract | None] = (
+        [None] * group.size() if containers is None or problem is not None else containers
+    )
     sendings = []
     for rank, container in enumerate(given):
         if rank != own:
@@ -481,7 +487,7 @@ def scatter(
     return given[own]
 
 
-def _miscounted(containers: Any, count: int) -> Exception | None:
+def _miscounted(containers: Sequence[object] | None, count: int) -> Exception | None:
     """Why these are not the containers for so many ranks."""
     if containers is None or len(containers) != count:
         given = "none" if containers is None else len(containers)
@@ -492,5 +498,5 @@ def _miscounted(containers: Any, count: int) -> Exception | None:
     return None
 
 
-def _channel(group: object, rank: int, tag: int) -> Channel:
+def _channel(group: dist.ProcessGroup, rank: int, tag: int) -> Channel:
     return Channel.of(group, None, rank, tag, False, "rank")

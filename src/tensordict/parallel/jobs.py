@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy
 import torch
@@ -18,6 +18,8 @@ from tensordict.core.contract import Contract
 from tensordict.core.key_views import is_leaf_nontensor
 from tensordict.memory.stored_tensors import StoredTensor
 from tensordict.parallel.messages import CommonMemory, Message
+
+T = TypeVar("T")
 
 
 class Chunk(NamedTuple):
@@ -62,9 +64,8 @@ class Job:
             index = self.order[index]
         return (*[slice(None)] * self.dim, index)
 
-    def __call__(self, chunk: Chunk) -> Any:
-        result = self.fn(self.piece(chunk))
-        return result if self.out is None else written(result, self.out[self.at(chunk)])
+    def __call__(self, chunk: Chunk) -> object:
+        return called(self.fn, self.piece(chunk), None if self.out is None else self.out[self.at(chunk)])
 
     def sendable(self, forked: bool) -> Job:
         """This job for a process that is forked, where a file that is open here must be opened anew, or for another."""
@@ -99,11 +100,11 @@ class Sent:
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self._fn = fn
 
-    def __call__(self, argument: object) -> Any:
+    def __call__(self, argument: object) -> object:
         """Call the function, in the process that it comes from."""
         return self._fn(argument)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[PickledMessage], tuple[bytes]]:
         try:
             content = bytes(ForkingPickler.dumps(self._fn))
         except Exception as error:
@@ -114,18 +115,22 @@ class Sent:
         return PickledMessage, (content,)
 
 
-def written(result: object, piece: Any) -> None:
-    """Write the result of a chunk into the part of `out` that is for it; `None` writes nothing.
+def called(fn: Callable[[Any], object], piece: object, out: Any) -> object:
+    """The result of a function for a piece; `None` where it is written into `out`, the part of `out=` that is for it.
 
     Raises:
-        TypeError: it is no container.
+        TypeError: the result is to be written, and is no container.
         RuntimeError: its shapes do not fit.
     """
-    if (part := fitting(result, piece)) is not None:
-        piece.update_(part)
+    result = fn(piece)
+    if out is None:
+        return result
+    if (part := fitting(result, out)) is not None:
+        out.update_(part)
+    return None
 
 
-def fitting(result: Any, piece: Any) -> Any:
+def fitting(result: object, piece: Any) -> Any:
     """The entries of a result that `piece` has too; `None` if there is no result.
 
     Raises:
@@ -183,7 +188,7 @@ def _stand_in(error: Exception) -> Exception:
 
 
 def attempt(
-    job: Callable[[Any], Any], argument: object, common: CommonMemory, inline: bool = False
+    job: Callable[[T], object], argument: T, common: CommonMemory, inline: bool = False
 ) -> tuple[bool, Message]:
     """Whether a job was done, and its result; otherwise the `Failure`."""
     nothing = CommonMemory()
@@ -200,7 +205,7 @@ def attempt(
         return False, message
 
 
-def attempt_here(job: Callable[[Any], Any], argument: object) -> tuple[bool, LocalValue]:
+def attempt_here(job: Callable[[T], object], argument: T) -> tuple[bool, LocalValue]:
     """As `attempt`, for a thread of the process that takes the result."""
     try:
         return True, LocalValue(job(argument))

@@ -73,7 +73,7 @@ class Mapped:
         order = torch.randperm(self._length, generator=options.generator) if options.shuffle else None
         self._job = Job(fn, container, self.dim, order, None if self._writes_here else options.out)
 
-    def _check_out(self, container: Any) -> None:
+    def _check_out(self, container: Contract) -> None:
         out = self._options.out
         if not isinstance(out, Contract):
             raise TypeError(f"out is a container, got {type(out).__name__}")

@@ -67,27 +67,8 @@ class CommonMemory:
         return self._numbers.get(_base(tensor))
 
 
-class Handle(NamedTuple):
-    """Shared memory: its size, whether it is a `SharedBlock` or a storage of torch's, and its descriptor.
-
-    The descriptor is one of this process, or a `DupFd` that gives one, or `None` while it is under way.
-    """
-
-    nbytes: int
-    is_block: bool
-    descriptor: Any
-
-    def opened(self) -> Tensor:
-        """The memory, as bytes; takes the descriptor over."""
-        if self.is_block:
-            return received(_detached(self.descriptor), self.nbytes).tensor(torch.uint8, (self.nbytes,))
-        given = _OwnDescriptor(self.descriptor) if isinstance(self.descriptor, int) else self.descriptor
-        storage = rebuild_storage_fd(torch.UntypedStorage, given, self.nbytes)
-        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-
-
-class _OwnDescriptor(NamedTuple):
-    """A descriptor of this process in the form in which torch asks for one."""
+class OwnDescriptor(NamedTuple):
+    """A descriptor that this process has already."""
 
     fd: int
 
@@ -95,8 +76,19 @@ class _OwnDescriptor(NamedTuple):
         return self.fd
 
 
-def _detached(descriptor: Any) -> int:
-    return descriptor if isinstance(descriptor, int) else int(descriptor.detach())
+class Handle(NamedTuple):
+    """Shared memory: its size, whether it is a `SharedBlock` or a storage of torch's, and its descriptor."""
+
+    nbytes: int
+    is_block: bool
+    descriptor: system.Descriptor
+
+    def opened(self) -> Tensor:
+        """The memory, as bytes; takes the descriptor over."""
+        if self.is_block:
+            return received(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
+        storage = rebuild_storage_fd(torch.UntypedStorage, self.descriptor, self.nbytes)
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 class Message:
@@ -106,12 +98,17 @@ class Message:
         head: what pickle made of it.
         parts: its buffers, or their lengths where they are in a memory of their own.
         nbytes: the length of this memory; 0 if there is none.
-        descriptor: of this memory, taken over: a descriptor of this process, or a `DupFd` that gives one.
+        descriptor: of this memory, taken over; `None` for a message that was made here.
         handles: the shared memory that tensors lie in.
     """
 
     def __init__(
-        self, head: bytes, parts: list[Any], nbytes: int, descriptor: object = None, handles: Sequence[Handle] = ()
+        self,
+        head: bytes,
+        parts: list[Any],
+        nbytes: int,
+        descriptor: system.Descriptor | None = None,
+        handles: Sequence[Handle] = (),
     ) -> None:
         self.head = head
         self.parts = parts
@@ -165,7 +162,8 @@ class Message:
         views = self.parts
         if self.nbytes:
             if self._block is None:
-                memory = _mapped(_detached(self._descriptor), self.nbytes)
+                assert self._descriptor is not None
+                memory = _mapped(self._descriptor.detach(), self.nbytes)
             else:
                 memory = memoryview(self._block.buffer)
             views = [memory[start : start + size] for start, size in zip(_starts(self.parts), self.parts, strict=True)]
@@ -174,7 +172,7 @@ class Message:
     def __reduce__(self) -> Any:
         # How a pool sends it: the receiver asks this process for the descriptor, when it opens the message.
         descriptor = system.sent(self.fd) if self.nbytes else None
-        handles = [handle._replace(descriptor=system.sent(handle.descriptor)) for handle in self.handles]
+        handles = [handle._replace(descriptor=system.sent(handle.descriptor.detach())) for handle in self.handles]
         return Message, (self.head, self.parts, self.nbytes, descriptor, handles)
 
 
@@ -226,7 +224,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, Tensor):
             if isinstance(value, Contract) and pickling.is_ours(type(value)):
-                return pickling.by_itself(value, _PROTOCOL, lambda tensor: self._reference(tensor) is not None)
+                return pickling.reduced(value, _PROTOCOL, lambda tensor: self._reference(tensor) is not None)
             return NotImplemented
         if value.requires_grad and not value.is_leaf:
             raise RuntimeError(
@@ -271,7 +269,7 @@ class _Pickler(pickle.Pickler):
     def _handed_over(self, address: int, share: Callable[[], tuple[int, int]], is_block: bool) -> tuple[int, int]:
         if address not in self._handed:
             fd, nbytes = share()
-            self.handles.append(Handle(nbytes, is_block, fd))
+            self.handles.append(Handle(nbytes, is_block, OwnDescriptor(fd)))
             self._handed[address] = -len(self.handles)
         return self._handed[address], address
 

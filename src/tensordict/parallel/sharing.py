@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from tensordict.core import ragged
 from tensordict.core.contract import Contract, named_error
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import joined
@@ -57,10 +56,10 @@ def reaches(container: Contract) -> bool:
     return is_seen(container) and not holds_values(container)
 
 
-def parts(leaf: Any) -> list[Tensor]:
+def parts(leaf: Tensor) -> list[Tensor]:
     """The tensors whose storages hold a leaf."""
     if leaf.layout is torch.jagged:
-        return [part for part in (leaf.values(), leaf.offsets(), leaf.lengths()) if part is not None]
+        return [part for part in ragged.jagged_parts(leaf) if part is not None]
     return [leaf]
 
 

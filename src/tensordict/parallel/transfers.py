@@ -13,11 +13,12 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
@@ -26,20 +27,10 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import StackError, TransferError
 from tensordict.core.keys import Path, joined
 from tensordict.io.forms import to_form
+from tensordict.parallel import wire
 from tensordict.parallel.channels import Channel
-from tensordict.parallel.wire import (
-    PROLOGUE,
-    Header,
-    NewBuffers,
-    Package,
-    Sketch,
-    TargetBuffers,
-    opened,
-    prologue,
-    read_verdict,
-    refusal,
-    verdict,
-)
+
+FutureT = TypeVar("FutureT", Future[Any], concurrent.futures.Future[Any])
 
 # An answer: whether the container was taken, and if not, why.
 _ANSWER = 2048
@@ -88,10 +79,10 @@ class Sending:
                 raise problem
             if whole:
                 container = container.consolidate()
-            package = Package(container, channel.devices.kind, whole, allow_pickle)
+            package = wire.Package(container, channel.devices.kind, whole, allow_pickle)
             messages = package.messages(channel.devices.place)
         except Exception as error:  # Whatever it is, the other side must not wait for what never comes.
-            self._post(refusal(error), [])
+            self._post(wire.refusal(error), [])
             _finish_apart(self, quiet=True)
             raise
         self.count = package.count
@@ -99,11 +90,11 @@ class Sending:
 
     def _post(self, head: bytes, messages: list[Tensor]) -> None:
         channel = self._channel
-        messages = [*prologue(head, channel.devices.main_device), *messages]
+        messages = [*wire.prologue(head, channel.devices.main_device), *messages]
         self._answer = channel.buffer(_ANSWER)
         with _posting:
             self._works = [channel.send(message) for message in messages]
-            self._works.append(channel.recv_answer(self._answer))
+            self._works.append(channel.recv(self._answer, answer=True))
         # A work of torch's knows its memory, and not always the tensor that owns it.
         self._messages = messages
         self._done = False
@@ -147,7 +138,7 @@ class Sending:
         *works, last = self._works
         # First: a receiver that has no memory for the messages says so, and never takes them.
         self._channel.wait(last, "sending to")
-        word, why = read_verdict(self._answer)
+        word, why = wire.read_verdict(self._answer)
         if word != _LEFT:
             for work in works:
                 self._channel.wait(work, "sending to")
@@ -158,7 +149,7 @@ class Sending:
 # For what follows, and for `_pending`: whichever thread they are written by.
 _registering = threading.Lock()
 # What went wrong with containers that nobody waits for, by group and rank.
-_late: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+_late: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
 def _finish_apart(sending: Sending, quiet: bool = False) -> None:
@@ -310,9 +301,9 @@ class Receiving:
 
     def _head(self) -> bytes:
         channel = self._channel
-        first = channel.buffer(PROLOGUE)
+        first = channel.buffer(wire.PROLOGUE)
         channel.wait(channel.recv(first), "receiving from")
-        head, more = opened(first.cpu())
+        head, more = wire.opened(first)
         if more:
             try:
                 rest = channel.buffer(more)
@@ -322,44 +313,44 @@ class Receiving:
                     f"receiving from {channel.name}: no memory for a description of {more} bytes: {error}"
                 ) from error
             channel.wait(channel.recv(rest), "receiving from")
-            head += rest.cpu().numpy().tobytes()
+            head += wire.content_of(rest)
         return head
 
-    def _posted_for(self, head: bytes) -> tuple[Header, Callable[[], Any], list[Any]]:
+    def _posted_for(self, head: bytes) -> tuple[wire.Header, Callable[[], Any], list[dist.Work]]:
         """Post the buffers for what a description announces; with what is to be done when they are full."""
         channel = self._channel
         try:
-            header = Header(head)
+            header = wire.Header(head)
             own, actions = self._own_target(header)
-            target = own or NewBuffers(header, channel.devices.place)
+            target = own or wire.NewBuffers(header, channel.devices.place)
         except Exception as error:  # Whatever was in it, the sender waits for an answer.
             # Nothing follows that could be received.
             self._answer(_LEFT, f"{error}")
             raise TransferError(f"receiving from {channel.name}: {error}") from error
         works = [channel.recv(buffer) for buffer in target.buffers]
-        if isinstance(target, NewBuffers):
+        if isinstance(target, wire.NewBuffers):
             return header, partial(self._anew, target), works
         return header, partial(self._within, target, actions), works
 
-    def _own_target(self, header: Header) -> tuple[TargetBuffers | None, list[Callable[[], None]]]:
+    def _own_target(self, header: wire.Header) -> tuple[wire.TargetBuffers | None, list[Callable[[], None]]]:
         """The memory of the container as a target, and what writes its values; `None` if it has another structure."""
         if self._problem is None and self._container is not None:
             try:
-                sketch = Sketch(self._container, self._allow_pickle)
-                if TargetBuffers.fits(header, sketch):
+                sketch = wire.Sketch(self._container, self._allow_pickle)
+                if wire.TargetBuffers.fits(header, sketch):
                     actions = new_values(self._container, header, sketch, self._allow_pickle)
-                    return TargetBuffers(header, sketch, self._container, self._channel.devices.place), actions
+                    return wire.TargetBuffers(header, sketch, self._container, self._channel.devices.place), actions
             except Exception as error:  # As above.
                 self._problem = error
         return None, []
 
-    def _within(self, target: TargetBuffers, actions: list[Callable[[], None]]) -> Any:
+    def _within(self, target: wire.TargetBuffers, actions: list[Callable[[], None]]) -> Any:
         target.spread()
         for action in actions:
             action()
         return self._container
 
-    def _anew(self, anew: NewBuffers) -> Any:
+    def _anew(self, anew: wire.NewBuffers) -> Any:
         if self._problem is not None:
             raise self._problem
         made = anew.container(self._allow_pickle)
@@ -372,8 +363,8 @@ class Receiving:
 
     def _answer(self, word: int, text: str) -> None:
         channel = self._channel
-        answer = verdict(word, text, _ANSWER, channel.devices.main_device)
-        channel.wait(channel.send_answer(answer), "answering")
+        answer = wire.verdict(word, text, _ANSWER, channel.devices.main_device)
+        channel.wait(channel.send(answer, answer=True), "answering")
 
 
 # The last transfer that was begun for every group, rank and tag, until it has all that it waits for.
@@ -382,22 +373,20 @@ _pending: dict[tuple[int, int, int], Receiving] = {}
 
 def received_apart(receiving: Receiving) -> Future[Any]:
     """Receive in a thread of its own; the future gives the container."""
-    future: Future[Any] = Future()
-    _receive_apart(receiving, future)
-    return future
+    return _receive_apart(receiving, Future())
 
 
-def _receive_apart(receiving: Receiving, future: object) -> None:
+def _receive_apart(receiving: Receiving, future: FutureT) -> FutureT:
     try:
-        _run_apart(receiving.run, future)
+        return _run_apart(receiving.run, future)
     except RuntimeError:
         # No thread could be started.
         receiving.give_up()
         raise
 
 
-def _run_apart(call: Callable[[], Any], future: Any) -> None:
-    """Call in a thread of its own, for a future of torch's or of Python's.
+def _run_apart(call: Callable[[], object], future: FutureT) -> FutureT:
+    """Call in a thread of its own, for a future of torch's or of Python's, which is returned.
 
     The threads of an event loop are few, and would all wait while what they wait for needs another one.
     """
@@ -413,20 +402,17 @@ def _run_apart(call: Callable[[], Any], future: Any) -> None:
             future.set_result(result)
 
     threading.Thread(target=run, name="tensordict-transfer", daemon=True).start()
+    return future
 
 
 async def sent(sending: Sending) -> None:
     """Wait until the other side has the container; the event loop goes on meanwhile."""
-    future = _uncancelled()
-    _run_apart(sending.wait, future)
-    await asyncio.wrap_future(future)
+    await asyncio.wrap_future(_run_apart(sending.wait, _uncancelled()))
 
 
 async def received(receiving: Receiving) -> Any:
     """The container, once it is there; the event loop goes on meanwhile."""
-    future = _uncancelled()
-    _receive_apart(receiving, future)
-    return await asyncio.wrap_future(future)
+    return await asyncio.wrap_future(_receive_apart(receiving, _uncancelled()))
 
 
 def _uncancelled() -> concurrent.futures.Future[Any]:
@@ -439,7 +425,9 @@ def _uncancelled() -> concurrent.futures.Future[Any]:
 # --- what fits what ---------------------------------------------------------------------------------------------------
 
 
-def new_values(container: Contract, header: Header, sketch: Sketch, allow_pickle: bool) -> list[Callable[[], None]]:
+def new_values(
+    container: Contract, header: wire.Header, sketch: wire.Sketch, allow_pickle: bool
+) -> list[Callable[[], None]]:
     """What writes the values that are other ones in what was sent, each once it is called; the checks come before.
 
     Raises:
@@ -508,7 +496,7 @@ def differences(
     return "; ".join(found[:10]) + (f"; and {len(found) - 10} more" if len(found) > 10 else "")
 
 
-def _outlined(node: Any, prefix: Path) -> Any:
+def _outlined(node: Any, prefix: Path) -> Iterator[tuple[Path, str]]:
     """The (key, what there is) pairs of a tree, as it is read."""
     for name in node._outline():
         key = (*prefix, name)
@@ -521,7 +509,7 @@ def _outlined(node: Any, prefix: Path) -> Any:
             yield from _outlined(inner, key)
 
 
-def _described(node: Any, name: str) -> str:
+def _described(node: Contract, name: str) -> str:
     try:
         leaf = node._entries[name]
     except StackError:

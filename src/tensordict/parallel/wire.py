@@ -22,13 +22,12 @@ import torch
 from torch import Tensor
 
 from tensordict.core.errors import SaveError, TransferError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of
 from tensordict.io.forms import Form
 from tensordict.io.structure import SIZES, Described, restore, value_of
 from tensordict.io.values import NotJson, exact
-from tensordict.memory import flat_buffers
 from tensordict.memory.files import is_direct
-from tensordict.memory.flat_buffers import Block, Layout
+from tensordict.memory.flat_buffers import Block, Consolidated, Layout, fresh, is_whole
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
 
 # A tensor of up to this many bytes is copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
@@ -68,7 +67,7 @@ class Sketch(Described):
         except NotJson as error:
             if not self._allow_pickle:
                 raise UnsupportedEntryError(
-                    f"{_entry(key)}{error}: pass allow_pickle=True on both sides to send it pickled"
+                    f"{entry_of(key)}{error}: pass allow_pickle=True on both sides to send it pickled"
                 ) from None
             value = {"key": key, "pickle": base64.b64encode(_pickled(form.value, key)).decode()}
         self.values.append(value)
@@ -169,7 +168,7 @@ class Package:
         found: list[Tensor] = []
         for device, layout in self._layouts.items():
             if layout.nbytes:
-                block = _fresh(layout.nbytes, device_of(device))
+                block = fresh(layout.nbytes, device_of(device))
                 layout.fill(Block(block))
                 found.append(block)
         for tensor in self._large:
@@ -182,7 +181,17 @@ def prologue(head: bytes, device: torch.device | str = "cpu") -> list[Tensor]:
     room = PROLOGUE - _FIRST.size
     first = _FIRST.pack(_MAGIC, len(head)) + head[:room]
     parts = [first.ljust(PROLOGUE, b"\0"), head[room:]]
-    return [torch.frombuffer(bytearray(part), dtype=torch.uint8).to(device) for part in parts if part]
+    return [as_message(part, device) for part in parts if part]
+
+
+def as_message(content: bytes, device: torch.device | str) -> Tensor:
+    """Bytes, at least one, as a message that is sent from this device."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+
+
+def content_of(message: Tensor) -> bytes:
+    """The bytes of a message that has arrived."""
+    return message.cpu().numpy().tobytes()
 
 
 def opened(first: Tensor) -> tuple[bytes, int]:
@@ -191,7 +200,7 @@ def opened(first: Tensor) -> tuple[bytes, int]:
     Raises:
         TransferError: it is no such message.
     """
-    content = first.numpy().tobytes()
+    content = content_of(first)
     magic, length = _FIRST.unpack_from(content)
     if magic != _MAGIC:
         raise TransferError(
@@ -205,12 +214,12 @@ def opened(first: Tensor) -> tuple[bytes, int]:
 def verdict(word: int, why: str, length: int, device: torch.device) -> Tensor:
     """A message of a fixed length: whether something was done, and why not."""
     content = (bytes([word]) + why.encode(errors="replace"))[:length]
-    return torch.frombuffer(bytearray(content.ljust(length, b"\0")), dtype=torch.uint8).to(device)
+    return as_message(content.ljust(length, b"\0"), device)
 
 
 def read_verdict(message: Tensor) -> tuple[int, str]:
     """What `verdict` was called with."""
-    content = message.cpu().numpy().tobytes()
+    content = content_of(message)
     return content[0], content[1:].rstrip(b"\0").decode(errors="replace")
 
 
@@ -297,7 +306,7 @@ class NewBuffers:
 
     def __init__(self, header: Header, device_of: Callable[[str], torch.device]) -> None:
         self.header = header
-        self.storages = {device: _fresh(end, device_of(device)) for device, (_, end) in header.storages.items()}
+        self.storages = {device: fresh(end, device_of(device)) for device, (_, end) in header.storages.items()}
         self.buffers = [self.storages[device][:cut] for device, (cut, _) in header.storages.items() if cut]
         self.buffers += [self.storages[row.device][row.start : row.stop] for _, row in header.large()]
 
@@ -316,7 +325,7 @@ class NewBuffers:
             if storage.is_cuda:
                 made = made.to(storage.device)
             leaves = made._leaves()
-            if flat_buffers.is_whole(leaves, (storage, len(leaves))):
+            if is_whole(leaves, (storage, len(leaves))):
                 made._consolidated = (storage, len(leaves))
         return made
 
@@ -345,14 +354,14 @@ class TargetBuffers:
             return
         for device, (cut, _) in header.storages.items():
             if cut:
-                self._blocks[device] = _fresh(cut, device_of(device))
+                self._blocks[device] = fresh(cut, device_of(device))
                 self.buffers.append(self._blocks[device])
         for name, row in header.large():
             target = self._targets[name].detach()
             if target.device == device_of(row.device) and target.is_contiguous() and not _is_changed(target):
                 self.buffers.append(_flat(target))
             else:
-                buffer = _fresh(row.stop - row.start, device_of(row.device))
+                buffer = fresh(row.stop - row.start, device_of(row.device))
                 self.buffers.append(buffer)
                 self._staged.append((target, buffer, row))
 
@@ -413,7 +422,7 @@ class _Given:
 
     def take(self, name: str, key: Path) -> Tensor:
         if name not in self._tensors:
-            raise SaveError(f"{_entry(key)}the description has no tensor for it")
+            raise SaveError(f"{entry_of(key)}the description has no tensor for it")
         return self._tensors[name]
 
 
@@ -427,20 +436,20 @@ def unpacked(value: Any, key: Path, allow_pickle: bool) -> Any:
         return value_of(value["json"], key)
     if not allow_pickle:
         raise UnsupportedEntryError(
-            f"{_entry(key)}the value was sent pickled, and loading a pickle may run any code: pass allow_pickle=True "
+            f"{entry_of(key)}the value was sent pickled, and loading a pickle may run any code: pass allow_pickle=True "
             "if you trust the sender"
         )
     try:
         return pickle.loads(base64.b64decode(value["pickle"]))
     except Exception as error:  # What a value does when it is unpickled is its own business.
-        raise SaveError(f"{_entry(key)}the value cannot be unpickled: {error}") from error
+        raise SaveError(f"{entry_of(key)}the value cannot be unpickled: {error}") from error
 
 
 def _pickled(value: object, key: Path) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:  # As for unpickling.
-        raise UnsupportedEntryError(f"{_entry(key)}the value cannot be pickled: {error}") from error
+        raise UnsupportedEntryError(f"{entry_of(key)}the value cannot be pickled: {error}") from error
 
 
 def _sendable(tensor: Tensor, key: Path) -> Tensor:
@@ -453,21 +462,21 @@ def _sendable(tensor: Tensor, key: Path) -> Tensor:
     if kind is Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
         return tensor
     if kind is StoredTensor:
-        return in_memory(tensor)  # type: ignore[no-any-return]
+        return in_memory(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         what = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"of {tensor.layout}"
-        raise UnsupportedEntryError(f"{_entry(key)}a tensor that is {what} cannot be sent")
+        raise UnsupportedEntryError(f"{entry_of(key)}a tensor that is {what} cannot be sent")
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise UnsupportedEntryError(
-            f"{_entry(key)}a {kind.__name__} cannot be sent as it is; where it is a DTensor, full_tensor() of the "
+            f"{entry_of(key)}a {kind.__name__} cannot be sent as it is; where it is a DTensor, full_tensor() of the "
             "container gives what can"
         )
     return tensor
 
 
-def _lie_in(held: flat_buffers.Consolidated | None, tensors: Collection[Tensor]) -> bool:
+def _lie_in(held: Consolidated | None, tensors: Collection[Tensor]) -> bool:
     """Whether all tensors are contiguous parts of the storage of a consolidated container."""
-    if held is None or not flat_buffers.is_whole(list(tensors), (held[0], len(tensors))):
+    if held is None or not is_whole(list(tensors), (held[0], len(tensors))):
         return False
     return all(tensor.is_contiguous() and not _is_changed(tensor) for tensor in tensors)
 
@@ -482,13 +491,3 @@ def _flat(tensor: Tensor) -> Tensor:
 def _is_changed(tensor: Tensor) -> bool:
     """Whether its bytes are not its elements."""
     return tensor.is_conj() or tensor.is_neg()
-
-
-def _fresh(nbytes: int, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return flat_buffers.fresh(nbytes)
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-
-def _entry(key: Path) -> str:
-    return f"entry {joined(key)!r}: " if key else ""

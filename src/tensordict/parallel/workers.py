@@ -24,9 +24,11 @@ import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection as pipes
+from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -39,11 +41,11 @@ from tensordict.parallel.jobs import (
     Sent,
     attempt,
     attempt_here,
+    called,
     name_chunk,
     seed_all,
-    written,
 )
-from tensordict.parallel.messages import CommonMemory, Handle, Message
+from tensordict.parallel.messages import CommonMemory, Handle, Message, OwnDescriptor
 
 # How often those who wait look whether a process is gone without a word, in seconds.
 _PATROL = 0.5
@@ -52,6 +54,9 @@ _PATIENCE = 5.0
 
 # A chunk, whether the job was done, and the result or the `Failure`.
 Outcome = tuple[Chunk, bool, Any]
+# What a pool of the caller gives: the number of a chunk, whether the job was done, and the result or the `Failure`; or
+# why the pool could not have it done.
+_FromPool = tuple[int, bool, "Message | LocalValue"] | BaseException
 Take = Callable[[], "Chunk | None"]
 
 
@@ -90,8 +95,8 @@ class _Worker:
         """
         done, head, parts, nbytes, shared = pickle.loads(self.pipe.recv_bytes())
         try:
-            descriptor = recv_handle(self.pipe) if nbytes else None
-            handles = [Handle(size, is_block, recv_handle(self.pipe)) for size, is_block in shared]
+            descriptor = OwnDescriptor(recv_handle(self.pipe)) if nbytes else None
+            handles = [Handle(size, is_block, OwnDescriptor(recv_handle(self.pipe))) for size, is_block in shared]
         except RuntimeError as error:
             raise EOFError from error
         assert self.chunk is not None
@@ -242,13 +247,13 @@ def lost(pid: int | None, code: int | None, chunk: Chunk | None) -> WorkerError:
     return WorkerError(f"worker process {pid} ended with exit code {code}{during}; what it wrote to stderr says why")
 
 
-def _work(pipe: Any, others: Sequence[Any], job: Job, threads: int, seed: int) -> None:
+def _work(pipe: Connection, others: Sequence[Connection], job: Job, threads: int, seed: int) -> None:
     """What a process of a `WorkerPool` does: chunks, until its pipe is closed."""
     for other in others:
         other.close()
     torch.set_num_threads(threads)
     seed_all(seed)
-    run: Callable[[Any], Any]
+    run: Callable[[Chunk], object]
     try:
         run = job.received()
         common = CommonMemory(run.container)
@@ -267,23 +272,23 @@ def _work(pipe: Any, others: Sequence[Any], job: Job, threads: int, seed: int) -
             return
 
 
-def _raising(error: Exception) -> Callable[[Any], Any]:
+def _raising(error: Exception) -> Callable[[object], NoReturn]:
     """A job that cannot be done."""
 
-    def run(chunk: object) -> Any:
+    def run(chunk: object) -> NoReturn:
         raise error
 
     return run
 
 
-def _send(pipe: Any, done: bool, message: Message) -> None:
+def _send(pipe: Connection, done: bool, message: Message) -> None:
     handles = [(handle.nbytes, handle.is_block) for handle in message.handles]
     content = (done, message.head, message.parts, message.nbytes, handles)
     pipe.send_bytes(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
     if message.nbytes:
         send_handle(pipe, message.fd, None)
     for handle in message.handles:
-        send_handle(pipe, handle.descriptor, None)
+        send_handle(pipe, handle.descriptor.detach(), None)
 
 
 class CallersPool:
@@ -302,7 +307,7 @@ class CallersPool:
         self.count = int(getattr(pool, "_processes", None) or os.cpu_count() or 1)
         # A process that ends after its last chunk can no longer be asked for the memory of what it sent.
         self._inline = getattr(pool, "_maxtasksperchild", None) is not None
-        self._watched: dict[int, Any] = {}
+        self._watched: dict[int | None, BaseProcess] = {}
 
     def __enter__(self) -> CallersPool:
         return self
@@ -312,8 +317,8 @@ class CallersPool:
 
     def outcomes(self, take: Take) -> Iterator[Outcome]:
         """As `WorkerPool.outcomes`."""
-        job, results = self._job, queue.SimpleQueue[Any]()
-        given: dict[int, tuple[Chunk, Any]] = {}
+        job, results = self._job, queue.SimpleQueue[_FromPool]()
+        given: dict[int, tuple[Chunk, object]] = {}
         self._look()
         while True:
             while len(given) < 2 * self.count and (chunk := take()) is not None:
@@ -334,7 +339,7 @@ class CallersPool:
             # By now, the pool has moved the tensors of the piece to shared memory.
             yield chunk, done, _opened(chunk, message, CommonMemory(piece))
 
-    def _next(self, results: queue.SimpleQueue[Any], given: dict[int, tuple[Chunk, Any]]) -> Any:
+    def _next(self, results: queue.SimpleQueue[_FromPool], given: dict[int, tuple[Chunk, object]]) -> _FromPool:
         while True:
             try:
                 return results.get(timeout=_PATROL)
@@ -346,7 +351,7 @@ class CallersPool:
                         error = lost(process.pid, process.exitcode, None)
                         raise WorkerError(f"{error}; not done are {names}") from None
 
-    def _look(self) -> list[Any]:
+    def _look(self) -> list[BaseProcess]:
         """All processes of the pool that were seen so far; threads are not lost."""
         if self._has_threads:
             return []
@@ -355,7 +360,7 @@ class CallersPool:
         return list(self._watched.values())
 
 
-def _refused(results: queue.SimpleQueue[Any], chunk: Chunk, error: BaseException) -> None:
+def _refused(results: queue.SimpleQueue[_FromPool], chunk: Chunk, error: BaseException) -> None:
     """Pass on what a pool has to say of a chunk that it could not send."""
     name_chunk(error, chunk)
     results.put(error)
@@ -363,14 +368,9 @@ def _refused(results: queue.SimpleQueue[Any], chunk: Chunk, error: BaseException
 
 def _in_pool(fn: PickledMessage, piece: object, out: object, number: int, inline: bool) -> tuple[int, bool, Message]:
     """What a process of a pool does with a chunk."""
-    return number, *attempt(lambda given: _called(fn.value(), given, out), piece, CommonMemory(piece), inline)
+    return number, *attempt(lambda given: called(fn.value(), given, out), piece, CommonMemory(piece), inline)
 
 
-def _in_thread(fn: object, piece: object, out: object, number: int) -> tuple[int, bool, LocalValue]:
+def _in_thread(fn: Callable[[object], object], piece: object, out: object, number: int) -> tuple[int, bool, LocalValue]:
     """What a thread of a pool does with a chunk."""
-    return number, *attempt_here(lambda given: _called(fn, given, out), piece)
-
-
-def _called(fn: Any, piece: Any, out: object) -> Any:
-    result = fn(piece)
-    return result if out is None else written(result, out)
+    return number, *attempt_here(lambda given: called(fn, given, out), piece)
