@@ -18,22 +18,20 @@ if TYPE_CHECKING:
     class _DataclassOptions(TypedDict, total=False):
         auto_batch_size: bool
         batch_dims: int | None
-        batch_size: Any
+        batch_size: object
         frozen: bool
         autocast: bool
         nocast: bool
         inplace: bool
         shadow: bool
         tensor_only: bool
-        device: Any
+        device: object
 
 
 @overload
-def from_dataclass(
-    obj: type[Any], *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]
-) -> type[TensorClass]: ...
+def from_dataclass(obj: type, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> type[TensorClass]: ...
 @overload
-def from_dataclass(obj: Any, *, dest_cls: type[C], **options: Unpack[_DataclassOptions]) -> C: ...
+def from_dataclass(obj: object, *, dest_cls: type[C], **options: Unpack[_DataclassOptions]) -> C: ...
 @overload
 def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> TensorClass: ...
 def from_dataclass(
@@ -42,14 +40,14 @@ def from_dataclass(
     dest_cls: Any = None,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    batch_size: Any = None,
+    batch_size: object = None,
     frozen: bool = False,
     autocast: bool = False,
     nocast: bool = False,
     inplace: bool = False,
     shadow: bool = False,
     tensor_only: bool = False,
-    device: Any = None,
+    device: object = None,
 ) -> Any:
     """A tensorclass with the fields of a dataclass; for an instance, an instance of one.
 

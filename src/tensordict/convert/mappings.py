@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensordict.core import registry
+from tensordict.core.contract import Contract
 from tensordict.core.errors import KeyMismatchError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def from_dict(
 
 
 def make_tensordict(
-    input_dict: Any = None,
+    input_dict: Mapping[Any, Any] | None = None,
     batch_size: object = None,
     device: object = None,
     auto_batch_size: bool | None = None,
@@ -61,7 +62,7 @@ def make_tensordict(
     )
 
 
-def fromkeys(keys: Iterable[Any], value: object = 0) -> TensorDict:
+def fromkeys(keys: Iterable[object], value: object = 0) -> TensorDict:
     """A `TensorDict` without batch dims that has the same value under every (nested) key.
 
     Example:
@@ -72,7 +73,7 @@ def fromkeys(keys: Iterable[Any], value: object = 0) -> TensorDict:
     return registry.lookup("TensorDict").fromkeys(keys, value)
 
 
-def refuse_exclusive(container: Any, method: str) -> None:
+def refuse_exclusive(container: Contract, method: str) -> None:
     """Raise when a lazy stack has entries that only some of its members have, which a dense form would lose."""
     members = container._members()
     if not members:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tensordict.core import registry
-from tensordict.core.contract import is_node
+from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import ContainerExpected
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import nested_lists
@@ -42,6 +42,9 @@ def from_struct_array(
     )
 
 
+Values = np.ndarray[Any, np.dtype[Any]]
+
+
 def entries_of(struct_array: object, path: Path = ()) -> tuple[dict[str, Any], torch.Size]:
     """The fields of a structured array as what a container stores, and the shape of the array.
 
@@ -65,7 +68,7 @@ def container_of(struct_array: object, path: Path = ()) -> Any:
     return registry.lookup("TensorDict")._make(entries, size, None, None)
 
 
-def _entry(field: Any, path: Path) -> Any:
+def _entry(field: Values, path: Path) -> Any:
     kind = field.dtype.kind
     if field.dtype.names is not None:
         return container_of(field, path)
@@ -85,7 +88,7 @@ def _entry(field: Any, path: Path) -> Any:
     )
 
 
-def _advice(field: Any, path: Path, error: Exception) -> str:
+def _advice(field: Values, path: Path, error: Exception) -> str:
     """Why torch refuses the memory of a field, and what would make it fit."""
     name = joined(path)
     if not field.dtype.isnative:
@@ -108,7 +111,7 @@ def _advice(field: Any, path: Path, error: Exception) -> str:
 # --- and back -----------------------------------------------------------------------------------------------------
 
 
-def array_of(node: Any, path: Path = ()) -> Any:
+def array_of(node: Contract, path: Path = ()) -> Values:
     """A structured array of the entries of a container, which are copied into it."""
     size = node._batch_size
     columns = {name: _column(value, size, (*path, name)) for name, value in node._entries.items()}
@@ -125,14 +128,14 @@ def array_of(node: Any, path: Path = ()) -> Any:
     return result
 
 
-def _is_uneven(dtype: Any, step: int) -> bool:
+def _is_uneven(dtype: np.dtype[Any], step: int) -> bool:
     """Whether numbers of a structure whose elements are `step` bytes apart cannot be tensors in its memory."""
     if dtype.names:
         return any(_is_uneven(dtype[name].base, step) for name in dtype.names)
     return dtype.kind in "biufc" and bool(step % dtype.itemsize)
 
 
-def _column(value: Any, size: torch.Size, path: Path) -> Any:
+def _column(value: Any, size: torch.Size, path: Path) -> Values:
     """The values of one entry as an array whose shape begins with `size`."""
     if is_node(value):
         return array_of(value, path) if not value._is_non_tensor else _values(value, path)
@@ -142,7 +145,7 @@ def _column(value: Any, size: torch.Size, path: Path) -> Any:
             "torch.nested.to_padded_tensor"
         )
     try:
-        array = value.numpy(force=True)
+        array: Values = value.numpy(force=True)
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"entry {joined(path)!r} cannot be an array: {error}; convert it with .to(dtype)") from error
     if array.shape[: len(size)] != size:
@@ -151,7 +154,7 @@ def _column(value: Any, size: torch.Size, path: Path) -> Any:
     return array
 
 
-def _values(holder: Any, path: Path) -> Any:
+def _values(holder: Any, path: Path) -> Values:
     """Values that are no tensors, as far as NumPy has a dtype for them."""
     flat = holder._flat_values()
     kinds = {type(value) for value in flat}
@@ -167,7 +170,7 @@ def _values(holder: Any, path: Path) -> Any:
                 f"entry {joined(path)!r} holds values of {', '.join(names)}, for which a structured array has no "
                 "field: exclude it, or replace them by numbers or text"
             )
-    return np.array(flat, dtype=dtype).reshape(holder._batch_size)
+    return np.array(flat, dtype=dtype).reshape(tuple(holder._batch_size))
 
 
 _SCALARS = (bool, int, float, complex, np.generic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
@@ -86,14 +86,14 @@ def tree_of(pytree: Any) -> Any:
     return registry.lookup("NonTensorData")(pytree)
 
 
-def _marked(items: Any, what: object) -> dict[str, Any]:
+def _marked(items: Iterable[tuple[str, object]], what: object) -> dict[str, Any]:
     tree = {name: tree_of(value) for name, value in items}
     # As `MetaData`, so that the stack of two pytrees of the same form is one too.
     tree[MARK] = registry.lookup("MetaData")(what)
     return tree
 
 
-def _tree_of_mapping(mapping: Any) -> dict[str, Any]:
+def _tree_of_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     holder = registry.lookup("MetaData")
     for position, (key, value) in enumerate(mapping.items()):
@@ -131,7 +131,7 @@ def pytree_of(node: Any, path: Path = ()) -> Any:
     )
 
 
-def _pairs(values: dict[str, Any], path: Path) -> Iterator[tuple[Any, Any]]:
+def _pairs(values: Mapping[str, Any], path: Path) -> Iterator[tuple[Any, Any]]:
     for name, value in values.items():
         if name.startswith(_UNUSUAL):
             pair = value._entries
@@ -140,7 +140,7 @@ def _pairs(values: dict[str, Any], path: Path) -> Iterator[tuple[Any, Any]]:
             yield name, _value_of(value, (*path, name))
 
 
-def _children(values: dict[str, Any], names: Any, path: Path) -> list[Any]:
+def _children(values: dict[str, Any], names: Iterable[str], path: Path) -> list[Any]:
     wanted = list(names)
     if values.keys() != set(wanted):
         where = f" under {joined(path)!r}" if path else ""
@@ -188,7 +188,7 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
     return dest_cls(**fields)
 
 
-def _generic(names: tuple[str, ...], path: Path) -> Any:
+def _generic(names: tuple[str, ...], path: Path) -> Callable[..., tuple[Any, ...]]:
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
             raise ValueError(
@@ -199,6 +199,6 @@ def _generic(names: tuple[str, ...], path: Path) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _generic_class(names: tuple[str, ...]) -> Any:
+def _generic_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """One class for all named tuples of the same fields, as comparing two pytrees needs."""
     return namedtuple("GenericDict", names)

@@ -51,7 +51,7 @@ def _written(hint: object) -> list[str]:
     return [text for part in parts for text in _written(part)]
 
 
-def scope_of(cls: type[Any], hints: Iterable[Any]) -> Mapping[str, Any]:
+def scope_of(cls: type[Any], hints: Iterable[object]) -> Mapping[str, Any]:
     """The names that string annotations may use: of the modules, and of the function that the class is defined in."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tensordict":

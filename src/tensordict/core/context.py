@@ -10,13 +10,13 @@ import torch
 
 from tensordict.core.contract import ContainerT, Contract, EntryStore, is_node
 from tensordict.core.equality import same_value
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.keys import Key, Path, joined, path_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], Any]) -> ContainerT:
+def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], object]) -> ContainerT:
     """Note on `result` that `undo(result)` has the form of `source` again; returns `result`.
 
     The source is held weakly: a loop that rebinds one name to view after view would otherwise keep every container
@@ -26,7 +26,7 @@ def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], 
     return result
 
 
-def remember_state(container: ContainerT, undo: Callable[[ContainerT], Any]) -> ContainerT:
+def remember_state(container: ContainerT, undo: Callable[[ContainerT], object]) -> ContainerT:
     """Note that `undo(container)` takes back a change of state, such as a lock; returns `container`."""
     container._undo = (None, undo)
     return container
@@ -35,7 +35,7 @@ def remember_state(container: ContainerT, undo: Callable[[ContainerT], Any]) -> 
 class BlockContext(Contract):
     """`with td.unlock_():`, `with td.view(-1) as flat:` ... over the operation that was called last."""
 
-    _blocks: list[tuple[Any, Callable[[Any], Any], tuple[set[Any], set[Any]]]] | None = None
+    _blocks: list[tuple[Any, Callable[[Any], Any], tuple[set[Key], set[Key]]]] | None = None
 
     # What a block undoes at its end where no operation came before it; without this, that is an error.
     _default_undo: tuple[Any, ...] | None = None
@@ -77,7 +77,7 @@ class BlockContext(Contract):
         if source is not None:
             source._write_back(restored, before[0], before[1] - _node_keys(self))
 
-    def _write_back(self, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
+    def _write_back(self, restored: Any, leaves: set[Key], gone_nodes: set[Key]) -> None:
         """Bring this container to the entries of `restored`: delete what has gone, write what is new or has moved.
 
         `leaves` are the leaves that this container had when the block began, `gone_nodes` the nested containers that
@@ -96,12 +96,12 @@ class BlockContext(Contract):
         _write_back(self, restored, leaves, gone_nodes)
 
 
-def _node_keys(container: Any) -> set[Any]:
+def _node_keys(container: Any) -> set[Key]:
     """The keys of the nested containers."""
     return set(container.keys(True)) - set(container.keys(True, True))
 
 
-def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[Any]) -> None:
+def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Key]) -> None:
     """See :meth:`BlockContext._write_back`."""
     # What is stacked when it is read looks new to every reader: nested lazy stacks are brought up to date by members.
     stacks = list(_stacks(source, restored))
@@ -119,7 +119,10 @@ def _write_back(source: Any, restored: Any, leaves: set[Any], gone_nodes: set[An
     for key in sorted(gone_nodes, key=len):
         if key not in after and not _is_below(key, after) and isinstance(source.get(key, None), Contract):
             source.del_(key)
-    items = restored.items(True) if not paths else _items_but(restored, paths)
+    items = restored.items(True)
+    if paths:
+        # What is in a stack is not read.
+        items = [(key, restored.get(key)) for key in restored.keys(True) if not _is_in(key, paths)]
     added = {path_of(key) for key, value in items if is_node(value) and not source._has(path_of(key))}
     changed = {}
     for key, value in items:
@@ -137,7 +140,7 @@ def _is_branch(value: Any) -> bool:
     return is_node(value) and not value._is_non_tensor
 
 
-def _differs(current: Any, value: Any) -> bool:
+def _differs(current: object, value: object) -> bool:
     """Whether an entry is another one than it was."""
     if current is None or current is value:
         return current is None
@@ -151,7 +154,7 @@ def _differs(current: Any, value: Any) -> bool:
     return not same_memory(current, value)
 
 
-def _stacks(source: Contract, restored: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
+def _stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
     """The outermost nested containers of `source` that consist of others, with what they have become."""
     for name, node in source._outline().items():
         piece = restored._node(name) if isinstance(node, Contract) else None
@@ -163,29 +166,24 @@ def _stacks(source: Contract, restored: Any, prefix: Path = ()) -> Iterator[tupl
             yield from _stacks(node, piece, (*prefix, name))
 
 
-def _items_but(container: Any, paths: set[Path]) -> list[tuple[Any, Any]]:
-    """The items of a tree but those at or below these paths, which are not read."""
-    keys = [key for key in container.keys(True) if not _is_in(key, paths)]
-    return [(key, container.get(key)) for key in keys]
-
-
-def _below(path: Path, keys: set[Any]) -> set[Any]:
+def _below(path: Path, keys: set[Any]) -> set[Key]:
     """What is left of the keys that are below a path."""
     rests = [key[len(path) :] for key in keys if isinstance(key, tuple) and key[: len(path)] == path]
     return {joined(rest) for rest in rests if rest}
 
 
-def _is_in(key: Any, paths: set[Path]) -> bool:
+def _is_in(key: Key, paths: set[Path]) -> bool:
     """Whether a nested key is one of the paths, or below one."""
     path = path_of(key)
     return any(path[:i] in paths for i in range(1, len(path) + 1))
 
 
-def _is_below(key: Any, leaves: set[Any]) -> bool:
+def _is_below(key: Key, leaves: set[Key]) -> bool:
     """Whether what leads to a nested key is a leaf now."""
     return isinstance(key, tuple) and any((key[0] if i == 1 else key[:i]) in leaves for i in range(1, len(key)))
 
 
+<<<<<<< HEAD
 def elements_of(container: Any) -> list[Any]:
     """All elements of the batch of a container, the last dim changing fastest; views, unlike those of `reshape`."""
     found = [container]
@@ -212,4 +210,10 @@ def _as_written(member: Any, stack: Any) -> Any:
 def same_memory(a: Any, b: Any) -> bool:
     both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     same_form = both and a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
+=======
+def same_memory(a: object, b: object) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    same_form = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
+>>>>>>> 1c6eaa5 (Signatures of core, convert and memory say what they take: arrays, storages, keys, process groups)
     return same_form and a.data_ptr() == b.data_ptr()

@@ -244,11 +244,11 @@ def _component(item: object) -> Any:
     )
 
 
-def _has_tensors(items: Sequence[Any]) -> bool:
+def _has_tensors(items: Sequence[object]) -> bool:
     return any(isinstance(item, Tensor) for item in items)
 
 
-def _from_mask(mask: Tensor, batch_size: torch.Size) -> Any:
+def _from_mask(mask: Tensor, batch_size: torch.Size) -> Tensor | tuple[Tensor, ...]:
     """A boolean mask as the integer index torch would make of it, so that this is done once and not per leaf."""
     for dim, size in enumerate(mask.shape):
         if size != batch_size[dim]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -42,8 +42,8 @@ class Context(NamedTuple):
 
 def register(
     cls: T,
-    flatten: Callable[[Any], tuple[list[Any], Any]] | None = None,
-    unflatten: Callable[[Any, Any], Any] | None = None,
+    flatten: Callable[[Any], tuple[list[Any], object]] | None = None,
+    unflatten: Callable[[Iterable[Any], Any], object] | None = None,
     flatten_with_keys: Callable[[Any], tuple[list[Any], Any]] | None = None,
 ) -> T:
     """Register a container class with torch's pytrees; usable as a class decorator.
@@ -83,7 +83,7 @@ def flatten_container(container: Contract) -> tuple[list[Any], Context]:
     )
 
 
-def unflatten_container(values: Any, context: Context) -> Any:
+def unflatten_container(values: Iterable[Any], context: Context) -> Any:
     """A container of the entries `values`, which may have been changed meanwhile.
 
     The batch size is kept as far as the entries still share it; entering or leaving a `vmap` takes one dim
@@ -118,7 +118,7 @@ def unflatten_container(values: Any, context: Context) -> Any:
     return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
 
 
-def is_nothing(values: list[Any]) -> bool:
+def is_nothing(values: Sequence[object]) -> bool:
     """Whether there are entries and all of them are `None`."""
     return bool(values) and values[0] is None and values.count(None) == len(values)
 
@@ -135,12 +135,12 @@ def _along_with(value: Any, size: torch.Size, lead: int) -> Any:
     return value._resized_along(size, lead)
 
 
-def _flatten_with_keys(container: Contract) -> tuple[list[tuple[Any, Any]], Context]:
+def _flatten_with_keys(container: Contract) -> tuple[list[Any], Context]:
     values, context = flatten_container(container)
     return [(MappingKey(key), value) for key, value in zip(context.keys, values, strict=True)], context
 
 
-def _dumpable(context: Context) -> dict[str, Any]:
+def _dumpable(context: Context) -> dict[str, object]:
     """The context as JSON can hold it."""
     return {
         "cls": context.cls.__name__,
@@ -161,7 +161,7 @@ def _from_dumpable(data: dict[str, Any]) -> Context:
     )
 
 
-def _depth(values: list[Any]) -> int:
+def _depth(values: Sequence[Any]) -> int:
     """The number of `vmap` levels that the most deeply wrapped entry is in."""
     compiling = torch.compiler.is_compiling()
     if not compiling and functorch.peek_interpreter_stack() is None:
@@ -184,7 +184,7 @@ def _depth(values: list[Any]) -> int:
     return deepest
 
 
-def _shared_size(values: list[Any], size: torch.Size, change: int) -> torch.Size:
+def _shared_size(values: Sequence[Contract | Tensor], size: torch.Size, change: int) -> torch.Size:
     """The longest leading shape that all the values share, of at most `len(size) + change` dims.
 
     One more if a new dim lies in front of the old ones.

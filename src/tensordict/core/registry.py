@@ -21,7 +21,7 @@ def register(cls: T) -> T:
     return cls
 
 
-def speak_for(cls: type[Any], families: Iterable[type[Any]]) -> None:
+def speak_for(cls: type[Any], families: Iterable[type]) -> None:
     """Have what these families give to a class bear its name, which Python's errors about arguments begin with."""
     for family in families:
         for name, value in vars(family).items():

@@ -226,7 +226,7 @@ def even_lengths(length: int, sections: int) -> list[int]:
     return [short + 1] * longer + [short] * (sections - longer)
 
 
-def nested_lists(values: list[Any], size: Sequence[int]) -> Any:
+def nested_lists(values: Sequence[Any], size: Sequence[int]) -> Any:
     """Values in nested lists whose levels are the dims of `size`; the one value when there are none."""
     if not size:
         return values[0]

@@ -13,7 +13,7 @@ import torch
 import torch._functorch.vmap as functorch
 from torch import Tensor
 
-from tensordict.core.contract import LeafFn, Rename, is_node
+from tensordict.core.contract import Contract, LeafFn, Rename, is_node
 from tensordict.core.keys import joined
 from tensordict.core.ragged import is_row_of_many
 
@@ -49,7 +49,7 @@ def mapped_size(values: Sequence[Any], dims: list[Any]) -> int | None:
     return size
 
 
-def has_place(value: Any, dim: Any) -> bool:
+def has_place(value: Any, dim: object) -> bool:
     """Whether a value, where it is a container, can have a new batch dim there."""
     return not is_node(value) or (isinstance(dim, int) and 0 <= dim <= len(value._batch_size))
 
@@ -68,14 +68,14 @@ def entering(value: Any, dim: int | None, level: int) -> Any:
     return _mapped(value, dim, lambda leaf: add(leaf, dim, level), size, dim + 1, lambda names: names[:dim])
 
 
-def leaving(value: Any, dim: int, level: int, count: int) -> Any:
+def leaving(value: Contract, dim: int, level: int, count: int) -> Any:
     """A container that the function returned, with a dim of `count` elements at `dim`."""
     size = torch.Size((*value._batch_size[:dim], count))
     remove = functorch._remove_batch_dim  # type: ignore[attr-defined]
     return _mapped(value, dim, lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None])
 
 
-def _mapped(value: Any, dim: int, fn: LeafFn, size: torch.Size, lead: int, rename: Rename) -> Any:
+def _mapped(value: Contract, dim: int, fn: LeafFn, size: torch.Size, lead: int, rename: Rename) -> Any:
     try:
         return value._map(fn, size, lead, rename, _together)
     except RuntimeError as error:
@@ -89,6 +89,6 @@ def _mapped(value: Any, dim: int, fn: LeafFn, size: torch.Size, lead: int, renam
         raise
 
 
-def _together(holder: object) -> Any:
+def _together(holder: object) -> object:
     """The values along a mapped dim, which are no tensors, stay together."""
     return holder

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 try:
     import fcntl
@@ -23,9 +23,6 @@ try:
     import resource
 except ImportError:
     resource = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 # How files are opened; 0 is what a system knows nothing of. Where there is text, files are opened as bytes.
 CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
@@ -83,7 +80,7 @@ def pread(fd: int, size: int, offset: int) -> bytes:
         return os.read(fd, size)
 
 
-def pwrite(fd: int, content: Buffer, offset: int) -> int:
+def pwrite(fd: int, content: bytes | memoryview | ctypes.Array[ctypes.c_char], offset: int) -> int:
     """Write at a position, as `os.pwrite`."""
     if hasattr(os, "pwrite"):
         return os.pwrite(fd, content, offset)

@@ -375,7 +375,7 @@ class Foreign(Converting):
             >>> TensorDict({"a": torch.arange(2), "name": ["x", "y"]}, [2]).to_struct_array()
             array([(0, 'x'), (1, 'y')], dtype=[('a', '<i8'), ('name', '<U10')])
         """
-        return arrays.array_of(self)  # type: ignore[no-any-return]
+        return arrays.array_of(self)
 
     def stack_from_tensordict(
         self, dim: int = 0, *, sorted: bool | Sequence[object] | None = None, out: Tensor | None = None
