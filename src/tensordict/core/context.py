@@ -183,7 +183,6 @@ def _is_below(key: Key, leaves: set[Key]) -> bool:
     return isinstance(key, tuple) and any((key[0] if i == 1 else key[:i]) in leaves for i in range(1, len(key)))
 
 
-<<<<<<< HEAD
 def elements_of(container: Any) -> list[Any]:
     """All elements of the batch of a container, the last dim changing fastest; views, unlike those of `reshape`."""
     found = [container]
@@ -207,13 +206,8 @@ def _as_written(member: Any, stack: Any) -> Any:
     return out
 
 
-def same_memory(a: Any, b: Any) -> bool:
-    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    same_form = both and a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
-=======
 def same_memory(a: object, b: object) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     same_form = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
->>>>>>> 1c6eaa5 (Signatures of core, convert and memory say what they take: arrays, storages, keys, process groups)
     return same_form and a.data_ptr() == b.data_ptr()

@@ -582,7 +582,6 @@ class ByNdim(dict[int, Tensor]):
         return made
 
 
-<<<<<<< HEAD
 def underlying(container: Any) -> Any:
     """The container that has the entries: what a wrapper or a lazy view is over; of others, the container itself."""
     entries = container._entries
@@ -591,10 +590,7 @@ def underlying(container: Any) -> Any:
     return container._wrapped_container()
 
 
-def is_node(value: Any) -> bool:
-=======
 def is_node(value: object) -> bool:
->>>>>>> 1c6eaa5 (Signatures of core, convert and memory say what they take: arrays, storages, keys, process groups)
     """Whether a value holds entries: a container that is no leaf at the same time, as an `UnbatchedTensor` is."""
     return isinstance(value, Contract) and not isinstance(value, Tensor)
 

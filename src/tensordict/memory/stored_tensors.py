@@ -85,18 +85,15 @@ class Array(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        ...
 
     def check(self) -> None:
         """Raise a `SaveError` when the store was closed."""
 
     def read(self, selection: Selection, dtype: np.dtype[Any]) -> Values:
         """The selected elements as a NumPy array of this dtype."""
-        ...
 
     def write(self, selection: Selection, values: Values) -> None:
         """Write an array to the selection; a `SaveError` when the store cannot be written to."""
-        ...
 
 
 class StoredTensor(Tensor):

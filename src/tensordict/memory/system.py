@@ -38,7 +38,6 @@ class Descriptor(Protocol):
 
     def detach(self) -> int:
         """The descriptor, in this process; whoever calls this closes it."""
-        ...
 
 
 HAS_LOCKS = fcntl is not None

@@ -455,7 +455,7 @@ def _is_row(part: Contract, container: Any, row: int) -> bool:
 
 
 def scatter(
-    containers: Sequence[Contract] | None,
+    containers: Sequence[Any] | None,
     src: int,
     group: dist.ProcessGroup,
     device: torch.device | None,
