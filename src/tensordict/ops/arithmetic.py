@@ -13,7 +13,7 @@ from tensordict.core import foreach
 from tensordict.core.contract import Contract
 from tensordict.core.foreach import Many, One
 from tensordict.core.keys import joined
-from tensordict.ops.gathering import _written
+from tensordict.ops.gathering import written
 from tensordict.ops.leaves import Leaves
 from tensordict.ops.logic import combining
 from tensordict.ops.pairing import beside, checked_default, grown, operand, pair_up, refuse_operand, spread
@@ -209,7 +209,7 @@ class Arithmetic(Leaves):
             result = self.clamp_min(min)
         else:
             result = self._with_two(_clamp, _foreach_clamp, "clamp", min, max)
-        return result if out is None else _written(out, result)
+        return result if out is None else written(out, result)
 
     def clamp_min(self, other: object, default: object = None) -> Self:
         """Each element, or the lower bound that it is below; the arguments as for :meth:`add`."""

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from tensordict.core.context import remember
-from tensordict.core.contract import Contract, named_error, unchanged
+from tensordict.core.contract import Contract, unchanged
 from tensordict.core.devices import as_device, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.describing import fitted, is_description
 from tensordict.ops.leaves import Leaves, _walk
+from tensordict.ops.refusals import blamed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -225,12 +226,7 @@ class Casting(Leaves):
         try:
             return self._map(fn) if device == "kept" else self._placed(fn, device)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            for path, leaf in _walk(self):
-                try:
-                    fn(leaf)
-                except type(error) as again:
-                    raise named_error(again, path) from error
-            raise
+            raise blamed(error, _walk(self), fn) from error
 
     def _placed(self, fn: Callable[[Any], object], device: torch.device) -> Self:
         """The same structure with leaves `fn(leaf)`, on `device` at every level."""

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
         pseudo_rand: bool
         allow_pickle: bool
 
+    class _To(_MessageOptions, total=False):
+        group_dst: int | None
+
+    class _From(_MessageOptions, total=False):
+        group_src: int | None
+
 
 class Communicating(Leaves):
     """`send`, `recv`, `broadcast`, `all_reduce` and their kin.
@@ -116,23 +122,9 @@ class Communicating(Leaves):
         return channel.last_tag(receiving.count)
 
     @overload
-    def isend(
-        self,
-        dst: int | None = ...,
-        *,
-        group_dst: int | None = ...,
-        return_early: Literal[False] = ...,
-        **options: Unpack[_MessageOptions],
-    ) -> int: ...
+    def isend(self, dst: int | None = ..., *, return_early: Literal[False] = ..., **options: Unpack[_To]) -> int: ...
     @overload
-    def isend(
-        self,
-        dst: int | None = ...,
-        *,
-        group_dst: int | None = ...,
-        return_early: Literal[True],
-        **options: Unpack[_MessageOptions],
-    ) -> list[Sending]: ...
+    def isend(self, dst: int | None = ..., *, return_early: Literal[True], **options: Unpack[_To]) -> list[Sending]: ...
     def isend(
         self,
         dst: int | None = None,
@@ -170,21 +162,11 @@ class Communicating(Leaves):
 
     @overload
     def irecv(
-        self,
-        src: int | None = ...,
-        *,
-        group_src: int | None = ...,
-        return_premature: Literal[False] = ...,
-        **options: Unpack[_MessageOptions],
+        self, src: int | None = ..., *, return_premature: Literal[False] = ..., **options: Unpack[_From]
     ) -> None: ...
     @overload
     def irecv(
-        self,
-        src: int | None = ...,
-        *,
-        group_src: int | None = ...,
-        return_premature: Literal[True],
-        **options: Unpack[_MessageOptions],
+        self, src: int | None = ..., *, return_premature: Literal[True], **options: Unpack[_From]
     ) -> list[Future[Self]]: ...
     def irecv(
         self,

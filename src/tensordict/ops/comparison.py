@@ -16,6 +16,7 @@ from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract
 from tensordict.core.ragged import REFUSALS
 from tensordict.ops.leaves import Leaves
+from tensordict.ops.pairing import spread_over
 from tensordict.ops.refusals import has_ragged
 
 if TYPE_CHECKING:
@@ -152,17 +153,6 @@ class Comparison(Leaves):
             size = torch.broadcast_shapes(size, theirs)
         fn = partial(_pairwise, op, size)
         return self._merge((self, other), fn, size, len(self._batch_size), list, (), whole)
-
-
-def spread_over(value: Tensor, size: torch.Size) -> Tensor:
-    """A tensor that broadcasts to a batch size, as a view of exactly that shape."""
-    try:
-        return value.expand(size)
-    except RuntimeError:
-        raise RuntimeError(
-            f"a tensor of shape {list(value.shape)} does not broadcast to the batch size {list(size)}: "
-            "tensors meet the batch dims of a container first. Use a container to give each entry its own"
-        ) from None
 
 
 def _compared_pair(op: BinaryOp, pair: Sequence[Any]) -> Any:

@@ -128,12 +128,9 @@ class Foreign(Converting):
         """
         if not isinstance(obj, (tuple, list)):
             raise TypeError(f"from_tuple reads a tuple or a list, got {type(obj).__name__}: from_any reads anything")
+        entries = {str(position): value for position, value in enumerate(obj)}
         return cls.from_dict(
-            {str(position): value for position, value in enumerate(obj)},
-            auto_batch_size=auto_batch_size,
-            batch_dims=batch_dims,
-            device=device,
-            batch_size=batch_size,
+            entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
 
     @classmethod
@@ -165,12 +162,9 @@ class Foreign(Converting):
         if not isinstance(named_tuple, tuple) or not hasattr(named_tuple, "_fields"):
             what = type(named_tuple).__name__
             raise TypeError(f"from_namedtuple reads a named tuple, got {what}: from_any reads anything")
+        entries = dict(zip(named_tuple._fields, named_tuple, strict=True))
         return cls.from_dict(
-            dict(zip(named_tuple._fields, named_tuple, strict=True)),
-            auto_batch_size=auto_batch_size,
-            batch_dims=batch_dims,
-            device=device,
-            batch_size=batch_size,
+            entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
 
     @classmethod

@@ -68,7 +68,7 @@ class Gathering(Contract):
         if inplace:
             return replace_leaves(self, fn, index.shape, lead, unchanged)
         result = self._map(fn, index.shape, lead, unchanged)
-        return result if out is None else _written(out, result)
+        return result if out is None else written(out, result)
 
     # --- masks ------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ def _filled(leaf: Tensor, mask: Tensor, value: Any) -> Tensor:
     )
 
 
-def _written(out: Any, result: Any) -> Any:
+def written(out: Any, result: Any) -> Any:
     """Write `result` into `out`, in place where the entries exist; the batch size of `out` has to fit."""
     check_out(out, result._batch_size)
     return out.update(result, inplace=True)
@@ -251,7 +251,7 @@ def check_out(out: object, size: torch.Size | None) -> None:
     if not isinstance(out, Contract):
         raise TypeError(f"out must be a container, got {type(out).__name__}")
     if size is not None and out._batch_size != size:
-        raise ShapeError(f"out must have the batch size of the result, {list(size)}, got {list(out._batch_size)}")
+        raise ShapeError(f"out must have the resulting batch size {list(size)}, got {list(out._batch_size)}")
 
 
 def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:

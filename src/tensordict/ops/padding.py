@@ -15,6 +15,7 @@ from tensordict.core.contract import Contract, LeafFn, merged_device, named_erro
 from tensordict.core.errors import DimError, ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import PerNdim
+from tensordict.ops.gathering import written
 from tensordict.ops.refusals import retried
 from tensordict.ops.sizing import Sizing, replace_leaves
 from tensordict.ops.stacking import stack_containers
@@ -334,10 +335,4 @@ def pad_and_stack(containers: Any, dim: int, value: float, out: Any, return_mask
                 f"the masks cannot go to {key!r}, where there is an entry already: pass return_mask=<a free key>"
             )
         result.set(key, masks)
-    if out is None:
-        return result
-    if out._batch_size != result._batch_size:
-        raise ShapeError(
-            f"out must have the resulting batch size {list(result._batch_size)}, got {list(out._batch_size)}"
-        )
-    return out.update(result, inplace=True)
+    return result if out is None else written(out, result)

@@ -183,16 +183,21 @@ def spread(container: Contract, value: Tensor, what: str) -> list[Tensor]:
         return [value] * len(container._leaves())
     size = container._batch_size
     if value.shape != size:
-        try:
-            value = value.expand(size)
-        except RuntimeError:
-            raise RuntimeError(
-                f"{what}: a tensor of shape {list(value.shape)} does not broadcast to the batch size {list(size)}: "
-                "tensors meet the batch dims of a container first. Use a container to give each entry its own"
-            ) from None
+        value = spread_over(value, size, f"{what}: ")
     found: list[Tensor] = []
     _add_views(container, value, ByNdim(value), found)
     return found
+
+
+def spread_over(value: Tensor, size: torch.Size, what: str = "") -> Tensor:
+    """A tensor that broadcasts to a batch size, as a view of exactly that shape."""
+    try:
+        return value.expand(size)
+    except RuntimeError:
+        raise RuntimeError(
+            f"{what}a tensor of shape {list(value.shape)} does not broadcast to the batch size {list(size)}: "
+            "tensors meet the batch dims of a container first. Use a container to give each entry its own"
+        ) from None
 
 
 def refuse_operand(what: str, value: object) -> NoReturn:

@@ -18,6 +18,8 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
 from tensordict.ops import uneven
 
+No = Literal[False]
+
 
 class _NoDefault(enum.Enum):
     """The type of the markers for 'no default was given'; an enumeration, which compiled code can pass on."""
@@ -43,12 +45,7 @@ class Reading(Contract):
 
     @overload
     def keys(
-        self,
-        include_nested: Literal[False] = ...,
-        leaves_only: bool = ...,
-        is_leaf: IsLeaf | None = ...,
-        *,
-        sort: bool = ...,
+        self, include_nested: No = ..., leaves_only: bool = ..., is_leaf: IsLeaf | None = ..., *, sort: bool = ...
     ) -> KeysView[str]: ...
     @overload
     def keys(
@@ -98,12 +95,7 @@ class Reading(Contract):
 
     @overload
     def items(
-        self,
-        include_nested: Literal[False] = ...,
-        leaves_only: bool = ...,
-        is_leaf: IsLeaf | None = ...,
-        *,
-        sort: bool = ...,
+        self, include_nested: No = ..., leaves_only: bool = ..., is_leaf: IsLeaf | None = ..., *, sort: bool = ...
     ) -> ItemsView[str, Any]: ...
     @overload
     def items(

@@ -5,14 +5,15 @@ Operations call torch first, so that plain leaves pay nothing for the ragged one
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, LeafFn, named_error
+from tensordict.core.keys import Path
 from tensordict.core.ragged import REFUSALS
 
-__all__ = ["REFUSALS", "has_ragged", "retried"]
+__all__ = ["REFUSALS", "blamed", "has_ragged", "retried"]
 
 Result = TypeVar("Result")
 
@@ -27,9 +28,15 @@ def retried(node: Contract, walk: Callable[..., Result], fn: LeafFn, *args: obje
     try:
         return walk(fn, *args)
     except REFUSALS as error:
-        for path, leaf in node._walk():
-            try:
+        raise blamed(error, node._walk(), fn) from None
+
+
+def blamed(error: Exception, pairs: Iterable[tuple[Path, Any]], fn: LeafFn) -> Exception:
+    """`error`, raised by `fn` on one of these leaves, with the key of that leaf in front."""
+    for path, leaf in pairs:
+        try:
+            if not isinstance(leaf, Contract):
                 fn(leaf)
-            except REFUSALS as again:
-                raise named_error(again, path) from None
-        raise error
+        except Exception as again:
+            return named_error(again, path)
+    return error

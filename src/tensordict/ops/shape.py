@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict.core import registry, settings
 from tensordict.core.context import remember, remember_state
-from tensordict.core.contract import Contract, LeafFn, is_node, named_error
+from tensordict.core.contract import Contract, is_node, named_error
 from tensordict.core.errors import DimError, ShapeError
 from tensordict.core.shapes import (
     as_dim,
@@ -26,7 +26,9 @@ from tensordict.core.shapes import (
 )
 from tensordict.ops import batch_ops
 from tensordict.ops.batch_ops import BatchOp
+from tensordict.ops.leaves import _entries_of
 from tensordict.ops.locking import _keep
+from tensordict.ops.refusals import blamed
 from tensordict.ops.sizing import Sizing, replace_leaves
 from tensordict.ops.writes import resize
 
@@ -56,7 +58,7 @@ class Shape(Sizing):
             try:
                 result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
             except RuntimeError as error:
-                raise _blamed(self, op.leaf, error, ()) from error
+                raise blamed(error, _entries_of(self), op.leaf) from error
         if self._locked and result is not self:
             result._lock_tree()
             if op.is_view:
@@ -588,18 +590,3 @@ def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
             )
         if isinstance(value, Contract):
             _check_fit(value, (*path, name))
-
-
-def _blamed(node: Contract, fn: LeafFn, error: RuntimeError, path: tuple[str, ...]) -> Exception:
-    """`error`, raised by `fn` on some leaf, with the key of that leaf in front."""
-    for name, value in node._entries.items():
-        if isinstance(value, Contract):
-            found = _blamed(value, fn, error, (*path, name))
-            if found is not error:
-                return found
-            continue
-        try:
-            fn(value)
-        except RuntimeError as again:
-            return named_error(again, (*path, name))
-    return error

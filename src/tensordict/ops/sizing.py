@@ -50,7 +50,7 @@ class Sizing(Writing):
         return self._batch_size
 
     @shape.setter
-    def shape(self, size: object) -> None:
+    def shape(self, size: Any) -> None:
         self._rebatch(as_size(size))
 
     @property

@@ -18,6 +18,7 @@ from tensordict.core.ragged import REFUSALS
 from tensordict.core.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
 from tensordict.ops import uneven
 from tensordict.ops.batch_ops import Cut
+from tensordict.ops.gathering import check_out, written
 from tensordict.ops.locking import Locking, adopt, raise_locked
 from tensordict.ops.naming import check_agreement
 from tensordict.ops.refusals import has_ragged, retried
@@ -407,15 +408,7 @@ def lazy_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: A
     """Stack containers lazily along a new batch dim; see :func:`tensordict.lazy_stack`."""
     items = _checked(input, "lazy_stack")
     stack = registry.lookup("LazyStackedTensorDict")(*items, stack_dim=dim, **kwargs)
-    if out is None:
-        return items[0]._as_result(stack)
-    if not isinstance(out, Writing):
-        raise TypeError(f"out must be a container, got {type(out).__name__}")
-    if out._batch_size != stack._batch_size:
-        raise ShapeError(
-            f"out must have the resulting batch size {list(stack._batch_size)}, got {list(out._batch_size)}"
-        )
-    return out.update(stack, inplace=True)
+    return items[0]._as_result(stack) if out is None else written(out, stack)
 
 
 def maybe_dense_stack_containers(input: object, dim: int = 0, out: object = None, **kwargs: object) -> Any:
@@ -576,10 +569,7 @@ def _check_one_class(items: Sequence[object], what: str, path: Path = ()) -> Non
 
 def _join_into(out: Any, items: Sequence[object], join: Any, dim: int, size: torch.Size) -> Any:
     """Write the stack or concatenation of `items` into `out`; every check comes before the first write."""
-    if not isinstance(out, Writing):
-        raise TypeError(f"out must be a container, got {type(out).__name__}")
-    if out._batch_size != size:
-        raise ShapeError(f"out must have the resulting batch size {list(size)}, got {list(out._batch_size)}")
+    check_out(out, size)
     writes: list[tuple[Path, list[Tensor], Tensor]] = []
     missing: list[tuple[Any, str, Any]] = []
     stacks: list[tuple[Any, Any]] = []
