@@ -28,7 +28,7 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import pytree, registry, settings
-from tensordict.core.contract import Clones, Contract, Names
+from tensordict.core.contract import Clones, Contract, Names, unchanged
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.errors import ShapeError
@@ -85,15 +85,16 @@ class _Holding(Saved, Operators, TensorCollection):
             >>> NonTensorData("a", batch_size=[2]).tolist()
             ['a', 'a']
         """
-        size = self._batch_size
-        linked = as_linked_list and isinstance(self, NonTensorStack)
-        if -1 in size or (linked and len(size) > 1):
-            items = [part.tolist(as_linked_list=linked) for part in self.unbind(0)]
-        else:
-            items = self._flat_values()
-            if len(size) != 1:
-                items = nested_lists(items, size)
-        return LinkedList(items, self) if linked else items
+        if isinstance(self, NonTensorDataBase):
+            return nested_lists(self._flat_values(), self._batch_size)
+        items = [
+            # Asking each holder for its list would make 30 us of 5 for 100 of them.
+            part._value
+            if type(part) is NonTensorData and not part._batch_size
+            else part.tolist(as_linked_list=as_linked_list)
+            for part in self.unbind(0)
+        ]
+        return LinkedList(items, self) if as_linked_list else items
 
     def to_dict(self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
         """The value, or the list of those of a stack: what a dict of the entries of a container has in its place."""
@@ -179,7 +180,8 @@ class _Holding(Saved, Operators, TensorCollection):
             size.insert(dim, len(items))
             names = None if self._names is None else [*self._names[:dim], None, *self._names[dim:]]
             return self._build({}, torch.Size(size), self._device, names)
-        return NonTensorStack._along([item.copy() for item in items], dim)
+        # As `copy`, in half the time.
+        return NonTensorStack._along([item._map(unchanged) for item in items], dim)
 
     def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
         one = all(isinstance(item, NonTensorDataBase) and same_value(item._value, items[0]._value) for item in items)
@@ -188,7 +190,7 @@ class _Holding(Saved, Operators, TensorCollection):
             size[dim] = sum(item._batch_size[dim] for item in items)
             return self._build({}, torch.Size(size), self._device, self._names)
         check_held(items, ())
-        parts = [part.copy() for item in items for part in item.unbind(dim)]
+        parts = [part._map(unchanged) for item in items for part in item.unbind(dim)]
         return NonTensorStack._along(parts, dim) if parts else NonTensorData._of(None, self._batch_size, self._device)
 
     def _as_result(self, stack: Any) -> Any:
@@ -553,10 +555,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return self.tolist(as_linked_list=True)
 
     def _flat_values(self) -> list[Any]:
-        parts: Sequence[Any] = self.unbind(0)
-        if len(self._batch_size) == 1:
-            return [part._value for part in parts]
-        return [value for part in parts for value in part._flat_values()]
+        return [element._value for element in self._elements()]
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

@@ -353,7 +353,7 @@ class Contract:
         mapping = self._entries
         on_leaf = fn
         if type(mapping) is not dict:
-            if (members := self._members(or_template=True)) is not None:
+            if isinstance(mapping, EntryStore) and (members := mapping.members(True)) is not None:
                 if size is None:
                     return self._restacked([member._map(fn) for member in members])
                 return self._dense()._map(fn, size, lead, rename) if whole is None else whole(self)

@@ -60,7 +60,10 @@ class Indexing(Writing):
                 value = self._entries[index]
             except KeyError:
                 raise self._missing(index) from None
-            return value if type(value) is Tensor else given(value)
+            # As `given`, without its call.
+            if type(value) is Tensor or not isinstance(value, Contract) or not value._is_non_tensor:
+                return value
+            return value._unwrapped()
         if kind is tuple and index and type(index[0]) in _KEY_KINDS:
             try:
                 value = self._find(index)

@@ -57,7 +57,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
         return self.containers or [self.template]
 
     def members(self, or_template: bool = False) -> list[Any]:
-        return self.sample if or_template else self.containers
+        return self.containers or ([self.template] if or_template else [])
 
     # --- the mapping ------------------------------------------------------------------------------------------------
 
