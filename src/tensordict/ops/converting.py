@@ -82,17 +82,19 @@ class Converting(Contract):
         """
         if self._is_non_tensor:
             return self.clone()  # type: ignore[no-any-return]
-        if self._members() is not None:
-            entries = self._wrapped_container()._dense(hooked=True)._entries
+        # Its state is read from it at once, and not by way of a wrapper.
+        container = self._wrapped_container()
+        if container._members() is not None:
+            entries = container._dense(hooked=True)._entries
         else:
             entries = {
                 name: value.to_tensordict(retain_none=retain_none)
                 if isinstance(value, Converting)
                 else (value.clone() if isinstance(value, Tensor) else value)
-                for name, value in self._entries.items()
+                for name, value in container._entries.items()
                 if value is not None or retain_none is not False
             }
-        state = (self._batch_size, self._device, self._names)
+        state = (container._batch_size, container._device, container._names)
         if retain_none:
             none = registry.lookup("NonTensorData")
             entries.update({name: none._of(None, *state) for name in sorted(self._optional - entries.keys())})
