@@ -17,7 +17,7 @@ import torch
 
 from tensordict import TensorDict, lazy_stack, verify
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io.forms import VALUE_STACK, Form, from_form
+from tensordict.io.specification import VALUE_STACK, Specification, to_container
 
 LEAF = {"device": "cpu", "shape": [2], "dtype": "torch.float32", "is_nested": False}
 NODE = {"shape": [2], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
@@ -154,8 +154,8 @@ def test_nesting_without_end(tmp_path: pathlib.Path) -> None:
 def test_sizes_without_end(tmp_path: pathlib.Path) -> None:
     for size, dim in (([0, 2**40], 1), ([0, 2**62, 2**62], 2), ([0, 0, 2**40], 2)):
         with pytest.raises(SaveError, match="members"):
-            from_form(Form(VALUE_STACK, torch.Size(size), stack_dim=dim, value=[]), {}, ("s",))
-    assert from_form(Form(VALUE_STACK, torch.Size([0, 3]), stack_dim=1, value=[]), {}).batch_size == (0, 3)
+            to_container(Specification(VALUE_STACK, torch.Size(size), stack_dim=dim, value=[]), ("s",))
+    assert to_container(Specification(VALUE_STACK, torch.Size([0, 3]), stack_dim=1, value=[])).batch_size == (0, 3)
     members = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2))])
     members.memmap(tmp_path)
     meta = json.loads((tmp_path / "meta.json").read_text())

@@ -18,7 +18,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
-from tensordict.io.forms import to_form
+from tensordict.io.specification import specification_of
 from tensordict.io.value_files import Place
 
 
@@ -151,13 +151,13 @@ class Saved(Contract):
         """
         if self._place is None or (self._file is None and self._memmap_prefix is None):
             return _nothing
-        if self._file is not None and to_form(after).kind != to_form(self).kind:
+        if self._file is not None and specification_of(after).kind != specification_of(self).kind:
             where = f"entry {joined(key)!r}: " if key else ""
             raise ShapeError(
-                f"{where}a {to_form(self).kind} that other processes share has one value for all of its batch: "
-                "save the maybe_to_stack() of it to give its elements values of their own"
+                f"{where}a {specification_of(self).kind} that other processes share has one value for all of its "
+                "batch: save the maybe_to_stack() of it to give its elements values of their own"
             )
-        return self._place.writing(to_form(after, key), key, self._file is not None)
+        return self._place.writing(specification_of(after, key), key, self._file is not None)
 
 
 def _nothing() -> None:

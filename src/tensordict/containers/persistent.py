@@ -17,7 +17,7 @@ from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
 from tensordict.io import pickled
-from tensordict.io.forms import face_class
+from tensordict.io.specification import class_named
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import noted_class, noted_names, noted_size
@@ -202,7 +202,7 @@ class PersistentTensorDict(OnDisk):
         name = noted_class(self._group)
         if name is None:
             return self
-        cls = face_class(name)
+        cls = class_named(name)
         unknown = sorted(set(self._listed()) - cls.__expected_keys__)
         if unknown:
             raise SaveError(f"{joined(self._group.key)!r} is saved as a {name}, which has no fields {unknown}")

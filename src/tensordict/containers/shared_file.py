@@ -18,8 +18,8 @@ import torch
 from tensordict.containers.lazy.members import Members
 from tensordict.core import registry
 from tensordict.core.contract import Contract
-from tensordict.io.forms import to_form
-from tensordict.io.meta import Node, read_node
+from tensordict.io.meta import FolderSpecification, read_node
+from tensordict.io.specification import specification_of
 from tensordict.io.value_files import Place
 from tensordict.memory.names import META
 
@@ -49,14 +49,14 @@ class SharedFile:
     _seen: tuple[int, int, int] | None = None
 
     def __init__(self, holder: Contract, place: Place | None) -> None:
-        form = to_form(holder)
+        form = specification_of(holder)
         if place is None:
             self._folder = _Folder()
             place = Place.of(self._folder.path)
             place.writing(form, (), True)()
         self.place, self._kind = place, form.kind
 
-    def news(self) -> Node | None:
+    def news(self) -> FolderSpecification | None:
         """What the file says, when it is not what was read last. When it is gone, or another save has taken the place,
         there is no news."""
         try:
@@ -105,7 +105,7 @@ class MembersInFile(Members):
         first = (found or [self.template])[0]
         size = first._batch_size
         size = torch.Size((*size[: self.dim], len(found), *size[self.dim :]))
-        if news is None or news.batch_size is None or tuple(news.batch_size) != size:
+        if news is None or not news.sized or news.batch_size != size:
             return found
         stack = registry.lookup("NonTensorStack")._of_lists(news.value, size, self.dim, first._device)
         self.containers = found = stack._entries.containers

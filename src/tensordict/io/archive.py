@@ -21,11 +21,12 @@ from tensordict.io.archive_writer import Part, part, write_compressed, write_sto
 from tensordict.io.commit import JOURNAL
 from tensordict.io.detect import refuse_other
 from tensordict.io.directory import FolderOptions, FolderPlan, meta_of, plan_files
-from tensordict.io.loading import LoadOptions, load_directory
+from tensordict.io.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.meta import as_json, is_meta
 from tensordict.io.progress import Progress, progress_bar
+from tensordict.io.specification import Specification
 from tensordict.io.transaction import FileTransaction, FolderTransaction, check_target
-from tensordict.io.value_files import unpickle
+from tensordict.io.value_files import left_pickled, unpickle
 from tensordict.io.zipping import STORED, Entry
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
@@ -444,14 +445,16 @@ def _refresh(archive: Archive, entry: Entry) -> None:
 # --- verifying --------------------------------------------------------------------------------------------------------
 
 
-def archive_problems(path: PathLike, build: Any, progress: Progress | None = None) -> Iterable[tuple[str, str]]:
-    """Check an archive without loading it: what is wrong, each with the name of the entry ("" for the archive itself).
+def archive_problems(
+    path: PathLike, progress: Progress | None = None
+) -> tuple[list[tuple[str, str]], Specification | None]:
+    """Check an archive without loading it: what is wrong, each with the name of the entry ("" for the archive itself),
+    and the specification of the container.
 
     Its structure, the checksums of all entries, and what every `meta.json` says against the entries are checked.
 
     Args:
         path: the archive.
-        build: makes the containers, as in `LoadOptions`: an outline is enough.
         progress: is told of every byte.
 
     Raises:
@@ -461,20 +464,16 @@ def archive_problems(path: PathLike, build: Any, progress: Progress | None = Non
     try:
         archive = Archive(absolute, unread=True)
     except SaveError as error:
-        yield "", str(error)
-        return
+        return [("", str(error))], None
+    problems: list[tuple[str, str]] = []
     for entry in archive.entries.values():
         try:
             for piece in archive.pieces(entry):
                 if progress is not None:
                     progress.add(len(piece))
         except SaveError as error:
-            yield entry.name, str(error)
+            problems.append((entry.name, str(error)))
     try:
-        load_directory(path, LoadOptions(source=archive, build=build, unpickle=_not_unpickled))
+        return problems, read_directory(path, LoadOptions(source=archive, unpickle=left_pickled))
     except OSError as error:
-        yield "", str(error)
-
-
-def _not_unpickled(source: Any, path: str, key: Any, stack: bool) -> None:
-    return None
+        return [*problems, ("", str(error))], None

@@ -10,7 +10,7 @@ import torch
 _MAX_DIMS = 64
 
 
-def sizes(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
+def sizes(value: Any, what: str, least: int = 0) -> torch.Size:
     """A shape; -1 stands for a size that differs, where `least` allows it.
 
     Raises:
@@ -21,10 +21,10 @@ def sizes(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
     if not all(type(size) is int and least <= size < 2**63 for size in value):
         allowed = "non-negative ints" if least == 0 else f"ints of at least {least}"
         raise ValueError(f"{what} is {value!r:.80} and no list of {allowed}")
-    return tuple(value)
+    return torch.Size(value)
 
 
-def shape(value: Any) -> tuple[int, ...]:
+def shape(value: Any) -> torch.Size:
     """The shape of a tensor, which torch must be able to count.
 
     Raises:

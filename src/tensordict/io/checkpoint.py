@@ -13,7 +13,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
 from tensordict.core.errors import LockedError, StateError
 from tensordict.core.keys import Path, joined
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, Form, from_form
+from tensordict.io.specification import DICT, LAZY, OWN, UNBATCHED, Specification, check, tensorclass_over, to_container
 from tensordict.io.states import (
     CLASS,
     LISTS,
@@ -290,51 +290,60 @@ class _Plan:
 
     def _built(self, level: Level, size: torch.Size, device: torch.device | None, key: Path) -> Any:
         """The container that a level describes; `None` after a misfit."""
-        meta = level.meta
-        own = torch.Size(meta[SIZE]) if meta.get(SIZE) is not None else size
-        names = meta.get(NAMES) if isinstance(meta.get(NAMES), list) else None
+        node = self._specified(level, size, device, key)
         try:
-            made = self._built_bare(level, own, device, names, key)
-            if made is None or CLASS not in meta:
-                return made
-            return from_form(Form(str(meta[CLASS]), own, device, names), {BEHIND_FACE: made}, key)
+            return None if node is None else to_container(node, key)
         except (RuntimeError, ValueError) as error:
             self.misfits.append(str(error))
             return None
 
-    def _built_bare(
-        self, level: Level, size: torch.Size, device: torch.device | None, names: list[str | None] | None, key: Path
-    ) -> Any:
-        meta = level.meta
-        dim = meta.get(STACK_DIM)
-        if LISTS in meta:
-            return from_form(Form(VALUE_STACK, size, device, names, stack_dim=dim, value=level.value), {}, key)
-        if level.is_value:
-            return from_form(Form(str(level.kind), size, device, names, value=level.value), {}, key)
-        if type(dim) is int and 0 <= dim < len(size) and size[dim]:
-            before = len(self.misfits)
-            levels = member_levels(level, size[dim], dim, key, self.misfits)
-            rest = size[:dim] + size[dim + 1 :]
-            members = {str(i): self._built(_without_class(part), rest, device, key) for i, part in enumerate(levels)}
+    def _specified(
+        self, level: Level, size: torch.Size, device: torch.device | None, key: Path
+    ) -> Specification | None:
+        """The specification that a level gives; `None` after a misfit."""
+        before, meta = len(self.misfits), level.meta
+        own = torch.Size(meta[SIZE]) if meta.get(SIZE) is not None else size
+        names = meta.get(NAMES) if isinstance(meta.get(NAMES), list) else None
+        node = Specification(DICT, own, device, names)
+        try:
+            self._fill(node, level, key)
             if len(self.misfits) > before:
                 return None
-            return from_form(Form(LAZY, size, device, names, stack_dim=dim), members, key)
+            check(node, key)
+            return node if CLASS not in meta else check(tensorclass_over(str(meta[CLASS]), node), key)
+        except (RuntimeError, ValueError) as error:
+            self.misfits.append(str(error))
+            return None
+
+    def _fill(self, node: Specification, level: Level, key: Path) -> None:
+        """Give a node its kind and its content."""
+        meta, size, device = level.meta, node.batch_size, node.device
+        dim = meta.get(STACK_DIM)
+        if level.is_value:
+            node.kind, node.value = str(level.kind), level.value
+            node.stack_dim = dim if LISTS in meta else None
+            return
+        if type(dim) is int and 0 <= dim < len(size) and size[dim]:
+            rest = size[:dim] + size[dim + 1 :]
+            members = map(_without_class, member_levels(level, size[dim], dim, key, self.misfits))
+            node.kind, node.stack_dim = LAZY, dim
+            node.entries = {str(i): self._specified(member, rest, device, key) for i, member in enumerate(members)}
+            return
         entries: dict[str, Any] = {}
         for name, item in level.entries.items():
-            path = (*key, name)
             if isinstance(item, Level):
-                item = self._built(item, size, device, path)
+                entries[name] = self._specified(item, size, device, (*key, name))
             elif not isinstance(item, Tensor):
-                item = registry.lookup("NonTensorData")._of(item, size, device)
+                entries[name] = Specification("NonTensorData", size, device, value=item)
             elif name in meta.get(UNBATCHED_NAMES, ()):
-                item = registry.lookup("UnbatchedTensor")(item, size)
-            if item is not None:
+                entries[name] = Specification(UNBATCHED, size, entries={OWN: item})
+            else:
                 entries[name] = item
         if CLASS in meta:
             for name, value in dict(meta.get(VALUES) or {}).items():
                 if value is not None and name not in entries:
-                    entries[name] = registry.lookup("NonTensorData")._of(value, size, device)
-        return from_form(Form(DICT, size, device, names), entries, key)
+                    entries[name] = Specification("NonTensorData", size, device, value=value)
+        node.entries = entries
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

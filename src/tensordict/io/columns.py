@@ -20,7 +20,7 @@ from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import Path
-from tensordict.memory.mapped import FileSource, MemoryMappedTensor, _wrap
+from tensordict.memory.mapped import FileSource, MemoryMappedTensor, _wrap, nested
 from tensordict.memory.stored_tensors import Selection, StoredTensor, as_array, stored_dtype
 
 # Stacks of fewer members are stored as the reference has them, member by member, so that it reads them as stacks too.
@@ -51,6 +51,8 @@ class Column:
     def shape(self) -> torch.Size:
         """That of the rows as one tensor, with -1 for the dims in which they differ."""
         rows = self.sizes
+        if not len(rows):
+            return torch.Size([0] * (1 + rows.shape[1]))
         same = (rows == rows[:1]).all(0).tolist()
         return torch.Size([len(rows), *[n if one else -1 for n, one in zip(rows[0].tolist(), same, strict=True)]])
 
@@ -73,6 +75,41 @@ def taken(leaf: Any) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
     if isinstance(leaf, Column):
         return leaf.flat, leaf.sizes, None
     return ragged.in_row_order(leaf.detach()), ragged.row_sizes(leaf), ragged.row_form(leaf)
+
+
+def ragged_leaf(
+    flat: Tensor, sizes: Tensor, row: Sequence[int] | None, column: bool, share: ragged.SharedOffsets
+) -> Tensor | Column:
+    """The reverse of `taken`: a column of a lazy stack, or the ragged tensor over these elements.
+
+    Args:
+        flat: the elements; a memory-mapped tensor gives one.
+        sizes, row: as `taken` gives them.
+        column: whether it is a column.
+        share: gives the offsets of rows.
+    """
+    if column:
+        return Column(flat, sizes)
+    if row is not None:
+        return ragged.from_row_order(flat.detach().as_subclass(Tensor), sizes, row.index(-1) + 1, row, share)
+    return nested(flat, sizes) if isinstance(flat, MemoryMappedTensor) else ragged.from_buffer(flat, sizes)
+
+
+def elements_of_rows(sizes: Tensor, row: Sequence[int] | None) -> int:
+    """The number of elements of rows of these sizes; `row` is the shape of all of them, with -1 where they differ.
+
+    Raises:
+        ValueError: it is no table of sizes, or does not fit `row`.
+    """
+    fits = sizes.dtype is torch.int64 and sizes.dim() == 2 and sizes.shape[1] and bool((sizes >= 0).all())
+    # As floating point numbers first: sizes that are made up may have products that no int64 holds.
+    count = float(sizes.double().prod(-1).sum()) if fits else 0.0
+    if fits and row is not None:
+        fits = len(row) == sizes.shape[1] and row.count(-1) == 1
+        fits = fits and all(bool((sizes[:, dim] == size).all()) for dim, size in enumerate(row) if size != -1)
+    if not fits or count >= 2**53:
+        raise ValueError("the sizes of its rows are broken")
+    return int(count)
 
 
 def is_ragged(leaf: Any) -> bool:

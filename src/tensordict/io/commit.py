@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 from tensordict.core.errors import SaveError
-from tensordict.io.forms import BEHIND_FACE
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
 from tensordict.io.source import FOLDERS
+from tensordict.io.specification import WRAPPED
 from tensordict.memory import files, system
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
 
@@ -29,7 +29,7 @@ JOURNAL = "%save"
 _TEMPORARY = re.compile(r"%tmp-[0-9a-f]{16}")
 # What a folder may hold besides the files that its meta.json names.
 _FIXED_FILES = {META, JOURNAL, HOLDER_PICKLE, STACK_PICKLE}
-_FIXED_FOLDERS = {BEHIND_FACE}
+_FIXED_FOLDERS = {WRAPPED}
 
 _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}

@@ -1,4 +1,4 @@
-"""Comparing two outlines: where the structure differs, and then the elements, piece by piece."""
+"""Comparing two saves: where the structure differs, and then the elements, piece by piece."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from torch import Tensor
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Path
 from tensordict.io.columns import taken
-from tensordict.io.describe import Compressed, LeafSpec, entries_of
-from tensordict.io.forms import Form
 from tensordict.io.meta import DTYPES
+from tensordict.io.specification import LeafSpec, Specification
 from tensordict.memory.stored_tensors import in_memory
 
 # The pieces in which elements are read; a comparison takes a few times as much memory.
@@ -61,29 +60,31 @@ class Difference:
 
 
 def differences(
-    one: Form | LeafSpec, other: Form | LeafSpec, tolerance: Tolerance | None, key: Path = ()
+    one: Specification | LeafSpec, other: Specification | LeafSpec, tolerance: Tolerance | None, key: Path = ()
 ) -> Iterator[Difference]:
-    """The differences between two outlines, in the order of the first.
+    """The differences between two saves, in the order of the first.
 
     Without a `tolerance`, those of the structure only: any element and any value may stand for another, and names of
     dims that only one of them has are no difference.
     """
     if isinstance(one, LeafSpec) and isinstance(other, LeafSpec):
         yield from _leaf_differences(one, other, tolerance, key)
-    elif isinstance(one, Form) and isinstance(other, Form):
-        yield from _form_differences(one, other, tolerance, key)
+    elif isinstance(one, Specification) and isinstance(other, Specification):
+        yield from _node_differences(one, other, tolerance, key)
     else:
         yield Difference(key, "kind", kind_of(one), kind_of(other))
 
 
-def kind_of(node: Form | LeafSpec) -> str:
+def kind_of(node: Specification | LeafSpec) -> str:
     """The class of a node in a word or two."""
-    if isinstance(node, Form):
+    if isinstance(node, Specification):
         return node.kind
     return "ragged Tensor" if node.ragged else "Tensor"
 
 
-def _form_differences(one: Form, other: Form, tolerance: Tolerance | None, key: Path) -> Iterator[Difference]:
+def _node_differences(
+    one: Specification, other: Specification, tolerance: Tolerance | None, key: Path
+) -> Iterator[Difference]:
     values = one.is_value and other.is_value
     for what, mine, theirs in (
         ("kind", one.kind, other.kind),
@@ -98,7 +99,7 @@ def _form_differences(one: Form, other: Form, tolerance: Tolerance | None, key: 
         yield Difference(key, what, mine, theirs)
     if values and tolerance is not None and not same_value(one.value, other.value):
         yield Difference(key, "value", one.value, other.value)
-    entries, others = entries_of(one), entries_of(other)
+    entries, others = one.fields(), other.fields()
     for name, entry in entries.items():
         if name in others:
             yield from differences(entry, others[name], tolerance, (*key, name))
@@ -132,7 +133,8 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | Non
         a, b = taken(one.source)[0], taken(other.source)[0]
         shape: tuple[int, ...] = tuple(a.shape)
     else:
-        a, b, shape = _unpacked(one.source), _unpacked(other.source), one.shape
+        a, b = (spec.source() if callable(spec.source) else spec.source for spec in (one, other))
+        shape = one.shape
     found = _Elements()
     for index in pieces(shape, one.dtype.itemsize):
         found.compare(_read(a, index), _read(b, index), tolerance)
@@ -154,10 +156,6 @@ def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice,
     step = _PIECE // row
     for start in range(0, shape[0], step):
         yield (slice(start, start + step),)
-
-
-def _unpacked(source: Any) -> Tensor:
-    return source.read() if isinstance(source, Compressed) else source
 
 
 def _read(source: Tensor, index: tuple[int | slice, ...]) -> Tensor:

@@ -35,9 +35,18 @@ from tensordict.io import checked
 from tensordict.io.checksums import Recorded
 from tensordict.io.columns import Column, is_ragged
 from tensordict.io.detect import refuse_other
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, VALUE_STACK, Build, Form, from_form, to_form
 from tensordict.io.meta import DTYPES, leaf_spec
-from tensordict.io.structure import SIZES, Complain, Described, once, restore
+from tensordict.io.specification import (
+    DICT,
+    LAZY,
+    UNBATCHED,
+    VALUE_STACK,
+    WRAPPED,
+    Specification,
+    specification_of,
+    to_container,
+)
+from tensordict.io.structure import SIZES, Complain, Described, naming_file, once, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.values import plain
@@ -162,7 +171,7 @@ class BlockPlan:
             return [block.tensor(tensor.dtype, tensor.shape, add(tensor)) for tensor in self.tensors.values()]
         spans = {name: self._span(tensor) for name, tensor in self.tensors.items()}
         found: list[Any] = []
-        restore(self.spec, _Tensors(block, spans), SEPARATOR)._gather(found)
+        to_container(restore(self.spec, _Tensors(block, spans), SEPARATOR))._gather(found)
         return found
 
 
@@ -185,9 +194,9 @@ class _Foreign:
         self.said: set[str] = set()
 
     def node(self, container: Any, key: Path) -> dict[str, Any]:
-        form = to_form(container, key, unread=True, ragged_columns=True)
-        if form.is_face:
-            return self.node(form.entries[BEHIND_FACE], key)
+        form = specification_of(container, key, unread=True, ragged_columns=True)
+        if form.is_tensorclass:
+            return self.node(form.entries[WRAPPED], key)
         locked = isinstance(container, Contract) and container._locked
         if form.kind == VALUE_STACK:
             return _stack_of(form.value, len(form.batch_size), locked)
@@ -211,10 +220,10 @@ class _Foreign:
         return node
 
     def entry(self, node: dict[str, Any], name: str, value: Any, key: Path) -> None:
-        if not isinstance(value, (Contract, Form)):
+        if not isinstance(value, (Contract, Specification)):
             self.leaf(node["leaves"], name, value, key)
             return
-        form = to_form(value, key)
+        form = specification_of(value, key)
         if form.kind == UNBATCHED:
             self.leaf(node["leaves"], name, value, key)
         elif form.is_value and form.kind != VALUE_STACK:
@@ -269,44 +278,53 @@ def _stack_of(values: Any, ndim: int, locked: bool) -> dict[str, Any]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def load(filename: PathLike, build: Build = from_form, complain: Complain | None = None) -> Any:
+def load(filename: PathLike) -> Any:
     """The container in a file, of this package or of the reference.
-
-    Args:
-        filename: the file.
-        build: makes each container of its form and its entries.
-        complain: is told of an entry that is broken, as in `restore`.
 
     Raises:
         OSError: the file cannot be read.
         SaveError: it is of another format, or its content does not add up.
         UnsupportedEntryError: it is of a class that this program does not know.
     """
+    node, content, storage = _opened(filename)
+    with naming_file(local_path(filename)):
+        return _settled(to_container(node), content, storage)
+
+
+def read(filename: PathLike, complain: Complain | None = None) -> Specification:
+    """The specification of the container in a file, over its mapped tensors; fails as `load` does, but for
+    tensorclasses that this program does not know.
+
+    Args:
+        filename: the file.
+        complain: is told of an entry that is broken, as in `restore`.
+    """
+    return _opened(filename, complain)[0]
+
+
+def _opened(filename: PathLike, complain: Complain | None = None) -> tuple[Specification, _Content, Tensor]:
+    """What a file holds, what its end says, and all of its bytes, mapped."""
     target = local_path(filename)
     fd = files.open_file(target)
     try:
-        content = _read(fd, complain is not None)
-        storage = file_maps.bytes_of(fd, content.nbytes, target)
-        tensors = _Tensors(Block(storage), content.spans, content.jagged, content.broken)
-        container = restore(content.spec, tensors, content.separator, build, complain=complain)
-    except RecursionError as error:
-        raise SaveError(f"the container in {target!r} is nested too deeply") from error
-    except SaveError as error:
-        raise type(error)(f"{error} (in {target!r})") from error
+        with naming_file(target):
+            content = _read(fd, complain is not None)
+            storage = file_maps.bytes_of(fd, content.nbytes, target)
+            tensors = _Tensors(Block(storage), content.spans, content.jagged, content.broken)
+            return restore(content.spec, tensors, content.separator, complain=complain), content, storage
+    except SaveError:
+        raise
     except OSError as error:
         raise files.named_os_error(error, "read the file", target) from error
     finally:
         os.close(fd)
-    return _settled(container, content, storage)
 
 
 def _settled(container: Any, content: _Content, storage: Tensor) -> Any:
-    """What was put together, knowing of its storage and locked where it was."""
-    if isinstance(container, Contract):
-        leaves = container._leaves()
-        container._consolidated = (storage, len(leaves))
-        if content.locked:
-            container.lock_()  # type: ignore[attr-defined]
+    """A container that has been made, knowing of its storage and locked where it was."""
+    container._consolidated = (storage, len(container._leaves()))
+    if content.locked:
+        container.lock_()
     return container
 
 
@@ -331,8 +349,8 @@ def from_parts(description: Any, storage: Any) -> Any:
     for _, _, overlap in _overlaps(content):
         raise overlap
     tensors = _Tensors(Block(storage), content.spans, content.jagged)
-    container = restore(content.spec, tensors, SEPARATOR, value=lambda value, key: value)
-    return _settled(container, content, storage)
+    node = restore(content.spec, tensors, SEPARATOR, value=lambda value, key: value)
+    return _settled(to_container(node), content, storage)
 
 
 def recorded(filename: PathLike) -> list[Recorded]:

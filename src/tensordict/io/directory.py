@@ -19,8 +19,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, joined
 from tensordict.io import reopening
-from tensordict.io.columns import Column, file_of, is_ragged, taken
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, UNBATCHED, Form, from_form, to_form
+from tensordict.io.columns import Column, file_of, is_ragged, ragged_leaf, taken
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
     CHECKSUM,
@@ -33,6 +32,7 @@ from tensordict.io.meta import (
 )
 from tensordict.io.progress import progress_bar
 from tensordict.io.source import FOLDERS
+from tensordict.io.specification import DICT, LAZY, UNBATCHED, WRAPPED, Specification, specification_of, to_container
 from tensordict.io.transaction import FolderTransaction
 from tensordict.io.value_files import Place, ValueFiles, files_of_value, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
@@ -45,7 +45,6 @@ from tensordict.memory.mapped import (
     check_storable,
     is_whole_file,
     map_file,
-    nested,
 )
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 
@@ -111,12 +110,7 @@ class _Ragged(_Leaf):
     def entry(self) -> Any:
         """The ragged tensor, or the column, over the saved elements."""
         assert self.result is not None
-        if self.column:
-            return Column(self.result, self.table.tensor)
-        if self.row is None:
-            return nested(self.result, self.table.tensor)
-        flat = self.result.detach().as_subclass(Tensor)
-        return ragged.from_row_order(flat, self.table.tensor, self.row.index(-1) + 1, self.row, self.share)
+        return ragged_leaf(self.result, self.table.tensor, self.row, self.column, self.share)
 
 
 @dataclass(slots=True)
@@ -126,7 +120,7 @@ class _Node:
     container: Any
     key: Path
     folder: str
-    form: Form
+    form: Specification
     entries: dict[str, _Leaf | _Node] = field(default_factory=dict)
     # The files of a value that is no tensor, which has no entries; `None` where nobody else is to see it.
     value: ValueFiles | None = None
@@ -183,7 +177,7 @@ def _plan_node(
     outer: torch.Size = _SCALAR,
 ) -> _Node:
     """Plan a container; `outer` is the batch size of the one that it is an entry of."""
-    form = to_form(container, key, unread=True, ragged_columns=not options.share_values)
+    form = specification_of(container, key, unread=True, ragged_columns=not options.share_values)
     node = _Node(container, key, folder, form)
     nodes.append(node)
     present = _present(folder, key) if not options.archive else ()
@@ -194,9 +188,9 @@ def _plan_node(
             node.value = files_of_value(form, outer, key, options.allow_pickle, options.share_values)
         return node
     leaf_files: dict[str, str] = {}
-    children: list[tuple[str, Contract | Form]] = []
+    children: list[tuple[str, Contract | Specification]] = []
     for name, value in form.entries.items():
-        if isinstance(value, (Contract, Form)):
+        if isinstance(value, (Contract, Specification)):
             children.append((name, value))
             node.entries[name] = node  # Keeps the place in the order; replaced below.
             continue
@@ -217,9 +211,9 @@ def _plan_node(
     return node
 
 
-def _key_in(form: Form, key: Path, name: str) -> Path:
+def _key_in(form: Specification, key: Path, name: str) -> Path:
     """The nested key of an entry: what is behind a tensorclass, or is an `UnbatchedTensor`, has that of its folder."""
-    return key if form.is_face or form.kind == UNBATCHED else (*key, name)
+    return key if form.is_tensorclass or form.kind == UNBATCHED else (*key, name)
 
 
 def _present(folder: str, key: Path) -> Container[str]:
@@ -521,15 +515,15 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -
         else:
             entries[name] = _rebuilt(entry, _inner(prefix, entry), options)
     old, form = node.container, node.form
-    if form.is_face and isinstance(old, Contract):
-        return old._rewrap(entries[BEHIND_FACE])
+    if form.is_tensorclass and isinstance(old, Contract):
+        return old._rewrap(entries[WRAPPED])
     if form.kind == DICT:
         names = None if old._names is None else list(old._names)
         container = old._build(entries, old._batch_size, _CPU, names)
     else:
         # That a value is saved does not bring it to a device.
         device = form.device if form.is_value else _CPU
-        container = from_form(replace(form, device=device), entries, node.key)
+        container = to_container(replace(form, device=device, entries=entries), node.key)
     if form.columns:
         container._mark(memmap=True)
     container = _memmapped(container, node, prefix, options)
@@ -554,7 +548,7 @@ def _in_place(node: _Node, prefix: pathlib.Path | None, options: FolderOptions) 
         inner = _in_place(entry, _inner(prefix, entry), options)
         if inner is not entry.container:
             container._entries[name] = inner
-    if node.form.is_face:
+    if node.form.is_tensorclass:
         return container
     if not node.form.is_value:
         container._device = _CPU

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import torch
 
 from tensordict.core import registry
 from tensordict.core.devices import as_device
-from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path
 from tensordict.io import consolidated, safetensors
 from tensordict.io.archive_reader import Archive
-from tensordict.io.describe import Packed, described, left_pickled, outline_of_stored
 from tensordict.io.detect import detect_format
-from tensordict.io.forms import DICT, Form
-from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.stores.backends import BACKENDS
-from tensordict.io.stores.entries import noted_size
+from tensordict.io.loading import LoadOptions, read_directory
+from tensordict.io.specification import DICT, LeafSpec, Specification
+from tensordict.io.stores.backends import BACKENDS, backend_of
+from tensordict.io.stores.entries import specification_in
+from tensordict.io.structure import Complain
+from tensordict.io.value_files import left_pickled
+from tensordict.io.zipping import STORED
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import local_path
+from tensordict.memory.names import LEAF_SUFFIX, TABLE_SUFFIX, local_path
 
 DIRECTORY, ARCHIVE, CONSOLIDATED, SAFETENSORS = "directory", "archive", "consolidated", "safetensors"
 FORMATS = (DIRECTORY, ARCHIVE, CONSOLIDATED, *BACKENDS, SAFETENSORS)
@@ -93,8 +98,8 @@ def open_file(
     return container if target is None else container.to(target, non_blocking=non_blocking)
 
 
-def describe_save(path: PathLike, complain: Callable[[OSError], Any] | None = None) -> tuple[str, Form]:
-    """The format of the save at `path`, and its outline; no tensor is read.
+def describe_save(path: PathLike, complain: Complain | None = None) -> tuple[str, Specification]:
+    """The format of the save at `path`, and its specification; no tensor is read.
 
     Args:
         path: a folder or a file.
@@ -106,31 +111,32 @@ def describe_save(path: PathLike, complain: Callable[[OSError], Any] | None = No
     """
     format = detect_format(path)
     if format in BACKENDS:
-        return format, outline_of_stored(_opened_store(path, format, complain is not None), complain)
+        return format, specification_in(backend_of(format).open(path, "r").root, complain)
     if format == CONSOLIDATED:
-        return format, consolidated.load(path, described, complain)
+        return format, consolidated.read(path, complain)
     if format == SAFETENSORS:
-        return format, safetensors.load(path, safetensors.SafetensorsOptions(complain=complain), described)
-    options = LoadOptions(build=described, unpickle=left_pickled, complain=complain)
+        return format, safetensors.read(path, safetensors.SafetensorsOptions(complain=complain))
+    options = LoadOptions(unpickle=left_pickled, complain=complain)
     if format == ARCHIVE:
-        options.source = Packed(Archive(local_path(path)))
-    return format, load_directory(path, options)
+        options.source = _PackedSource(Archive(local_path(path)))
+    return format, read_directory(path, options)
 
 
-def _opened_store(path: PathLike, backend: str, lenient: bool) -> Any:
-    """The container over a store, without the tensorclass that was saved."""
-    # Its outline is checked entry by entry.
-    data = registry.lookup("PersistentTensorDict")(filename=path, backend=backend, validate_batch_size=False)
-    if noted_size(data._group) is None:
-        # Of another program: the batch size is what the tensors have in common, as when it is loaded.
-        try:
-            with data._store.unnoted():
-                data.auto_batch_size_()
-        except SaveError:
-            # What is broken is told entry by entry.
-            if not lenient:
-                raise
-    return data
+class _PackedSource:
+    """An archive as a source whose compressed tensors are not unpacked, except the ragged ones."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self.read, self.exists, self.is_folder = archive.read, archive.exists, archive.is_folder
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
+        """The tensor, or what reads it."""
+        entry = self._archive.entries.get(path[len(self._archive.path) + 1 :])
+        is_ragged = path.endswith(TABLE_SUFFIX) or self.exists(path.removesuffix(LEAF_SUFFIX) + TABLE_SUFFIX)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if entry is None or entry.method == STORED or entry.size < nbytes or is_ragged:
+            return self._archive.map(path, dtype, shape, key)
+        return LeafSpec(dtype, shape, nbytes, False, partial(self._archive.map, path, dtype, shape, key))
 
 
 def write_save(

@@ -7,24 +7,33 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tensordict.core import ragged
-from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined, path_of
-from tensordict.io.columns import Column, stacked_size
+from tensordict.io.columns import Column, elements_of_rows, ragged_leaf, stacked_size
 from tensordict.io.commit import read_consistently
-from tensordict.io.forms import BEHIND_FACE, LAZY, VALUE_STACK, Build, Form, from_form
-from tensordict.io.meta import Leaf, Node, read_node
+from tensordict.io.meta import FolderSpecification, Leaf, read_node
 from tensordict.io.progress import Progress
 from tensordict.io.source import FOLDERS, Folders, Save, Source
+from tensordict.io.specification import (
+    DICT,
+    LAZY,
+    VALUE_STACK,
+    WRAPPED,
+    Specification,
+    check,
+    tensorclass_over,
+    to_container,
+)
 from tensordict.io.value_files import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.memory import files
-from tensordict.memory.mapped import MemoryMappedTensor, PathLike, nested
+from tensordict.memory.mapped import MemoryMappedTensor, PathLike
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 
 
@@ -39,14 +48,12 @@ class LoadOptions:
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
     # Every file of the save is read through this.
     source: Source = FOLDERS
-    # Makes each container of its form and its entries; `describe.described` makes an outline of the save instead.
-    build: Build = from_form
     # Gives the value in a pickle file; see `value_files.unpickle`.
     unpickle: Unpickle = refuse_pickle
     # Is told of the bytes of every tensor.
     progress: Progress | None = None
-    # Is given what is wrong with an entry, and gives what stands in its place, `None` to leave it out. Without it, the
-    # error is raised.
+    # Is given what is wrong with an entry, and gives what stands in its place, `None` to leave it out; of use when the
+    # save is only read. Without it, the error is raised.
     complain: Callable[[OSError], Any] | None = None
 
     @property
@@ -55,19 +62,14 @@ class LoadOptions:
         return self.device is None or self.device.type == "cpu"
 
 
+T = TypeVar("T")
+
 # What is to be loaded of a container: the names of its entries, and what is to be loaded of these; `None` for all.
 Wanted = dict[str, Any]
 
 
-_SCALAR = torch.Size(())
-
-
-@dataclass(slots=True, frozen=True)
-class _Around:
-    """What a value takes over from the container that it is in."""
-
-    batch_size: torch.Size = _SCALAR
-    device: torch.device | None = None
+# What stands around a container that is in no other one.
+_NOWHERE = Specification(DICT, torch.Size(()))
 
 
 def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None, keys: Any = None) -> Any:
@@ -79,17 +81,37 @@ def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None, 
         SaveError: when the files do not add up.
         UnsupportedEntryError: when an entry is of a kind that this version cannot load.
     """
+    path, wanted = _subpath(subpath), _wanted(keys)
+
+    def load(shown: pathlib.Path, options: LoadOptions) -> Any:
+        node, below = _read(shown, options, path, wanted)
+        container = to_container(node, path[: len(path) - len(below)])
+        return _member(container, path, below, wanted, os.fspath(prefix)) if below else container
+
+    container = _consistently(prefix, options, load)
+    device = options.device
+    if device is not None and device.type not in ("cpu", "meta") and not options.non_blocking:
+        torch.accelerator.synchronize(device)
+    return container
+
+
+def read_directory(prefix: PathLike, options: LoadOptions) -> Specification:
+    """The specification of the container saved in the folder `prefix`, and of those in it; fails as loading it does,
+    but for tensorclasses that this program does not know."""
+    return _consistently(prefix, options, lambda shown, options: _read(shown, options, (), None)[0])
+
+
+def _consistently(prefix: PathLike, options: LoadOptions, read: Callable[[pathlib.Path, LoadOptions], T]) -> T:
     root, shown = local_path(prefix), pathlib.Path(os.fspath(prefix))
     if options.source is not FOLDERS:
-        return _load(shown, options, subpath, keys)
-    return read_consistently(root, lambda: _load(shown, replace(options, source=Save(root)), subpath, keys))
+        return read(shown, options)
+    return read_consistently(root, lambda: read(shown, replace(options, source=Save(root))))
 
 
-def _load(shown: pathlib.Path, options: LoadOptions, subpath: Any, keys: Any) -> Any:
+def _read(shown: pathlib.Path, options: LoadOptions, path: Path, wanted: Wanted | None) -> tuple[Specification, Path]:
+    """What is saved at a path; where that leads into a stack by columns, the stack and the rest of the path."""
     folder = os.path.abspath(shown)
-    path = _subpath(subpath)
-    wanted = _wanted(keys)
-    around = _Around()
+    around = _NOWHERE
     below: Path = ()
     for count in range(len(path)):
         inner, around = _nested_folder(folder, path[:count], path[count], options, os.fspath(shown))
@@ -100,25 +122,19 @@ def _load(shown: pathlib.Path, options: LoadOptions, subpath: Any, keys: Any) ->
         folder = f"{folder}/{inner}"
         shown = shown / inner
     try:
-        container = _load_node(folder, shown, path, options, None if below else wanted, around)
-        if below:
-            container = _member(container, below, wanted, folder)
+        return _read_container(folder, shown, path, options, None if below else wanted, around), below
     except RecursionError as error:
         raise SaveError(f"the save in {folder!r} is nested too deeply") from error
-    device = options.device
-    if device is not None and device.type not in ("cpu", "meta") and not options.non_blocking:
-        torch.accelerator.synchronize(device)
-    return container
 
 
-def _member(stack: Any, path: Path, wanted: Wanted | None, folder: str) -> Any:
-    """The container at a path below a lazy stack, which begins with the number of a member."""
-    member = stack._wrapped_container()._members()[int(path[0])]
+def _member(stack: Any, path: Path, below: Path, wanted: Wanted | None, prefix: str) -> Any:
+    """The container at the end of a path, of which `below` begins with the number of a member of a lazy stack."""
+    member = stack._wrapped_container()._members()[int(below[0])]
     member = stack._rewrap(member)
-    for name in path[1:]:
+    for name in below[1:]:
         inner = member._node(name)
         if inner is None:
-            raise SaveError(f"no container at subpath {joined(path)!r} of the lazy stack in {folder!r}")
+            raise SaveError(f"no container at subpath {joined(path)!r} of the lazy stack in {prefix!r}")
         member = inner
     return member if wanted is None else member.select(*_paths(wanted))
 
@@ -155,83 +171,89 @@ def _paths(wanted: Wanted) -> list[Path]:
     return found
 
 
-def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, prefix: str) -> tuple[str, _Around]:
+def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, prefix: str) -> tuple[str, Specification]:
     node = read_node(folder, key, options.source)
-    if node.is_face:
-        inner, around = _nested_folder(f"{folder}/{BEHIND_FACE}", key, name, options, prefix)
-        return f"{BEHIND_FACE}/{inner}", around
+    if node.is_tensorclass:
+        inner, around = _nested_folder(f"{folder}/{WRAPPED}", key, name, options, prefix)
+        return f"{WRAPPED}/{inner}", around
     if node.kind == LAZY:
         known = re.fullmatch("0|[1-9][0-9]*", name) and (node.count is None or int(name) < node.count)
         if known and node.columns:
-            return "", _Around()
+            return "", _NOWHERE
         if known and options.source.is_folder(f"{folder}/{name}"):
-            return name, _Around()
+            return name, _NOWHERE
         raise SaveError(
             f"no container at subpath {joined((*key, name))!r} in {prefix!r}: that is a lazy stack, with members "
             "called 0, 1, ..."
         )
-    if node.entries.get(name) is not None:
+    if node.listed.get(name) is not None:
         raise SaveError(f"subpath {joined((*key, name))!r} is a tensor in {prefix!r}; subpath loads nested containers")
-    if name not in node.entries:
+    if name not in node.listed:
         raise SaveError(
             f"no container at subpath {joined((*key, name))!r} in {prefix!r}; "
-            f"there are {[name for name, entry in node.entries.items() if entry is None]}"
+            f"there are {[name for name, entry in node.listed.items() if entry is None]}"
         )
     inner = _folder_of(folder, name, _leaf_files(node, options.robust), options)
-    return inner, _Around(torch.Size(node.batch_size or ()), options.device or node.device)
+    node.device = options.device or node.device
+    return inner, node
 
 
-def _load_node(
-    folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None, around: _Around
-) -> Any:
+def _read_container(
+    folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None, around: Specification
+) -> Specification:
     node = read_node(folder, key, options.source)
-    device = options.device or node.device
-    form = Form(node.kind, torch.Size(node.batch_size or ()), device, node.names, stack_dim=node.stack_dim)
+    node.device = options.device or node.device
     if node.columns:
-        form.columns = True
-        entries = _load_entries(node, folder, shown, key, options, None)
-    elif form.is_value:
-        entries = {}
-        _fill_value(form, node, folder, key, options, around)
+        node.entries = _read_entries(node, folder, shown, key, options, None)
+        if wanted is not None:
+            # What the other entries say of the members is needed to make them, and mapping reads nothing.
+            _refuse_missing(wanted, node, key, folder)
+    elif node.is_value:
+        _fill_value(node, folder, key, options, around)
         _refuse_missing(wanted or (), node, key, folder)
     elif node.kind == LAZY:
-        entries = _load_members(node, folder, shown, key, options, wanted)
-        _fill_stack(form, node, entries)
-    elif node.is_face:
-        if not options.source.is_folder(f"{folder}/{BEHIND_FACE}"):
+        node.entries = _read_members(node, folder, shown, key, options, wanted)
+        _fill_stack(node)
+    elif node.is_tensorclass:
+        if not options.source.is_folder(f"{folder}/{WRAPPED}"):
             raise UnsupportedEntryError(
                 f"{entry_of(key)}{folder}/{META} is of a {node.kind}, which is neither a container that this version "
-                f"can load nor, without a folder {BEHIND_FACE!r}, a tensorclass"
+                f"can load nor, without a folder {WRAPPED!r}, a tensorclass"
             )
-        inner = _load_node(f"{folder}/{BEHIND_FACE}", shown / BEHIND_FACE, key, options, wanted, around)
-        entries = {BEHIND_FACE: inner}
+        inner = _read_container(f"{folder}/{WRAPPED}", shown / WRAPPED, key, options, wanted, around)
+        return check(tensorclass_over(node.kind, inner), key)
     else:
-        entries = _load_entries(node, folder, shown, key, options, wanted)
-    container = options.build(form, entries, key)
+        node.entries = _read_entries(node, folder, shown, key, options, wanted)
+    prefix = shown if options.mapped and isinstance(options.source, Folders) else None
+    node.finish = partial(_finished, node, folder, prefix, wanted)
+    return check(node, key)
+
+
+def _finished(
+    node: FolderSpecification, folder: str, prefix: pathlib.Path | None, wanted: Wanted | None, container: Any
+) -> Any:
+    """A container that has been made, knowing where it is saved; of a stack by columns, what is wanted only."""
     if node.columns and wanted is not None:
-        # What the other entries say of the members is needed to make them, and mapping reads nothing.
-        _refuse_missing(wanted, node, key, folder)
         container = container.select(*_paths(wanted))
-    if options.mapped and isinstance(options.source, Folders) and not node.is_face and isinstance(container, Contract):
-        container._memmap_prefix = shown
-        if form.is_value:
-            container._put_at(Place.of(folder), node.shared)  # type: ignore[attr-defined]
+    if prefix is not None:
+        container._memmap_prefix = prefix
+        if node.is_value:
+            container._put_at(Place.of(folder), node.shared)
     return container
 
 
-def _load_entries(
-    node: Node, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None
+def _read_entries(
+    node: FolderSpecification, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None
 ) -> dict[str, Any]:
     """The entries of a dict of tensors."""
     device = options.device
     # In FakeTensorMode a new tensor is a fake one.
     unread = (device is not None and device.type == "meta") or type(torch.empty((), device="cpu")) is not Tensor
     leaf_files: frozenset[str] | None = None
-    around = _Around(torch.Size(node.batch_size or ()), device or node.device)
     if wanted is not None:
         _refuse_missing(wanted, node, key, folder)
     entries: dict[str, Any] = {}
-    for name, entry in node.entries.items():
+    for name, entry in node.listed.items():
         if wanted is not None and name not in wanted:
             continue
         try:
@@ -240,7 +262,7 @@ def _load_entries(
                     leaf_files = _leaf_files(node, options.robust)
                 inner = _folder_of(folder, name, leaf_files, options)
                 some = None if wanted is None else wanted[name]
-                entries[name] = _load_node(f"{folder}/{inner}", shown / inner, (*key, name), options, some, around)
+                entries[name] = _read_container(f"{folder}/{inner}", shown / inner, (*key, name), options, some, node)
             elif not unread:
                 entries[name] = _load_tensor(folder, name, entry, key, options, node.columns)
             elif not entry.ragged:
@@ -260,66 +282,67 @@ def _load_entries(
     return entries
 
 
-def _refuse_missing(wanted: Iterable[str], node: Node, key: Path, folder: str) -> None:
+def _refuse_missing(wanted: Iterable[str], node: FolderSpecification, key: Path, folder: str) -> None:
     """Raise unless a folder has these entries, and something below those of which only a part is wanted."""
     for name in wanted:
         path = joined((*key, name))
-        if name not in node.entries:
-            raise KeyError(f"there is no entry {path!r} in {folder!r}; there are {list(node.entries)}")
-        if isinstance(wanted, dict) and wanted[name] is not None and node.entries[name] is not None:
+        if name not in node.listed:
+            raise KeyError(f"there is no entry {path!r} in {folder!r}; there are {list(node.listed)}")
+        if isinstance(wanted, dict) and wanted[name] is not None and node.listed[name] is not None:
             below = next(iter(wanted[name]))
             raise KeyError(f"the entry {path!r} in {folder!r} is a tensor, which has no entry {below!r}")
 
 
-def _load_members(
-    node: Node, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None
-) -> dict[str, Any]:
+def _read_members(
+    node: FolderSpecification, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None
+) -> dict[str, Specification]:
     """The members of a lazy stack; where their number is not written down, those whose folders are there."""
-    members: dict[str, Any] = {}
+    members: dict[str, Specification] = {}
     position = 0
     while position < node.count if node.count is not None else options.source.is_folder(f"{folder}/{position}"):
         name = str(position)
-        members[name] = _load_node(f"{folder}/{name}", shown / name, (*key, name), options, wanted, _Around())
+        members[name] = _read_container(f"{folder}/{name}", shown / name, (*key, name), options, wanted, _NOWHERE)
         position += 1
     return members
 
 
-def _fill_stack(form: Form, node: Node, members: dict[str, Any]) -> None:
-    """Give the form of a lazy stack the batch size and names that follow from its members."""
+def _fill_stack(node: FolderSpecification) -> None:
+    """Give a lazy stack the batch size and names that follow from its members."""
     dim = node.stack_dim or 0
-    if members:
-        form.batch_size = stacked_size(list(members.values()), dim)
-    if node.dim_name is not None and dim < len(form.batch_size):
-        names: list[str | None] = [None] * len(form.batch_size)
+    if node.entries:
+        node.batch_size = stacked_size(list(node.entries.values()), dim)
+    if node.dim_name is not None and dim < len(node.batch_size):
+        names: list[str | None] = [None] * len(node.batch_size)
         names[dim] = node.dim_name
-        form.names = names
+        node.names = names
 
 
-def _fill_value(form: Form, node: Node, folder: str, key: Path, options: LoadOptions, around: _Around) -> None:
-    """Give the form of a value what its folder leaves open."""
-    form.value = node.value
-    form.device = options.device or around.device
+def _fill_value(node: FolderSpecification, folder: str, key: Path, options: LoadOptions, around: Specification) -> None:
+    """Give a value what its meta.json leaves open."""
+    node.device = options.device or around.device
     stack = node.kind == VALUE_STACK
     if node.pickled:
-        form.value = options.unpickle(options.source, f"{folder}/{node.pickled}", key, stack)
-    if node.batch_size is None:
+        node.value = options.unpickle(options.source, f"{folder}/{node.pickled}", key, stack)
+    if not node.sized:
         lead = around.batch_size
-        form.batch_size = regular_size(form.value, max(len(lead), (node.stack_dim or 0) + 1)) if stack else lead
+        node.batch_size = regular_size(node.value, max(len(lead), (node.stack_dim or 0) + 1)) if stack else lead
 
 
-def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions, column: bool) -> Any:
+def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions, column: bool) -> Tensor | Column:
     """A tensor, or the rows of one that is a column of a lazy stack."""
     if not entry.ragged:
-        leaf: Any = _on_device(_mapped(folder, name, LEAF_SUFFIX, entry.dtype, entry.shape, key, options), options)
-    elif column:
+        flat = _on_device(_mapped(folder, name, LEAF_SUFFIX, entry.dtype, entry.shape, key, options), options)
+        leaf: Tensor | Column = flat
+    else:
         sizes, count = _load_sizes(folder, name, entry, key, options)
         flat = _mapped(folder, name, LEAF_SUFFIX, entry.dtype, (count,), key, options)
-        leaf = Column(_on_device(flat, options), sizes)
-    else:
-        leaf = _on_device(_load_ragged(folder, name, entry, key, options), options)
+        if column:
+            flat = _on_device(flat, options)
+        leaf = ragged_leaf(flat, sizes, entry.row, column, options.share)
+        if isinstance(leaf, Tensor):
+            leaf = _on_device(leaf, options)
     if options.progress is not None:
-        elements = leaf.flat if column and entry.ragged else ragged.elements(leaf)
-        options.progress.add(elements.nbytes)
+        options.progress.add(flat.nbytes)
     return leaf
 
 
@@ -331,24 +354,10 @@ def _load_sizes(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOpti
     """The table of the sizes of the rows of a ragged tensor, and how many elements they have."""
     table = _mapped(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options)
     sizes = table.clone().as_subclass(Tensor)
-    # As floating point numbers first: sizes that are made up may have products that no int64 holds.
-    count = float(sizes.double().prod(-1).sum())
-    fits = bool((sizes >= 0).all()) and count < 2**53
-    if leaf.row is not None:
-        fits = fits and all(bool((sizes[:, dim] == size).all()) for dim, size in enumerate(leaf.row) if size != -1)
-    if not fits:
-        raise SaveError(f"entry {joined((*key, name))!r}: the sizes of its rows, in {folder}, are broken")
-    return sizes, int(count)
-
-
-def _load_ragged(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> Tensor:
-    sizes, count = _load_sizes(folder, name, leaf, key, options)
-    flat = _mapped(folder, name, LEAF_SUFFIX, leaf.dtype, (count,), key, options)
-    if leaf.row is None:
-        # Those of an archive are plain tensors.
-        return nested(flat, sizes) if isinstance(flat, MemoryMappedTensor) else ragged.from_buffer(flat, sizes)
-    plain = flat.detach().as_subclass(Tensor)
-    return ragged.from_row_order(plain, sizes, leaf.row.index(-1) + 1, leaf.row, options.share)
+    try:
+        return sizes, elements_of_rows(sizes, leaf.row)
+    except ValueError as error:
+        raise SaveError(f"entry {joined((*key, name))!r}, in {folder}: {error}") from None
 
 
 def _mapped(
@@ -373,9 +382,9 @@ def _mapped(
         raise files.named_os_error(error, "map the file", path, (*key, name)) from error
 
 
-def _leaf_files(node: Node, robust: bool) -> frozenset[str]:
+def _leaf_files(node: FolderSpecification, robust: bool) -> frozenset[str]:
     found: set[str] = set()
-    for name, entry in node.entries.items():
+    for name, entry in node.listed.items():
         if entry is not None:
             file = file_name(name, robust)
             found.add(file + LEAF_SUFFIX)

@@ -13,8 +13,8 @@ import torch
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
-from tensordict.io.forms import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Form
 from tensordict.io.source import FOLDERS, Source
+from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
 from tensordict.io.values import exact, plain, restored
 from tensordict.memory import files
 from tensordict.memory.names import META
@@ -58,6 +58,7 @@ _TYPES = {
 _OWN_SIZE, _EXACT, _SHARED, _METADATA, _DATA = "_shape", "_exact", "_shared", "_metadata", "data"
 # Of a lazy stack: how many members it has, so that leftovers are none of them, and the name that older writers keep.
 _COUNT, _DIM, _DIM_NAME = "_count", "stack_dim", "stack_dim_name"
+_SCALAR = torch.Size(())
 _TYPE_FORM = re.compile(r"<class '([\w.<>]+)'>")
 # The file beside meta.json when JSON cannot hold a value: of a holder, a pickled dict with the value at "data"; of a
 # stack, the pickled nested list of the values.
@@ -77,35 +78,24 @@ class Leaf:
 
 
 @dataclass(slots=True)
-class Node:
-    """A folder as its meta.json describes it.
+class FolderSpecification(Specification):
+    """A container as the meta.json in its folder describes it: the loader has yet to find its entries.
 
-    kind: as in `Form`.
-    batch_size: `None` where it is that of the container around (values), or follows from the members (lazy stacks).
-    entries: `None` for a nested folder. The members of a lazy stack, folders too, are not among them.
-    columns: whether a lazy stack has entries by column, see `io/columns.py`, rather than members.
+    listed: what is said of the entries; `None` for a nested folder. The members of a lazy stack, folders too, are not
+        among them.
+    sized: whether the batch size is written down. Else it is that of the container around (values), or follows from
+        the members (lazy stacks).
     count: how many members a lazy stack has, where that is written down; `dim_name` is the name of its dim.
-    value: of a holder or a stack of them, unless `pickled` names the file beside meta.json that it is in.
+    pickled: the file beside meta.json that the value of a holder or a stack of them is in.
     shared: whether the value is followed by all who load it.
     """
 
-    kind: str
-    batch_size: tuple[int, ...] | None = None
-    device: torch.device | None = None
-    names: list[str | None] | None = None
-    entries: dict[str, Leaf | None] = field(default_factory=dict)
-    stack_dim: int | None = None
+    listed: dict[str, Leaf | None] = field(default_factory=dict)
+    sized: bool = False
     count: int | None = None
     dim_name: str | None = None
-    value: Any = None
     pickled: str = ""
     shared: bool = False
-    columns: bool = False
-
-    @property
-    def is_face(self) -> bool:
-        """Whether this is of a tensorclass, or of a class that nobody knows."""
-        return self.kind not in KINDS
 
 
 def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -114,18 +104,11 @@ def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
     Raises:
         UnsupportedEntryError: when no reader knows the dtype.
     """
-    stored = _STORED_AS.get(dtype)
-    if stored is not None:
-        return {"device": "cpu", "shape": list(shape), "dtype": stored, "is_nested": False}
     if str(dtype) not in DTYPES:
         raise UnsupportedEntryError(f"tensors of {dtype} cannot be saved; known are {', '.join(DTYPES)}")
-    return {
-        "device": "cpu",
-        "shape": list(shape),
-        "dtype": f"torch.uint{8 * dtype.itemsize}",
-        "is_nested": False,
-        "_dtype": str(dtype),
-    }
+    stored = _STORED_AS.get(dtype, f"torch.uint{8 * dtype.itemsize}")
+    spec = {"device": "cpu", "shape": list(shape), "dtype": stored, "is_nested": False}
+    return spec if dtype in _STORED_AS else {**spec, "_dtype": str(dtype)}
 
 
 def ragged_spec(dtype: torch.dtype, table: tuple[int, ...], row: tuple[int, ...] | None) -> dict[str, Any]:
@@ -145,9 +128,9 @@ def node_spec(class_name: str) -> dict[str, str]:
     return {"type": class_name}
 
 
-def node_meta(form: Form, entries: dict[str, Any]) -> dict[str, Any]:
+def node_meta(form: Specification, entries: dict[str, Any]) -> dict[str, Any]:
     """The content of meta.json of a container that is no value, `entries` being the specs of the entries."""
-    if form.is_face:
+    if form.is_tensorclass:
         return {_TYPE: f"<class '{form.kind}'>", **dict.fromkeys(form.missing)}
     if form.kind == LAZY and not form.columns:
         meta: dict[str, Any] = {_TYPE: _TYPES[LAZY], _DIM: form.stack_dim, _COUNT: len(entries)}
@@ -169,7 +152,7 @@ def node_meta(form: Form, entries: dict[str, Any]) -> dict[str, Any]:
     return _with_names(meta, form)
 
 
-def value_meta(form: Form, outer: tuple[int, ...], shared: bool = False, pickled: str = "") -> dict[str, Any]:
+def value_meta(form: Specification, outer: tuple[int, ...], shared: bool = False, pickled: str = "") -> dict[str, Any]:
     """The content of meta.json of a value.
 
     Args:
@@ -202,7 +185,7 @@ def value_meta(form: Form, outer: tuple[int, ...], shared: bool = False, pickled
     return {**meta, "_is_non_tensor": True, _METADATA: own or None}
 
 
-def _with_names(meta: dict[str, Any], form: Form) -> dict[str, Any]:
+def _with_names(meta: dict[str, Any], form: Specification) -> dict[str, Any]:
     if form.names is not None and any(name is not None for name in form.names):
         meta[_NAMES] = list(form.names)
     return meta
@@ -262,7 +245,7 @@ def as_json(meta: dict[str, Any]) -> bytes:
     return json.dumps(meta, separators=(",", ":")).encode()
 
 
-def read_node(folder: str, key: Path, source: Source = FOLDERS) -> Node:
+def read_node(folder: str, key: Path, source: Source = FOLDERS) -> FolderSpecification:
     """What the meta.json in `folder` says; `key` is the nested key of the folder, for errors.
 
     Raises:
@@ -274,9 +257,7 @@ def read_node(folder: str, key: Path, source: Source = FOLDERS) -> Node:
         node, entries = _node(meta)
     except ValueError as error:
         raise _broken(folder, key, error) from error
-    lead = () if node.kind == UNBATCHED or node.batch_size is None else node.batch_size
-    if node.columns:
-        lead = (node.count or 0,)
+    lead = _SCALAR if node.kind == UNBATCHED else torch.Size((node.count or 0,)) if node.columns else node.batch_size
     for name, spec in entries:
         try:
             _read_entry(node, name, spec, lead)
@@ -285,7 +266,7 @@ def read_node(folder: str, key: Path, source: Source = FOLDERS) -> Node:
     return node
 
 
-def _node(meta: dict[str, Any]) -> tuple[Node, list[tuple[str, Any]]]:
+def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, Any]]]:
     """What a meta.json says about its container, and the names and descriptions of the entries."""
     kind = _kind(meta)
     if kind in VALUES or kind == VALUE_STACK:
@@ -293,9 +274,9 @@ def _node(meta: dict[str, Any]) -> tuple[Node, list[tuple[str, Any]]]:
     if kind == LAZY:
         return _lazy_node(meta), []
     if kind not in KINDS:
-        return Node(kind), []
+        return FolderSpecification(kind, _SCALAR), []
     batch_size = checked.sizes(meta.get(_SHAPE), "the batch size")
-    node = Node(kind, batch_size, checked.device(meta.get(_DEVICE)))
+    node = FolderSpecification(kind, batch_size, checked.device(meta.get(_DEVICE)), sized=True)
     if isinstance(meta.get(_STACK), list):
         _read_columns(node, meta[_STACK])
     else:
@@ -318,7 +299,7 @@ def _names_in(meta: dict[str, Any], ndim: int | None) -> list[str | None] | None
     return checked.names(names, ndim) if isinstance(names, list) else None
 
 
-def _read_columns(node: Node, stack: list[Any]) -> None:
+def _read_columns(node: FolderSpecification, stack: list[Any]) -> None:
     """Make the node that of a lazy stack by columns."""
     if len(stack) != 3:
         raise ValueError(f"{_STACK!r} is {stack!r:.80} and not a stack dim, a batch size and names")
@@ -330,26 +311,27 @@ def _read_columns(node: Node, stack: list[Any]) -> None:
     node.names = checked.names(stack[2], len(size))
 
 
-def _lazy_node(meta: dict[str, Any]) -> Node:
-    node = Node(LAZY, stack_dim=checked.dim(meta.get(_DIM)))
+def _lazy_node(meta: dict[str, Any]) -> FolderSpecification:
+    node = FolderSpecification(LAZY, _SCALAR, stack_dim=checked.dim(meta.get(_DIM)))
     if _COUNT in meta:
         (node.count,) = checked.sizes([meta[_COUNT]], "the number of members")
     if _OWN_SIZE in meta:
-        node.batch_size = checked.sizes(meta[_OWN_SIZE], "the batch size")
+        node.batch_size, node.sized = checked.sizes(meta[_OWN_SIZE], "the batch size"), True
     node.names = _names_in(meta, None)
     if node.names is None and isinstance(meta.get(_DIM_NAME), str):
         node.dim_name = meta[_DIM_NAME]
     return node
 
 
-def _value_node(kind: str, meta: dict[str, Any]) -> Node:
+def _value_node(kind: str, meta: dict[str, Any]) -> FolderSpecification:
     stack = kind == VALUE_STACK
     own = meta if stack else meta.get(_METADATA)
     if not isinstance(own, dict):
         own = {}
-    node = Node(kind, stack_dim=checked.dim(meta.get(_DIM)) if stack else None, shared=own.get(_SHARED) is True)
+    dim = checked.dim(meta.get(_DIM)) if stack else None
+    node = FolderSpecification(kind, _SCALAR, stack_dim=dim, shared=own.get(_SHARED) is True)
     if _OWN_SIZE in own:
-        node.batch_size = checked.sizes(own[_OWN_SIZE], "the batch size")
+        node.batch_size, node.sized = checked.sizes(own[_OWN_SIZE], "the batch size"), True
         node.names = _names_in(own, len(node.batch_size))
     if stack and meta.get(_DATA) == STACK_PICKLE:
         node.pickled = STACK_PICKLE
@@ -407,7 +389,7 @@ def _kind(meta: dict[str, Any]) -> str:
     return name if module.partition(".")[0] == "tensordict" and name in KINDS else f"{module}.{name}"
 
 
-def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...]) -> None:
+def _read_entry(node: FolderSpecification, name: str, spec: Any, batch_size: torch.Size) -> None:
     if not isinstance(spec, dict):
         if name.startswith("_"):
             return
@@ -415,7 +397,7 @@ def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...]) -
     dtype_name = spec.get("_dtype", spec.get("dtype"))
     if dtype_name is None:
         if isinstance(spec.get("type"), str):
-            node.entries[name] = None
+            node.listed[name] = None
         elif not name.startswith("_"):
             raise ValueError(f"its description {spec!r} is of neither a tensor nor a nested container")
         return
@@ -423,22 +405,12 @@ def _read_entry(node: Node, name: str, spec: Any, batch_size: tuple[int, ...]) -
     if dtype is None:
         raise ValueError(f"its dtype {dtype_name!r} is unknown")
     shape = checked.shape(spec.get("shape"))
-    count = len(batch_size)
-    if spec.get("is_nested"):
-        if len(shape) != 2 or shape[:count] != batch_size[:1]:
-            raise ValueError(f"its table of sizes has shape {list(shape)}, in a batch of size {list(batch_size)}")
-        node.entries[name] = Leaf(dtype, shape, True, _row(spec.get(_ROW), shape[1]))
-        return
-    if shape[:count] != batch_size:
+    ragged, row = bool(spec.get("is_nested")), spec.get(_ROW)
+    if ragged and (len(shape) != 2 or shape[: len(batch_size)] != batch_size[:1]):
+        raise ValueError(f"its table of sizes has shape {list(shape)}, in a batch of size {list(batch_size)}")
+    if not ragged and shape[: len(batch_size)] != batch_size:
         raise ValueError(f"its shape {list(shape)} does not begin with the batch size {list(batch_size)}")
-    node.entries[name] = Leaf(dtype, shape)
-
-
-def _row(value: Any, ndim: int) -> tuple[int, ...] | None:
-    """The shape of the rows of a ragged tensor of the jagged layout; `None` for the strided one."""
-    if value is None:
-        return None
-    row = checked.sizes(value, "the shape of its rows", -1)
-    if len(row) != ndim or row.count(-1) != 1:
-        raise ValueError(f"the shape of its rows is {value!r:.80}, and not {ndim} ints of which one is -1")
-    return row
+    rows = checked.sizes(row, "the shape of its rows", -1) if ragged and row is not None else None
+    if rows is not None and (len(rows) != shape[1] or rows.count(-1) != 1):
+        raise ValueError(f"the shape of its rows is {row!r:.80}, and not {shape[1]} ints of which one is -1")
+    node.listed[name] = Leaf(dtype, shape, ragged, rows)

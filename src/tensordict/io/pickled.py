@@ -16,8 +16,17 @@ from torch import Tensor
 from tensordict.core import registry
 from tensordict.core.contract import Backing, Contract
 from tensordict.core.errors import SaveError
-from tensordict.io import consolidated
-from tensordict.io.forms import DICT, LAZY, VALUE_STACK, VALUES, Form, face_problem, from_form
+from tensordict.io import checked, consolidated
+from tensordict.io.specification import (
+    DICT,
+    LAZY,
+    VALUE_STACK,
+    VALUES,
+    Specification,
+    check,
+    tensorclass_problem,
+    to_container,
+)
 from tensordict.io.stores.hdf5 import File
 from tensordict.io.translated import OWN_NAMES
 
@@ -92,7 +101,7 @@ def _of_dict(cls: Any, state: dict[str, Any]) -> Any:
     ]
     _check(not wrong, cls, f"the entries {wrong!r:.80} are no tensors and no containers")
     size, device, names = _shape(cls, state)
-    made = from_form(Form(DICT, size, device, names, entries), entries)
+    made = to_container(check(Specification(DICT, size, device, names, entries)))
     if state.get("_is_memmap") is True:
         made._is_memmap = True
     # Attributes of a class of the program.
@@ -106,11 +115,11 @@ def _shape(cls: Any, state: Mapping[str, Any]) -> tuple[torch.Size, Any, Any]:
     device, names = state.get("_device"), state.get(_DICT)
     _check(type(size) is torch.Size, cls, f"its batch size is {size!r:.80}")
     _check(device is None or type(device) is torch.device, cls, f"its device is {device!r:.80}")
-    if names is not None:
-        fits = type(names) is list and all(name is None or type(name) is str for name in names)
-        _check(fits, cls, f"the names of its dims are {names!r:.80}")
-        names = None if names.count(None) == len(names) else list(names)
-    return size, device, names
+    try:
+        names = checked.names(names)
+    except ValueError as error:
+        raise _refused(cls, str(error)) from None
+    return size, device, names if names and any(names) else None
 
 
 def _of_stack(cls: Any, state: dict[str, Any]) -> Any:
@@ -135,7 +144,9 @@ def _of_values(cls: Any, state: dict[str, Any]) -> Any:
         return cls._of(values.get("data"), size, device, names)
     of = registry.lookup(VALUES[0])._of
     found = {name: of(value, size, device, names) for name, value in values.items() if value is not None}
-    problem = face_problem(cls, type(container).__name__, not container._is_non_tensor, [*container._outline(), *found])
+    problem = tensorclass_problem(
+        cls, type(container).__name__, not container._is_non_tensor, [*container._outline(), *found]
+    )
     _check(problem is None, cls, str(problem))
     for name, holder in found.items():
         container._entries[name] = holder

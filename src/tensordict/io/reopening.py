@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -18,8 +19,7 @@ from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import joined
 from tensordict.io.comparing import Difference, differences
-from tensordict.io.describe import outline
-from tensordict.io.forms import DICT, LAZY, from_form, is_typed, to_form
+from tensordict.io.specification import DICT, LAZY, is_typed, specification_of, to_container
 from tensordict.memory.mapped import FileSource, MemoryMappedTensor
 
 # So many differences are told.
@@ -36,7 +36,8 @@ def opened(wanted: Contract, path: str, load: Callable[[], Any]) -> Any:
         saved = load()
     except SaveError as error:
         raise SaveError(f"{error}. It is left as it is; pass overwrite=True to replace what is there") from error
-    found = list(islice(differences(outline(wanted), outline(saved), None), _SHOWN + 1))
+    one, other = specification_of(wanted, unread=True), specification_of(saved, unread=True)
+    found = list(islice(differences(one, other, None), _SHOWN + 1))
     if found:
         if hasattr(saved, "close"):
             saved.close()
@@ -72,10 +73,10 @@ def as_mapped(wanted: Any, saved: Any) -> Any:
 def _of_classes(wanted: Any, saved: Any) -> Any:
     if is_typed(wanted):
         return wanted._rewrap(_of_classes(wanted._wrapped_container(), saved._wrapped_container()))
-    form = to_form(saved)
+    form = specification_of(saved)
     if form.is_value:
         return saved
-    others = to_form(wanted, unread=True).entries
+    others = specification_of(wanted, unread=True).entries
     entries = {
         name: _of_classes(others[name], value) if isinstance(value, Contract) else _writable(value)
         for name, value in form.entries.items()
@@ -83,7 +84,7 @@ def _of_classes(wanted: Any, saved: Any) -> Any:
     if form.kind == DICT:
         result = wanted._build(entries, form.batch_size, as_device("cpu"), form.names)
     elif form.kind == LAZY:
-        result = from_form(form, entries)
+        result = to_container(replace(form, entries=entries))
     else:
         return saved
     result._memmap_prefix = saved._memmap_prefix

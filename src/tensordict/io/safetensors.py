@@ -7,9 +7,8 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +20,9 @@ from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.checksums import Recorded
 from tensordict.io.detect import refuse_other
-from tensordict.io.forms import DICT, Build, Form, from_form
 from tensordict.io.progress import Progress, progress_bar
-from tensordict.io.structure import Complain, Described, once, restore
+from tensordict.io.specification import DICT, Specification, to_container
+from tensordict.io.structure import Complain, Described, naming_file, once, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
@@ -190,44 +189,42 @@ class _Header:
     problems: list[SaveError]
 
 
-def load(path: PathLike, options: SafetensorsOptions, build: Build = from_form) -> Any:
+def load(path: PathLike, options: SafetensorsOptions) -> Any:
     """The container in a file, of this package or of another program.
-
-    Args:
-        path: the file.
-        options: how to load it.
-        build: makes each container of its form and its entries.
 
     Raises:
         OSError: the file cannot be read.
         SaveError: it is no safetensors file, or its content does not add up.
         UnsupportedEntryError: it is of a dtype or a class that this program does not know.
     """
+    node = read(path, options)
+    with naming_file(local_path(path)):
+        return to_container(node)
+
+
+def read(path: PathLike, options: SafetensorsOptions) -> Specification:
+    """The specification of the container in a file, over its mapped tensors; fails as `load` does, but for
+    tensorclasses that this program does not know."""
     target = local_path(path)
     with files.closing(files.open_file(target)) as fd:
         header = _read_header(fd, target, options.complain is not None)
         tensors = _Mapped(fd, header, options.device)
-    if options.device is not None:
-        build = partial(_on_device, build, options.device)
-    try:
+    with naming_file(target):
         if options.complain is not None:
             for problem in header.problems:
                 options.complain(problem)
         structure = _read_structure(header)
         with progress_bar(options.progress, "loading", os.path.getsize(target)) as tensors.progress:
             if structure is None:
-                return _nested(tensors, options.separator, build, options.complain)
-            container = restore(structure["root"], tensors, structure["separator"], build, complain=options.complain)
-    except RecursionError as error:
-        raise SaveError(f"the container in {target!r} is nested too deeply") from error
-    except SaveError as error:
-        raise type(error)(f"{error} (in {target!r})") from error
+                return _nested(tensors, options)
+            separator = structure["separator"]
+            root = restore(structure["root"], tensors, separator, complain=options.complain, device=options.device)
     if unknown := sorted(header.entries.keys() - tensors.taken):
         left = SaveError(f"{target!r} has tensors {unknown[:5]} that its description of the structure does not know")
         if options.complain is None:
             raise left
         options.complain(left)
-    return container
+    return root
 
 
 def _refuse_other(path: str) -> None:
@@ -271,11 +268,6 @@ def recorded(path: PathLike) -> list[Recorded]:
         Recorded(name, entry.offset, math.prod(entry.shape) * entry.dtype.itemsize, checksum)
         for name, entry, checksum in entries
     ]
-
-
-def _on_device(build: Build, device: torch.device, form: Form, entries: Mapping[str, Any], key: Path) -> Any:
-    form.device = device
-    return build(form, entries, key)
 
 
 class _Mapped:
@@ -439,7 +431,7 @@ def _read_entry(
     if dtype_name == _PACKED:
         if not size or size[-1] % 2:
             raise UnsupportedEntryError(f"{bad}torch has no tensor of {_PACKED} of shape {shape}")
-        dtype, size = torch.float4_e2m1fn_x2, (*size[:-1], size[-1] // 2)
+        dtype, size = torch.float4_e2m1fn_x2, torch.Size((*size[:-1], size[-1] // 2))
     if dtype is None:
         raise UnsupportedEntryError(f"entry {name!r} of {path!r}: the dtype {dtype_name!r:.80} is not known here")
     if as_bytes is not None:
@@ -473,12 +465,13 @@ def _span_problems(
         yield None, f"{path!r} has {nbytes} bytes of data, and its tensors {end}: it belongs to another save"
 
 
-def _nested(tensors: _Mapped, separator: str | None, build: Build, complain: Complain | None) -> Any:
-    """The container of a file without a description of ours: names are nested at the separator.
+def _nested(tensors: _Mapped, options: SafetensorsOptions) -> Specification:
+    """That of a file without a description of ours: names are nested at the separator.
 
     A name stays whole from where a tensor has the name of the container that it would be in.
     """
     root: dict[str, Any] = {}
+    separator = options.separator
     for name in (*tensors.entries, *tensors.broken):
         level = root
         rest = name
@@ -492,21 +485,21 @@ def _nested(tensors: _Mapped, separator: str | None, build: Build, complain: Com
                 start = end + len(separator)
             rest = name[start:]
         level[rest] = name
-    return _built(root, (), tensors, build, complain)
+    return _nested_in(root, (), tensors, options)
 
 
-def _built(level: dict[str, Any], key: Path, tensors: _Mapped, build: Build, complain: Complain | None) -> Any:
+def _nested_in(level: dict[str, Any], key: Path, tensors: _Mapped, options: SafetensorsOptions) -> Specification:
     entries: dict[str, Any] = {}
     for name, value in level.items():
         path = (*key, name)
         if type(value) is dict:
-            entries[name] = _built(value, path, tensors, build, complain)
+            entries[name] = _nested_in(value, path, tensors, options)
             continue
         try:
             entries[name] = tensors.take(value, path)
         except SaveError as error:
-            if complain is None:
+            if options.complain is None:
                 raise
-            if (found := complain(error)) is not None:
+            if (found := options.complain(error)) is not None:
                 entries[name] = found
-    return build(Form(DICT, torch.Size(())), entries, key)
+    return Specification(DICT, torch.Size(()), options.device, entries=entries)

@@ -18,7 +18,7 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, StackError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io.forms import DICT, LAZY, OWN, VALUE_STACK, Form, is_typed, to_form
+from tensordict.io.specification import DICT, LAZY, OWN, VALUE_STACK, Specification, is_typed, specification_of
 from tensordict.memory.mapped import MemoryMappedTensor
 
 # What the metadata of a container may say.
@@ -82,7 +82,7 @@ class StateWriter:
         for name, value in form.entries.items():
             self._entry(name, value, found, prefix, metadata, (*key, name), fields)
 
-    def _value(self, form: Form, meta: dict[str, Any]) -> None:
+    def _value(self, form: Specification, meta: dict[str, Any]) -> None:
         meta[TYPE] = form.kind
         if form.kind == VALUE_STACK:
             meta[LISTS] = form.value
@@ -108,7 +108,7 @@ class StateWriter:
             _add(found, full, value if self.keep_vars else _detached(value), key)
             return
         if value._is_non_tensor:
-            form = to_form(value, key)
+            form = specification_of(value, key)
             if self.values:
                 # Checkpoints take mappings and lists apart, by keys that other values would not have. A holder is none,
                 # a stack of values is a mapping and goes in a tuple.
@@ -141,16 +141,16 @@ def _detached(leaf: Any) -> Any:
     return plain.as_subclass(Tensor) if isinstance(plain, MemoryMappedTensor) else plain
 
 
-def _dense_form(container: Any, key: Path) -> Form:
+def _dense_form(container: Any, key: Path) -> Specification:
     """The form of a container; that of a lazy stack has stacked entries where all members have the same ones."""
-    form = to_form(container, key)
+    form = specification_of(container, key)
     if form.kind != LAZY or not _is_even(container):
         return form
     try:
         entries = {name: container._entries[name] for name in container._outline()}
     except StackError:
         return form
-    return Form(DICT, form.batch_size, form.device, form.names, entries, form.stack_dim)
+    return Specification(DICT, form.batch_size, form.device, form.names, entries, form.stack_dim)
 
 
 def _is_even(stack: Any) -> bool:
@@ -187,7 +187,7 @@ class Level:
     @property
     def kind(self) -> Any:
         """The class that the metadata names."""
-        return self.meta.get(TYPE)
+        return VALUE_STACK if LISTS in self.meta else self.meta.get(TYPE)
 
     @property
     def is_value(self) -> bool:

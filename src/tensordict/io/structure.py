@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +15,18 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
-from tensordict.io.columns import Column, is_ragged, taken
-from tensordict.io.forms import BEHIND_FACE, KINDS, LAZY, OWN, UNBATCHED, Build, Form, from_form, to_form
+from tensordict.io.columns import Column, elements_of_rows, is_ragged, ragged_leaf, taken
+from tensordict.io.specification import (
+    KINDS,
+    LAZY,
+    OWN,
+    UNBATCHED,
+    WRAPPED,
+    Specification,
+    check,
+    specification_of,
+    tensorclass_over,
+)
 from tensordict.io.values import NotJson, exact, restored
 
 # What follows the name of a ragged tensor in that of the table of the sizes of its rows.
@@ -51,10 +63,10 @@ class Described:
         self.keys: dict[str, Path] = {}
         self.spec = self._node(container, ())
 
-    def _node(self, container: Contract | Form, key: Path) -> dict[str, Any]:
-        form = to_form(container, key, unread=True, ragged_columns=True)
-        if form.is_face:
-            return {**self._node(form.entries[BEHIND_FACE], key), "class": form.kind}
+    def _node(self, container: Contract | Specification, key: Path) -> dict[str, Any]:
+        form = specification_of(container, key, unread=True, ragged_columns=True)
+        if form.is_tensorclass:
+            return {**self._node(form.entries[WRAPPED], key), "class": form.kind}
         spec: dict[str, Any] = {"kind": form.kind, "batch_size": list(form.batch_size)}
         if form.device is not None:
             spec["device"] = str(form.device)
@@ -72,7 +84,7 @@ class Described:
             spec["entries"] = {name: self._item(value, (*key, name)) for name, value in form.entries.items()}
         return spec
 
-    def _value(self, form: Form, key: Path) -> Any:
+    def _value(self, form: Specification, key: Path) -> Any:
         """What stands for the value of a holder."""
         try:
             return exact(form.value)
@@ -82,7 +94,7 @@ class Described:
             ) from None
 
     def _item(self, value: Any, key: Path) -> dict[str, Any]:
-        return self._node(value, key) if isinstance(value, (Contract, Form)) else self._leaf(value, key)
+        return self._node(value, key) if isinstance(value, (Contract, Specification)) else self._leaf(value, key)
 
     def _leaf(self, value: Any, key: Path) -> dict[str, Any]:
         name = self.separator.join(key)
@@ -124,29 +136,39 @@ def value_of(form: Any, key: Path) -> Any:
         raise _bad(key, f"its value is broken: {error}") from None
 
 
+@contextlib.contextmanager
+def naming_file(path: str) -> Iterator[None]:
+    """Have what is wrong with a container in a file name the file."""
+    try:
+        yield
+    except RecursionError as error:
+        raise SaveError(f"the container in {path!r} is nested too deeply") from error
+    except SaveError as error:
+        raise type(error)(f"{error} (in {path!r})") from error
+
+
 def restore(
     spec: Any,
     tensors: Tensors,
     separator: str,
-    build: Build = from_form,
     value: Callable[[Any, Path], Any] = value_of,
     complain: Complain | None = None,
-) -> Any:
-    """The container that a `Described.spec` describes.
+    device: torch.device | None = None,
+) -> Specification:
+    """The specification that a `Described.spec` has as JSON, and the tensors.
 
     Args:
         spec: as read from a file: anything.
         tensors: gives the tensors.
         separator: that of `Described`.
-        build: makes each container of its form and its entries.
         value: gives each value of what stands for it.
         complain: is told of an entry that is broken; without it, that is raised.
+        device: that of all containers, in place of what is said.
 
     Raises:
         SaveError: the description is broken, or does not fit the tensors; the key is named.
-        UnsupportedEntryError: it is of a class that this program does not know.
     """
-    return _Reader(tensors, separator, build, value, complain).node(spec, ())
+    return _Reader(tensors, separator, value, complain, device).node(spec, ())
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -162,33 +184,29 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+@dataclass(slots=True)
 class _Reader:
-    def __init__(
-        self,
-        tensors: Tensors,
-        separator: str,
-        build: Build,
-        value: Callable[[Any, Path], Any],
-        complain: Complain | None,
-    ) -> None:
-        self.tensors = tensors
-        self.separator = separator
-        self.build = build
-        self.value = value
-        self.complain = complain
-        self.share = ragged.SharedOffsets()
+    """The arguments of `restore`."""
 
-    def node(self, spec: Any, key: Path) -> Any:
-        form, face = _form(spec, key)
+    tensors: Tensors
+    separator: str
+    value: Callable[[Any, Path], Any]
+    complain: Complain | None
+    device: torch.device | None
+    share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
+
+    def node(self, spec: Any, key: Path) -> Specification:
+        node, tensorclass = _without_content(spec, key)
+        node.device = self.device or node.device
         entries: dict[str, Any] = {}
-        if not form.is_value:
+        if not node.is_value:
             given = spec.get("entries")
-            if type(given) is not dict or (form.kind == UNBATCHED and given.keys() != {OWN}):
+            if type(given) is not dict or (node.kind == UNBATCHED and given.keys() != {OWN}):
                 raise _bad(key, f"its entries are {given!r:.80}")
             for name, item in given.items():
-                path = key if form.kind == UNBATCHED else (*key, name)
+                path = key if node.kind == UNBATCHED else (*key, name)
                 try:
-                    entries[name] = self.item(item, path, form.columns)
+                    entries[name] = self.item(item, path, node.columns)
                 except SaveError as error:
                     if self.complain is None:
                         raise
@@ -197,12 +215,10 @@ class _Reader:
         else:
             if "value" not in spec:
                 raise _bad(key, "it has no value")
-            form.value = self.value(spec["value"], key)
-        made = self.build(form, entries, key)
-        if face is None:
-            return made
-        form = Form(face, form.batch_size, form.device, form.names)
-        return self.build(form, {BEHIND_FACE: made}, key)
+            node.value = self.value(spec["value"], key)
+        node.entries = entries
+        check(node, key)
+        return node if tensorclass is None else check(tensorclass_over(tensorclass, node), key)
 
     def item(self, spec: Any, key: Path, column: bool) -> Any:
         if type(spec) is not dict:
@@ -220,52 +236,33 @@ class _Reader:
             )
         try:
             row = None if form is None else checked.sizes(form, "the form of its rows", -1)
+            fits = flat.dim() == 1 and elements_of_rows(table, row) == flat.numel()
         except ValueError as error:
             raise _bad(key, str(error)) from None
-        sizes = table.clone()
-        if not _rows_fit(sizes, flat, row):
+        if not fits:
             raise _bad(key, "the sizes of its rows do not fit its elements")
-        if column:
-            return Column(flat, sizes)
-        if row is None:
-            return ragged.from_buffer(flat, sizes)
-        return ragged.from_row_order(flat, sizes, row.index(-1) + 1, row, self.share)
+        return ragged_leaf(flat, table.clone(), row, column, self.share)
 
 
-def _rows_fit(sizes: Tensor, flat: Tensor, row: tuple[int, ...] | None) -> bool:
-    if sizes.dtype is not torch.int64 or sizes.dim() != 2 or not sizes.shape[1] or flat.dim() != 1:
-        return False
-    if bool((sizes < 0).any()):
-        return False
-    # As floating point numbers: sizes that are made up may have products that no int64 holds.
-    if float(sizes.double().prod(-1).sum()) != flat.numel():
-        return False
-    if row is None:
-        return True
-    if len(row) != sizes.shape[1] or row.count(-1) != 1:
-        return False
-    return all(bool((sizes[:, dim] == size).all()) for dim, size in enumerate(row) if size != -1)
-
-
-def _form(spec: Any, key: Path) -> tuple[Form, str | None]:
-    """The form that a node is described by, without its value, and the class of the face over it."""
+def _without_content(spec: Any, key: Path) -> tuple[Specification, str | None]:
+    """What a node is said to be, without its entries and its value, and the tensorclass over it."""
     kind = spec.get("kind") if type(spec) is dict else None
     if kind not in KINDS:
         raise _bad(key, f"its kind is {kind!r:.80}" if type(spec) is dict else f"it is described by {spec!r:.80}")
     try:
         # The members of a lazy stack may differ along a dim.
-        size = torch.Size(checked.sizes(spec.get("batch_size"), "its batch size", -1 if kind == LAZY else 0))
-        names, device = checked.names(spec.get("names"), len(size)), checked.device(spec.get("device"))
+        size = checked.sizes(spec.get("batch_size"), "its batch size", -1 if kind == LAZY else 0)
+        names, device = checked.names(spec.get("names")), checked.device(spec.get("device"))
         dim = None if spec.get("stack_dim") is None else checked.dim(spec["stack_dim"], len(size))
     except ValueError as error:
         raise _bad(key, str(error)) from None
-    face = spec.get("class")
-    if face is not None and (type(face) is not str or face in KINDS):
-        raise _bad(key, f"its class is {face!r:.80}")
+    tensorclass = spec.get("class")
+    if tensorclass is not None and (type(tensorclass) is not str or tensorclass in KINDS):
+        raise _bad(key, f"its class is {tensorclass!r:.80}")
     columns = kind == LAZY and spec.get("columns") is True
     if columns and (dim is None or size[dim] < 0):
         raise _bad(key, f"its batch size {list(size)} says no number of members")
-    return Form(kind, size, device, names, stack_dim=dim, columns=columns), face
+    return Specification(kind, size, device, names, stack_dim=dim, columns=columns), tensorclass
 
 
 def _bad(key: Path, what: str) -> SaveError:

@@ -15,7 +15,15 @@ from torch import Tensor
 from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io.forms import KINDS, Form, from_form, is_typed, to_form
+from tensordict.io.specification import (
+    KINDS,
+    Specification,
+    check,
+    class_named,
+    is_typed,
+    specification_of,
+    to_container,
+)
 
 # The pickle protocol that `torch.save` uses, which nothing else does by default.
 PROTOCOL = 2
@@ -32,7 +40,7 @@ def reduced(container: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None
         # A class of the program itself, which only its own pickle keeps.
         return None
     try:
-        form = to_form(container)
+        form = specification_of(container)
     except UnsupportedEntryError:
         return None
     size, names = torch.Size(form.batch_size), None if form.names is None else list(form.names)
@@ -58,7 +66,9 @@ def restored(
         or not (stack_dim is None or (type(stack_dim) is int and 0 <= stack_dim < len(batch_size)))
     ):
         raise SaveError(f"the {kind!r:.80} that was saved does not add up: its parts are not of the types they have")
-    container = from_form(Form(kind, batch_size, device, names, entries, stack_dim, value), entries)
+    if kind not in KINDS:
+        class_named(kind)
+    container = to_container(check(Specification(kind, batch_size, device, names, entries, stack_dim, value)))
     if locked is True and not container._locked:
         container._lock_tree()
     return container

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.forms import DICT, LAZY, VALUE_STACK
+from tensordict.io.specification import DICT, LAZY, VALUE_STACK
 from tensordict.io.values import exact
 
 _JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")

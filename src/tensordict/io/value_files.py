@@ -17,9 +17,9 @@ import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io.forms import VALUE_STACK, Form
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, read_node, value_meta, write_meta
 from tensordict.io.source import Source
+from tensordict.io.specification import VALUE_STACK, Pickled, Specification
 from tensordict.io.values import NotJson
 from tensordict.memory import files
 from tensordict.memory.names import META
@@ -35,7 +35,7 @@ class ValueFiles:
 
 
 def files_of_value(
-    form: Form, outer: tuple[int, ...], key: Path, allow_pickle: bool, shared: bool = False
+    form: Specification, outer: tuple[int, ...], key: Path, allow_pickle: bool, shared: bool = False
 ) -> ValueFiles:
     """The files of the value of a form.
 
@@ -93,6 +93,11 @@ def unpickle(source: Source, path: str, key: Path, stack: bool) -> Any:
     return found["data"]
 
 
+def left_pickled(source: Source, path: str, key: Path, stack: bool) -> Pickled:
+    """The content of a pickle file as it is: what takes the place of `unpickle` where a save is only looked at."""
+    return Pickled(source.read(path))
+
+
 def refuse_pickle(source: Source, path: str, key: Path, stack: bool) -> NoReturn:
     """Refuse to load a pickled value: what takes the place of `unpickle` unless the caller agreed to it."""
     raise UnsupportedEntryError(
@@ -123,7 +128,7 @@ class Place:
             return False
         return (status.st_dev, status.st_ino) == (self.device, self.inode)
 
-    def writing(self, form: Form, key: Path, shared: bool) -> Callable[[], None]:
+    def writing(self, form: Specification, key: Path, shared: bool) -> Callable[[], None]:
         """What puts a new value into the file, once called. Where we may not write, as where another save has taken
         the place, the file stays as it is.
 
@@ -154,7 +159,7 @@ class PlaceInList(Place):
 
     position: int
 
-    def writing(self, form: Form, key: Path, shared: bool) -> Callable[[], None]:
+    def writing(self, form: Specification, key: Path, shared: bool) -> Callable[[], None]:
         """As that of any place.
 
         Raises:
@@ -167,7 +172,7 @@ class PlaceInList(Place):
         files_of_value(form, (), key, False)
         return lambda: self._put(form, key)
 
-    def _put(self, form: Form, key: Path) -> None:
+    def _put(self, form: Specification, key: Path) -> None:
         if not self.stands():
             return
         saved = read_node(self.folder, key)
@@ -175,8 +180,8 @@ class PlaceInList(Place):
             raise UnsupportedEntryError(f"entry {joined(key)!r}: its values are pickled together; save the stack again")
         values = list(saved.value)
         values[self.position] = form.value
-        size = torch.Size(saved.batch_size or (len(values),))
-        self._write(files_of_value(Form(saved.kind, size, value=values), (), key, False).meta, key)
+        size = saved.batch_size or torch.Size((len(values),))
+        self._write(files_of_value(Specification(saved.kind, size, value=values), (), key, False).meta, key)
 
 
 def regular_size(values: Any, least: int) -> torch.Size:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,17 +20,17 @@ from tensordict.core.keys import Path, joined
 from tensordict.io import checksums, consolidated, safetensors
 from tensordict.io.archive import archive_problems
 from tensordict.io.checksums import Recorded
-from tensordict.io.describe import LeafSpec, described, left_pickled, walk
 from tensordict.io.detect import detect_format
 from tensordict.io.formats import describe_save
-from tensordict.io.forms import Form
-from tensordict.io.loading import LoadOptions, load_directory
+from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
 from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.source import Save
+from tensordict.io.specification import LeafSpec, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_of
-from tensordict.io.stores.entries import problems
+from tensordict.io.stores.entries import specification_in
 from tensordict.io.structure import SIZES
+from tensordict.io.value_files import left_pickled
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, local_path
@@ -105,7 +105,7 @@ def verify(path: PathLike, *, raises: bool = True, num_threads: int = 0, progres
         raise FileNotFoundError(2, "there is no save here", report.path)
     try:
         report.format = detect_format(path)
-        verifier = VERIFIERS.get(report.format, _verify_outline)
+        verifier = VERIFIERS.get(report.format, _verify_structure)
         with progress_bar(progress, "verifying", None) as shown:
             verifier(report, num_threads, shown)
     except (OSError, ValueError) as error:
@@ -116,13 +116,13 @@ def verify(path: PathLike, *, raises: bool = True, num_threads: int = 0, progres
     return report
 
 
-def _verify_outline(report: Report, num_threads: int, progress: Progress | None) -> None:
-    """Check a file whose loader makes all checks before it reads a tensor."""
+def _verify_structure(report: Report, num_threads: int, progress: Progress | None) -> None:
+    """Check a file whose reader makes all checks before it reads a tensor."""
     _count(report, describe_save(report.path)[1])
 
 
-def _count(report: Report, outline: Form) -> None:
-    for _, entry in walk(outline):
+def _count(report: Report, root: Specification) -> None:
+    for _, entry in walk(root):
         if isinstance(entry, LeafSpec):
             report.leaves += 1
             report.nbytes += entry.nbytes
@@ -130,9 +130,9 @@ def _count(report: Report, outline: Form) -> None:
 
 def _verify_directory(report: Report, num_threads: int, progress: Progress | None) -> None:
     source = _Checked(report, progress)
-    options = LoadOptions(build=described, unpickle=left_pickled, source=source)
+    options = LoadOptions(unpickle=left_pickled, source=source)
     options.complain = lambda error: report.problems.append(str(error))
-    load_directory(report.path, options)
+    read_directory(report.path, options)
     files.run_all(source.jobs, num_threads)
     report.problems.sort()
 
@@ -222,32 +222,23 @@ def _specs(content: bytes) -> dict[str, Any]:
 
 
 def _verify_archive(report: Report, num_threads: int, progress: Progress | None) -> None:
-    outlines: list[Form] = []
-
-    def build(form: Form, entries: Mapping[str, Any], key: Path) -> Form:
-        outlines.append(described(form, entries, key))
-        return outlines[-1]
-
-    for name, problem in archive_problems(report.path, build, progress):
-        report.problems.append(f"{name}: {problem}" if name else problem)
-    if outlines:
-        # The container itself is put together last.
-        _count(report, outlines[-1])
+    problems, root = archive_problems(report.path, progress)
+    report.problems += [f"{name}: {problem}" if name else problem for name, problem in problems]
+    if root is not None:
+        _count(report, root)
     report.checksummed = report.leaves
 
 
 def _verify_store(report: Report, num_threads: int, progress: Progress | None) -> None:
     with contextlib.closing(backend_of(report.format).open(report.path, "r")) as store:
-        report.problems += problems(store.root)
-    if not report.problems:
-        _verify_outline(report, num_threads, progress)
+        _count(report, specification_in(store.root, lambda error: report.problems.append(str(error))))
 
 
 def _verify_sums(
     recorded: Callable[[str], list[Recorded]], report: Report, num_threads: int, progress: Progress | None
 ) -> None:
     """Check a file that keeps the checksums of its tensors, if any, itself."""
-    _verify_outline(report, num_threads, progress)
+    _verify_structure(report, num_threads, progress)
     add = None if progress is None else progress.add
 
     def compare(part: Recorded) -> None:

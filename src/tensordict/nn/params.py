@@ -16,7 +16,7 @@ from tensordict.core.contract import Clones, Contract, is_node
 from tensordict.core.errors import ContainerExpected, ModuleError, SaveError
 from tensordict.core.keys import Path, is_nested_key, joined
 from tensordict.io import pickled
-from tensordict.io.forms import is_typed
+from tensordict.io.specification import is_typed
 from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.ops.copying import TRANSIENT
 from tensordict.ops.modules import is_parameter

@@ -13,7 +13,7 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.io import commit, meta
-from tensordict.io.forms import DICT, Form, to_form
+from tensordict.io.specification import DICT, Specification, specification_of
 from tensordict.memory.mapped import FileSource, MemoryMappedTensor
 from tensordict.memory.names import LEAF_SUFFIX, file_name, folder_name
 
@@ -30,7 +30,7 @@ def add(container: Contract, key: Key, content: Tensor, copy_data: bool, robust:
         raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
     parent, missing = _parent_of(container, path)
     parent = parent._wrapped_container()
-    if (kind := to_form(parent, path[:-1]).kind) != DICT:
+    if (kind := specification_of(parent, path[:-1]).kind) != DICT:
         raise UnsupportedEntryError(
             f"entry {joined(path)!r} would be in a {kind}, which has no files of its own: make it in each member"
         )
@@ -122,7 +122,7 @@ def _new_node(parent: Contract, name: str, path: Path, robust: bool) -> Any:
         with commit.locked(above, patience=_PATIENCE):
             meta.refuse_entry(above, name, path)
             os.makedirs(folder, exist_ok=True)
-            meta.write_meta(folder, meta.node_meta(Form(DICT, child._batch_size, names=child._names), {}))
+            meta.write_meta(folder, meta.node_meta(Specification(DICT, child._batch_size, names=child._names), {}))
             meta.add_entry(above, name, meta.node_spec(DICT), path)
     adopt(parent, name, child)
     return child

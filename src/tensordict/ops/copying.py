@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import NOT_BACKED, Clones, Contract
 from tensordict.io import pickled, torch_files
-from tensordict.io.forms import is_typed
+from tensordict.io.specification import is_typed
 from tensordict.memory import pickling
 from tensordict.memory.flat_buffers import is_whole
 from tensordict.ops.leaves import Leaves

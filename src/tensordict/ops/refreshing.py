@@ -10,7 +10,7 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
-from tensordict.io.forms import DICT, LAZY, to_form
+from tensordict.io.specification import DICT, LAZY, specification_of
 from tensordict.memory.mapped import FileSource, MemoryMappedTensor
 from tensordict.ops.adding import adopt
 
@@ -23,9 +23,9 @@ def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
             f"a {type(target).__name__} of batch size {list(target._batch_size)}"
         )
     size = target._batch_size
-    held = to_form(target, path)
+    held = specification_of(target, path)
     lead = size if held.kind == DICT else torch.Size(())
-    for name, value in to_form(loaded, path).entries.items():
+    for name, value in specification_of(loaded, path).entries.items():
         old = held.entries.get(name)
         if isinstance(old, Contract) and is_node(value) and _merge(old, value):
             check_fit(old, value, (*path, name))
@@ -40,21 +40,21 @@ def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
 
 def _merge(target: Contract, loaded: Contract) -> bool:
     """Whether a container stays, and takes over what is in the loaded one, rather than being replaced by that."""
-    mine, new = to_form(target), to_form(loaded)
+    mine, new = specification_of(target), specification_of(loaded)
     if mine.kind != new.kind:
         return False
     if mine.kind == DICT:
         return True
     if mine.kind == LAZY and (mine.stack_dim, len(mine.entries)) != (new.stack_dim, len(new.entries)):
         return False
-    if mine.is_face or mine.kind == LAZY:
+    if mine.is_tensorclass or mine.kind == LAZY:
         return all(_merge(mine.entries[name], new.entries[name]) for name in mine.entries)
     return mine.batch_size == new.batch_size
 
 
 def take_over(target: Any, loaded: Any) -> None:
     """Give `target` the entries of `loaded`, keeping its nested containers and the tensors that have not changed."""
-    held, new = to_form(target), to_form(loaded)
+    held, new = specification_of(target), specification_of(loaded)
     if new.is_value:
         target._take_value(loaded)
         return

@@ -17,9 +17,9 @@ from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
 from tensordict.io.detect import detect_format
 from tensordict.io.directory import FolderOptions, plan_save
-from tensordict.io.forms import to_form
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import bytes_on_disk, progress_bar
+from tensordict.io.specification import specification_of
 from tensordict.io.value_files import unpickle
 from tensordict.memory.mapped import MemoryMappedTensor, PathLike
 from tensordict.ops.adding import add, refuse_nested_shape
@@ -422,7 +422,7 @@ class Saving(Contract):
         if out is None:
             return loaded  # type: ignore[no-any-return]
         # The folder that a tensorclass names is that of the container behind it.
-        into = out if to_form(loaded).is_face else out._wrapped_container()
+        into = out if specification_of(loaded).is_tensorclass else out._wrapped_container()
         check_fit(into, loaded, ())
         take_over(into, loaded)
         return out  # type: ignore[no-any-return]

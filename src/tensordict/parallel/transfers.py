@@ -26,7 +26,7 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import StackError, TransferError
 from tensordict.core.keys import Path, joined
-from tensordict.io.forms import to_form
+from tensordict.io.specification import specification_of
 from tensordict.parallel import wire
 from tensordict.parallel.channels import Channel
 
@@ -452,7 +452,7 @@ def _entry_at(container: Contract, key: Path) -> Any:
     """The nested container of a key in which the members of lazy stacks have names."""
     node = container._wrapped_container()
     for name in key:
-        node = to_form(node).entries[name]._wrapped_container()
+        node = specification_of(node).entries[name]._wrapped_container()
     return node
 
 

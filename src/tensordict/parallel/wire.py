@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tensordict.core.errors import SaveError, TransferError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.forms import Form
+from tensordict.io.specification import Specification, to_container
 from tensordict.io.structure import SIZES, Described, restore, value_of
 from tensordict.io.values import NotJson, exact
 from tensordict.memory.files import is_direct
@@ -61,7 +61,7 @@ class Sketch(Described):
         self._allow_pickle = allow_pickle
         super().__init__(container, _SEPARATOR)
 
-    def _value(self, form: Form, key: Path) -> Any:
+    def _value(self, form: Specification, key: Path) -> Any:
         try:
             value: dict[str, Any] = {"key": key, "json": exact(form.value)}
         except NotJson as error:
@@ -281,7 +281,7 @@ class Header:
         def value(index: object, key: Path) -> Any:
             return unpacked(self.values[index], key, allow_pickle)
 
-        return restore(self.node, _Given(tensors), _SEPARATOR, value=value)
+        return to_container(restore(self.node, _Given(tensors), _SEPARATOR, value))
 
     def holder(self, sent: Any, allow_pickle: bool) -> Any:
         """The holder of one of the values.
@@ -293,7 +293,7 @@ class Header:
         node = self.node
         for name in key:
             node = node["entries"][name]
-        return restore(node, _Given({}), _SEPARATOR, value=lambda _, __: unpacked(sent, key, allow_pickle))
+        return to_container(restore(node, _Given({}), _SEPARATOR, lambda _, __: unpacked(sent, key, allow_pickle)))
 
 
 class NewBuffers:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io.describe import LeafSpec, Pickled, walk
 from tensordict.io.formats import SUFFIXES, describe_save, open_save, write_save
-from tensordict.io.forms import Form
 from tensordict.io.progress import Progress, bytes_on_disk
+from tensordict.io.specification import LeafSpec, Pickled, Specification, walk
 from tensordict.memory.names import META
 from tensordict_cli.runners.terminal import GOOD, has_tqdm, key_text, show, size_text
 from tensordict_cli.text import printable
@@ -92,12 +91,12 @@ def _import_all(modules: list[str]) -> None:
         importlib.import_module(module)
 
 
-def _check_known(root: Form, allow_pickle: bool) -> None:
+def _check_known(root: Specification, allow_pickle: bool) -> None:
     """Say which option is missing for what only it allows to load."""
     for key, node in walk(root):
-        if not isinstance(node, Form):
+        if not isinstance(node, Specification):
             continue
-        if node.is_face and registry.declared(node.kind) is None:
+        if node.is_tensorclass and registry.declared(node.kind) is None:
             module = node.kind.rpartition(".")[0]
             hint = "it was defined in a script, not in a module" if module == "__main__" else f"use --import {module}"
             raise UnsupportedEntryError(

@@ -7,8 +7,8 @@ import json
 import math
 
 from tensordict.io.comparing import Difference, Tolerance, differences
-from tensordict.io.describe import LeafSpec, walk
 from tensordict.io.formats import describe_save
+from tensordict.io.specification import LeafSpec, walk
 from tensordict_cli.runners.terminal import (
     BAD,
     GOOD,

@@ -13,10 +13,9 @@ from typing import Any
 
 from tensordict.core.contract import Names
 from tensordict.core.errors import SaveError
-from tensordict.io.describe import Broken, LeafSpec, Pickled, broken, entries_of, walk
 from tensordict.io.formats import describe_save
-from tensordict.io.forms import Form
 from tensordict.io.progress import bytes_allocated, bytes_on_disk
+from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
 from tensordict_cli.runners.terminal import (
     BAD,
     KIND,
@@ -39,15 +38,15 @@ def run(args: argparse.Namespace) -> int:
     """Run the command: 0 when all could be read, else 1."""
     problems: list[str] = []
 
-    def complain(error: OSError) -> Form:
+    def complain(error: OSError) -> Specification:
         problems.append(str(error))
         return broken(error)
 
     name, whole = describe_save(args.path, complain)
     root = _found(whole, args.key or "")
-    nodes = [node for _, node in walk(root)] if isinstance(root, Form) else [root]
+    nodes = [node for _, node in walk(root)] if isinstance(root, Specification) else [root]
     leaves = [node for node in nodes if isinstance(node, LeafSpec)]
-    values = [node for node in nodes if isinstance(node, Form) and node.is_value and not _is_broken(node)]
+    values = [node for node in nodes if isinstance(node, Specification) and node.is_value and not _is_broken(node)]
     report = {
         "path": os.fspath(args.path),
         "format": name,
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         "bytes_allocated": bytes_allocated(args.path),
         "tensors": len(leaves),
         "values": len(values),
-        "containers": sum(isinstance(node, Form) and not node.is_value for node in nodes),
+        "containers": sum(isinstance(node, Specification) and not node.is_value for node in nodes),
         "problems": problems,
     }
     if args.json:
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _found(node: Form | LeafSpec, key: str, above: str = "") -> Form | LeafSpec:
+def _found(node: Specification | LeafSpec, key: str, above: str = "") -> Specification | LeafSpec:
     """What is at a nested key that is written with dots, which names may have too.
 
     Raises:
@@ -76,7 +75,7 @@ def _found(node: Form | LeafSpec, key: str, above: str = "") -> Form | LeafSpec:
     """
     if not key:
         return node
-    entries = entries_of(node) if isinstance(node, Form) else {}
+    entries = node.fields() if isinstance(node, Specification) else {}
     missing: SaveError | None = None
     for name, entry in entries.items():
         if key == name or key.startswith(f"{name}."):
@@ -108,7 +107,7 @@ def _headline(report: dict[str, Any]) -> Line:
 
 
 def _rows(
-    node: Form | LeafSpec, lead: str, below: str, outer: Names | None, depth: int | None
+    node: Specification | LeafSpec, lead: str, below: str, outer: Names | None, depth: int | None
 ) -> list[list[tuple[str, str]]]:
     """The cells of a node and of all in it: name, what it is, shape, size, and the rest.
 
@@ -123,7 +122,7 @@ def _rows(
     rows = [
         [(lead, NAME), (printable(node.kind), KIND), (_shape(node.batch_size), SHAPE), ("", ""), _note(node, outer)]
     ]
-    entries = entries_of(node)
+    entries = node.fields()
     if depth == 0:
         if entries:
             rows[0][3] = (size_text(sum(leaf.nbytes for _, leaf in walk(node) if isinstance(leaf, LeafSpec))), QUIET)
@@ -136,11 +135,11 @@ def _rows(
     return rows
 
 
-def _is_broken(node: Form | LeafSpec) -> bool:
-    return isinstance(node, Form) and isinstance(node.value, Broken)
+def _is_broken(node: Specification | LeafSpec) -> bool:
+    return isinstance(node, Specification) and isinstance(node.value, Broken)
 
 
-def _note(form: Form, outer: Names | None) -> tuple[str, str]:
+def _note(form: Specification, outer: Names | None) -> tuple[str, str]:
     if form.is_value:
         return shortened(form.value), VALUE
     notes = [] if form.stack_dim is None else [f"stack dim {form.stack_dim}"]
@@ -158,7 +157,7 @@ def _shape(shape: Iterable[int]) -> str:
 # --- for programs -----------------------------------------------------------------------------------------------------
 
 
-def _as_json(node: Form | LeafSpec, depth: int | None) -> dict[str, Any]:
+def _as_json(node: Specification | LeafSpec, depth: int | None) -> dict[str, Any]:
     if isinstance(node, LeafSpec):
         return {
             "type": "tensor",
@@ -180,7 +179,7 @@ def _as_json(node: Form | LeafSpec, depth: int | None) -> dict[str, Any]:
         if depth == 0:
             return form
         further = None if depth is None else depth - 1
-        return {**form, "entries": {name: _as_json(entry, further) for name, entry in entries_of(node).items()}}
+        return {**form, "entries": {name: _as_json(entry, further) for name, entry in node.fields().items()}}
     return {**form, "value": json_value(node.value), "pickled": _holds_pickled(node.value)}
 
 

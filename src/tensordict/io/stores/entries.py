@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,9 +19,24 @@ from tensordict.core.contract import Contract, Names
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
-from tensordict.io.forms import BEHIND_FACE, DICT, LAZY, VALUE_STACK, VALUES, Form, face_name, from_form, to_form
 from tensordict.io.progress import progress_bar
-from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Store, Text
+from tensordict.io.specification import (
+    DICT,
+    LAZY,
+    VALUE_STACK,
+    VALUES,
+    WRAPPED,
+    Specification,
+    Unreadable,
+    check,
+    class_name,
+    shape_of,
+    specification_of,
+    tensorclass_over,
+    to_container,
+)
+from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Store, Text
+from tensordict.io.structure import Complain
 from tensordict.io.values import NotJson, exact, restored
 from tensordict.memory.files import is_direct
 from tensordict.memory.mapped import check_storable
@@ -80,9 +96,77 @@ def value_of(item: Text, size: torch.Size, device: torch.device | None, names: N
         if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
             # The container was given another batch size since: one value stands for any.
             own = None
-        form = Form(kind, size if own is None else own, device, noted_names(item) or names)
+        form = Specification(kind, size if own is None else own, device, noted_names(item) or names)
         form.stack_dim, form.value = dims[0] if dims else None, value
-    return from_form(form, {}, item.key)
+    return to_container(form, item.key)
+
+
+def specification_in(
+    group: Group, complain: Complain | None = None, outer: torch.Size | None = None, above: tuple[int, ...] = ()
+) -> Specification:
+    """The specification of the container in a group, whose tensors are read when they are used.
+
+    Args:
+        group: where it is.
+        complain: is told of an entry that is broken, and gives what stands in its place; without it, that is raised.
+        outer: the batch size of the container that it is in, where that is noted.
+        above: as in `lineage_of`.
+
+    Raises:
+        SaveError: it does not add up; the key is named.
+    """
+    lineage, noted, names = lineage_of(group, above), noted_size(group), noted_names(group)
+    size = outer if noted is None else noted
+    if outer is not None and size is not None and size[: len(outer)] != outer:
+        raise SaveError(f"{entry_of(group.key)}its batch size {list(size)} does not begin with {list(outer)}")
+    node = Specification(DICT, torch.Size(()) if size is None else size, None, names)
+    entries: dict[str, Any] = {}
+    for name in group.names():
+        try:
+            item = group.find(name)
+            if isinstance(item, Group):
+                entries[name] = specification_in(item, complain, size, lineage)
+            else:
+                entries[name] = _entry_in(item, node)
+        except OSError as error:
+            if complain is None:
+                raise
+            if (found := complain(error)) is not None:
+                entries[name] = found
+    node.entries = entries
+    if size is None:
+        _fit_size(node)
+    check(node, group.key)
+    tensorclass = noted_class(group)
+    return node if tensorclass is None else tensorclass_over(tensorclass, node)
+
+
+def _entry_in(item: Item, node: Specification) -> Any:
+    """A tensor, or the specification of a value, in the group of a container."""
+    size = node.batch_size
+    if isinstance(item, Text):
+        return specification_of(value_of(item, size, None, node.names), item.key)
+    if isinstance(item, Other):
+        return Specification(VALUES[0], size, value=Unreadable(item.why))
+    assert isinstance(item, ArrayItem)
+    if item.shape[: len(size)] != size:
+        where = f"entry {joined(item.key)!r}"
+        raise SaveError(f"{where} has shape {list(item.shape)}, which does not begin with the batch size {list(size)}")
+    return item.tensor(None)
+
+
+def _fit_size(node: Specification) -> None:
+    """Give a container of another program, whose batch size is written nowhere, the longest that fits its tensors."""
+    sizes = [
+        shape_of(entry)
+        for entry in node.entries.values()
+        if not isinstance(entry, Specification) or (entry.entries and not entry.is_value)
+    ]
+    columns = zip(*(size for size in sizes if size is not None))
+    node.batch_size = torch.Size([column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)])
+    for entry in node.entries.values():
+        if isinstance(entry, Specification) and entry.kind in VALUES:
+            entry.batch_size = node.batch_size
 
 
 def lineage_of(group: Group, above: tuple[int, ...]) -> tuple[int, ...]:
@@ -138,7 +222,7 @@ def _there(store: Store, value: Any, key: Path, above: tuple[int, ...]) -> Item 
     group: Any = getattr(inner, "_group", None)
     if group is None or group.store is not store:
         return None
-    if noted_class(group) != (None if inner is value else face_name(value)):
+    if noted_class(group) != (None if inner is value else class_name(value)):
         return None
     if group.address in above:
         raise SaveError(f"entry {joined(key)!r} would be nested in itself")
@@ -168,7 +252,7 @@ def fill(array: ArrayItem, value: Tensor) -> None:
 
 
 def _made_node(group: Group, container: Any, options: Mapping[str, Any], key: Path, above: tuple[int, ...]) -> Item:
-    form = to_form(container, key, unread=True)
+    form = specification_of(container, key, unread=True)
     if form.is_value:
         return _made_value(group, form, key)
     node = group.new_group(key)
@@ -184,15 +268,15 @@ def write_container(group: Group, container: Any, options: Mapping[str, Any], ab
         OSError: the store cannot be written.
     """
     key, errors = group.key, group.store.errors
-    form = to_form(container, key, unread=True)
-    if form.is_face:
+    form = specification_of(container, key, unread=True)
+    if form.is_tensorclass:
         with errors(key):
             group.set_attribute(CLASS, form.kind)
-        container = form.entries[BEHIND_FACE]
-        form = to_form(container, key, unread=True)
+        container = form.entries[WRAPPED]
+        form = specification_of(container, key, unread=True)
     if form.kind == LAZY:
         _check_even(container, key)
-        form = Form(DICT, form.batch_size, form.device, form.names, container._entries)
+        form = Specification(DICT, form.batch_size, form.device, form.names, container._entries)
     if form.kind != DICT:
         raise UnsupportedEntryError(
             f"{entry_of(key)}{group.store.a_kind} holds no {form.kind}; a folder or an archive (memmap) does"
@@ -212,7 +296,7 @@ def write_store(store: Store, container: Any, options: Mapping[str, Any], progre
         OSError: the store cannot be written.
     """
     with contextlib.closing(store):
-        if to_form(container, unread=True).is_value:
+        if specification_of(container, unread=True).is_value:
             raise UnsupportedEntryError(
                 f"a value that is no tensor is no {store.kind} by itself; put it into a TensorDict"
             )
@@ -223,7 +307,7 @@ def write_store(store: Store, container: Any, options: Mapping[str, Any], progre
 
 
 def _nbytes(container: Any) -> int:
-    entries = to_form(container, unread=True).entries.values()
+    entries = specification_of(container, unread=True).entries.values()
     return sum(_nbytes(value) if isinstance(value, Contract) else value.numel() * value.itemsize for value in entries)
 
 
@@ -255,7 +339,7 @@ def _uneven(stack: Any, key: Path) -> Path | None:
     return None
 
 
-def _made_value(group: Group, form: Form, key: Path) -> Item:
+def _made_value(group: Group, form: Specification, key: Path) -> Item:
     value = form.value
     is_text = type(value) is str and "\0" not in value
     try:
@@ -272,37 +356,3 @@ def _made_value(group: Group, form: Form, key: Path) -> Item:
             item.set_attribute(STACK_DIM, form.stack_dim)
         note(item, form.batch_size, form.names)
     return item
-
-
-# --- checking ---------------------------------------------------------------------------------------------------------
-
-
-def problems(group: Group, above: tuple[int, ...] = (), outer: torch.Size = torch.Size(())) -> Iterator[str]:  # noqa: B008
-    """What does not add up in a group and those nested in it, found without reading tensors."""
-    key = group.key
-    where = f"entry {joined(key)!r}" if key else "the file"
-    try:
-        names, listed, own = noted_names(group), group.names(), noted_size(group)
-    except SaveError as error:
-        yield str(error)
-        return
-    if group.address in above or len(above) > _DEEPEST:
-        yield f"{where} is nested in itself, or too deep"
-        return
-    size = outer if own is None else own
-    if size[: len(outer)] != outer:
-        yield f"{where} has the batch size {list(size)}, which does not begin with {list(outer)}"
-    if names is not None and len(names) != len(size):
-        yield f"{where} has {len(names)} names for {len(size)} batch dims"
-    for name in listed:
-        try:
-            item = group.find(name)
-            if isinstance(item, Group):
-                yield from problems(item, (*above, group.address), size)
-            elif isinstance(item, Text):
-                value_of(item, size, None, None)
-            elif isinstance(item, ArrayItem) and item.shape[: len(size)] != size:
-                where = f"entry {joined(item.key)!r}"
-                yield f"{where} has shape {list(item.shape)}, which does not begin with {list(size)}"
-        except (SaveError, KeyError, OSError) as error:
-            yield str(error)
