@@ -133,8 +133,8 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | Non
         a, b = taken(one.source)[0], taken(other.source)[0]
         shape: tuple[int, ...] = tuple(a.shape)
     else:
-        a, b = (spec.source() if callable(spec.source) else spec.source for spec in (one, other))
-        shape = one.shape
+        sources: list[Any] = [spec.source() if callable(spec.source) else spec.source for spec in (one, other)]
+        a, b, shape = *sources, one.shape
     found = _Elements()
     for index in pieces(shape, one.dtype.itemsize):
         found.compare(_read(a, index), _read(b, index), tolerance)
