@@ -140,7 +140,9 @@ def test_public_names_say_more_than_any(
         for name, number, _, text in mypy_says
         if name == "public_names.py" and text.startswith("Revealed")
     }
-    assert len(revealed) == len(public) > 600
+    assert len(revealed) == len(public)
+    # Names, and not definitions, of which there are fewer with each method that a container no longer defines again.
+    assert len({name for _, name, _ in public}) > 460
     vague = set()
     for number, text in revealed.items():
         owner, name, _ = public[number - 1]
