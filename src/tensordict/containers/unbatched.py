@@ -15,7 +15,7 @@ from tensordict.core import registry
 from tensordict.core.contract import Contract, LeafFn, Rename
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
-from tensordict.core.shapes import as_size
+from tensordict.core.shapes import as_size, joined_size
 from tensordict.io import torch_files
 
 if TYPE_CHECKING:
@@ -155,15 +155,8 @@ class UnbatchedTensor(Tensor, Contract):
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         return self._made(next(leaves))
 
-    def _stacked_with(self, items: Sequence[Any], dim: int) -> Self:
-        size = list(self._batch_size)
-        size.insert(dim, len(items))
-        return self._one_of(items, torch.Size(size))
-
-    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Self:
-        size = list(self._batch_size)
-        size[dim] = sum(item._batch_size[dim] for item in items)
-        return self._one_of(items, torch.Size(size))
+    def _joined(self, items: Sequence[Any], dim: int, stacked: bool) -> Self:
+        return self._one_of(items, joined_size(items, dim, stacked))
 
     def _as_result(self, stack: Any) -> Any:
         members = stack._entries.containers

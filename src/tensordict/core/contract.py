@@ -473,12 +473,8 @@ class Contract:
             return [tensor] * len(self._members(or_template=True) or ())
         return tensor.expand(self._batch_size[: tensor.ndim]).unbind(dim)
 
-    def _stacked_with(self, items: Sequence[Any], dim: int) -> Any:
-        """The stack of these containers, of which this is the first, where it is not made entry by entry."""
-        return None
-
-    def _concatenated_with(self, items: Sequence[Any], dim: int) -> Any:
-        """The concatenation of these containers, this one among them, where it is not made entry by entry."""
+    def _joined(self, items: Sequence[Any], dim: int, stacked: bool) -> Any:
+        """The stack or concatenation of containers, this one among them; `None` where it is made entry by entry."""
         return None
 
     def _as_result(self, stack: Any) -> Any:

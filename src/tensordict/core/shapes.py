@@ -189,6 +189,16 @@ def swapped_pair(order: tuple[int, ...]) -> tuple[int, int] | None:
     return (moves[0], moves[1]) if len(moves) == 2 else None
 
 
+def joined_size(items: Sequence[Any], dim: int, stacked: bool) -> torch.Size:
+    """The batch size of the stack of containers along a new dim, or of their concatenation along one that they have."""
+    size = list(items[0]._batch_size)
+    if stacked:
+        size.insert(dim, len(items))
+    else:
+        size[dim] = sum(item._batch_size[dim] for item in items)
+    return torch.Size(size)
+
+
 def with_dim(size: torch.Size, dim: int, length: int) -> torch.Size:
     """`size` with the dim at `dim` set to `length`."""
     sizes = list(size)

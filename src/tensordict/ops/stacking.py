@@ -486,7 +486,7 @@ def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
     """The stack of values, or of lazy stacks of one form, which is one too; `None` for other containers."""
     first = items[0]
     if first._is_non_tensor or not first._members():
-        return first._stacked_with(items, dim)
+        return first._joined(items, dim, stacked=True)
     stacks = [item._wrapped_container() for item in items]
     at, size, name = stacks[0].stack_dim, first._batch_size, stacks[0].stack_dim_name
     for stack in stacks:
@@ -507,7 +507,7 @@ def _concatenated_as_wholes(items: Sequence[Contract], dim: int) -> Any:
         firsts.setdefault(type(item), item)
     for other in firsts.values():
         plain = other._is_non_tensor or other._members() is None
-        joint = other._concatenated_with(items, dim) if plain else _members_concatenated(other, items, dim)
+        joint = other._joined(items, dim, stacked=False) if plain else _members_concatenated(other, items, dim)
         if joint is not None:
             return joint
     return None
