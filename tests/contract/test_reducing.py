@@ -120,8 +120,8 @@ def ones_like_dims(value: Any, original: Any) -> Any:
 @pytest.mark.parametrize("name", [*OPS, "prod"])
 def test_over_features(real: Any, plain: Plain, kind: Kind, name: str) -> None:
     def reduced(tree: Plain, path: Path) -> Plain:
-        lead = len(own_size(kind, path))
-        flat = lambda v: v.reshape(*v.shape[:lead], -1)  # noqa: E731
+        batch_dims = len(own_size(kind, path))
+        flat = lambda v: v.reshape(*v.shape[:batch_dims], -1)  # noqa: E731
         op = OPS.get(name) or (lambda v, d: v.prod(d))
         return {
             key: reduced(value, (*path, key)) if isinstance(value, dict) else op(flat(value), -1)
@@ -169,8 +169,8 @@ def test_extremes_come_with_indices(td: Any, plain: Plain, kind: Kind, name: str
         assert kept.batch_size[at] == 1 and kept.names == td.names
     values, indices = getattr(td, name)("feature")
     for path, leaf in leaves(plain).items():
-        lead = len(own_size(kind, path[:-1]))
-        expected = getattr(leaf.reshape(*leaf.shape[:lead], -1), name)(-1)
+        batch_dims = len(own_size(kind, path[:-1]))
+        expected = getattr(leaf.reshape(*leaf.shape[:batch_dims], -1), name)(-1)
         assert torch.equal(values[path], expected.values) and torch.equal(indices[path], expected.indices)
     row = torch.cat([leaf.reshape(*kind.batch_size, -1).double() for leaf in leaves(plain).values()], -1)
     assert torch.equal(getattr(td.double(), name)("feature", reduce=True).indices, getattr(row, name)(-1).indices)
@@ -240,11 +240,11 @@ def test_all_and_any_over_dims(td: Any, plain: Plain, kind: Kind) -> None:
 
 
 def features_all(tree: Plain, kind: Kind, path: Path) -> Plain:
-    lead = len(own_size(kind, path))
+    batch_dims = len(own_size(kind, path))
     return {
         key: features_all(value, kind, (*path, key))
         if isinstance(value, dict)
-        else value.reshape(*value.shape[:lead], -1).all(-1)
+        else value.reshape(*value.shape[:batch_dims], -1).all(-1)
         for key, value in tree.items()
     }
 

@@ -349,24 +349,24 @@ class NonTensorDataBase(_Holding):
             return new._map(Tensor.clone)
         return NonTensorStack._along(self.unbind(0), 0)._assigned(at, new)
 
-    def _resized_along(self, size: torch.Size, lead: int) -> Self:
-        """The same value for a batch of which the first `lead` dims have become `size`."""
-        return self._of(self._value, size + self._batch_size[lead:], self._device)
+    def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
+        """The same value for a batch of which the first `batch_dims` dims have become `size`."""
+        return self._of(self._value, size + self._batch_size[batch_dims:], self._device)
 
     # --- the walks --------------------------------------------------------------------------------------------------
 
-    def _map(self, fn: Any, size: Any = None, lead: int = 0, rename: Any = None, whole: Any = None) -> Any:
+    def _map(self, fn: Any, size: Any = None, batch_dims: int = 0, rename: Any = None, on_node: Any = None) -> Any:
         if size is None:
             value = copy.deepcopy(self._value) if fn is Tensor.clone else self._value
             return self._of(value, self._batch_size, self._device, self._names)
         own = self._batch_size
-        names = None if self._names is None else self._renamed(len(size), lead, rename)
-        return self._of(self._value, size if len(own) == lead else size + own[lead:], self._device, names)
+        names = None if self._names is None else self._renamed(len(size), batch_dims, rename)
+        return self._of(self._value, size if len(own) == batch_dims else size + own[batch_dims:], self._device, names)
 
-    def _map_many(self, fn: Any, sizes: Any, lead: int, rename: Any, whole: Any = None) -> list[Any]:
+    def _map_many(self, fn: Any, sizes: Any, batch_dims: int, rename: Any, on_node: Any = None) -> list[Any]:
         own = self._batch_size
-        names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), lead, rename)
-        rest = own[lead:]
+        names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), batch_dims, rename)
+        rest = own[batch_dims:]
         return [self._of(self._value, size + rest if rest else size, self._device, names) for size in sizes]
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
@@ -597,7 +597,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
     def _read_from(self, file: SharedFile | None) -> None:
         self._entries, self._file = members_in(file, self._entries), file
 
-    def _resized_along(self, size: torch.Size, lead: int) -> Self:
+    def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
         # Under `torch.vmap` the elements along the mapped dim stay together.
         return self
 
@@ -644,7 +644,7 @@ class _Numbered(NonTensorDataBase):
         self._names = stack._names
         self._locked = stack._locked
 
-    def _map(self, fn: Any, size: Any = None, lead: int = 0, rename: Any = None, whole: Any = None) -> Any:
+    def _map(self, fn: Any, size: Any = None, batch_dims: int = 0, rename: Any = None, on_node: Any = None) -> Any:
         numbers = self._value._numbers()
         count = numbers.numel()
         # What makes tensors of a dtype, such as new_ones, makes no element.
@@ -652,10 +652,10 @@ class _Numbered(NonTensorDataBase):
         shifted = fn(numbers + count).to(torch.int64)
         out = self._value._of_elements(torch.where(shifted - found == count, found, -1))
         if self._names is not None:
-            out.names = self._renamed(len(size), lead, rename)
+            out.names = self._renamed(len(size), batch_dims, rename)
         return out
 
-    def _map_many(self, fn: Any, sizes: Any, lead: int, rename: Any, whole: Any = None) -> list[Any]:
+    def _map_many(self, fn: Any, sizes: Any, batch_dims: int, rename: Any, on_node: Any = None) -> list[Any]:
         return [self._value._of_elements(part) for part in fn(self._value._numbers())]
 
 

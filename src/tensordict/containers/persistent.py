@@ -411,8 +411,8 @@ class PersistentTensorDict(OnDisk):
         child = object.__new__(PersistentTensorDict)
         child._open(group, self._lineage, self._options, self._device)
         noted = noted_size(group)
-        lead = len(self._size)
-        child._size = self._size if noted is None or noted[:lead] != self._size else noted
+        batch_dims = len(self._size)
+        child._size = self._size if noted is None or noted[:batch_dims] != self._size else noted
         child._dim_names = _fitting(noted_names(group), child._size)
         return child
 

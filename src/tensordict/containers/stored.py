@@ -54,10 +54,10 @@ class _Read(EntryStore, MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return repr(self.owner._listed())
 
-    def outline(self) -> Mapping[str, Any]:
+    def structure(self) -> Mapping[str, Any]:
         return {name: self.owner._sketch(name) for name in self.owner._listed()}
 
-    def targets(self) -> Mapping[str, Any]:
+    def writable(self) -> Mapping[str, Any]:
         return _Unread(self.owner)
 
     def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:

@@ -183,7 +183,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             raise FieldError(f"cannot set {name!r}, {self._layout.known()}")
 
     def _check_fields(self, source: Any) -> None:
-        for key in source._outline() if isinstance(source, Contract) else source:
+        for key in source._structure() if isinstance(source, Contract) else source:
             self._check_field(key if isinstance(key, str) else key[0])
 
     def __setattr__(self, name: str, value: Any) -> None:

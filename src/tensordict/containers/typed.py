@@ -189,7 +189,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             raise FieldError(f"{cls.__name__}.from_tensordict needs a container, got {type(td).__name__}")
         self = cls._wrapping(container_of(td))
         if check:
-            entries = self._outline()
+            entries = self._structure()
             cls._check_required(entries, f"{cls.__name__}.from_tensordict()")
             for name, value in entries.items():
                 cls._typed(name, value)
@@ -237,7 +237,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
         return self._typed(name, value)
 
     def _check_fields(self, source: Any) -> None:
-        entries = source._outline() if isinstance(source, Contract) else source
+        entries = source._structure() if isinstance(source, Contract) else source
         for name in entries.keys() & self._types.keys():
             value = entries[name]
             # What is merged into a nested container is checked by that one.

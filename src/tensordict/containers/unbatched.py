@@ -117,12 +117,12 @@ class UnbatchedTensor(Tensor, Contract):
         self,
         fn: LeafFn,
         size: torch.Size | None = None,
-        lead: int = 0,
+        batch_dims: int = 0,
         rename: Rename | None = None,
-        whole: LeafFn | None = None,
+        on_node: LeafFn | None = None,
     ) -> Self:
         own = self._batch_size
-        return self._made(fn(self)) if size is None else self._over(self, size + own[lead:])
+        return self._made(fn(self)) if size is None else self._over(self, size + own[batch_dims:])
 
     def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
         result = fn(self)
@@ -139,11 +139,11 @@ class UnbatchedTensor(Tensor, Contract):
         self,
         fn: Callable[[Any], Sequence[Any]],
         sizes: Sequence[torch.Size],
-        lead: int,
+        batch_dims: int,
         rename: Rename | None,
-        whole: Callable[[Any], Sequence[Any]] | None = None,
+        on_node: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
-        rest = self._batch_size[lead:]
+        rest = self._batch_size[batch_dims:]
         return [self._over(self, size + rest) for size in sizes]
 
     def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> NoReturn:
@@ -185,8 +185,8 @@ class UnbatchedTensor(Tensor, Contract):
     def _compared_with_container(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
         return self._over(op(self, other), self._batch_size)
 
-    def _resized_along(self, size: torch.Size, lead: int) -> Self:
-        return self._over(self, size + self._batch_size[lead:])
+    def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
+        return self._over(self, size + self._batch_size[batch_dims:])
 
     def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> NoReturn:
         raise KeyError(f"cannot write {joined(path or (name,))!r}: the entry above it is a tensor")

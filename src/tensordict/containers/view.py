@@ -84,9 +84,9 @@ class _Through(EntryStore, MutableMapping[str, Any]):
     def items(self) -> ItemsView[str, Any]:
         return _ViewItems(self)
 
-    def outline(self) -> Mapping[str, Any]:
+    def structure(self) -> Mapping[str, Any]:
         # The leaves of the source will do, so that no leaf has to be reshaped, or might not let itself be.
-        outline: Mapping[str, Any] = self.source._outline()
+        outline: Mapping[str, Any] = self.source._structure()
         if is_flat(outline):
             return outline
         shown = self.shown
@@ -259,6 +259,6 @@ def _on_node(op: BatchOp, node: Any) -> Any:
 
 def _renamed(op: BatchOp, names: Names) -> Names | None:
     """The names of dims after an operation on the first of them."""
-    lead = len(op.old)
-    renamed = op.rename(names[:lead]) + names[lead:]
+    batch_dims = len(op.old)
+    renamed = op.rename(names[:batch_dims]) + names[batch_dims:]
     return renamed if any(name is not None for name in renamed) else None

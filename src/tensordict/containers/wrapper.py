@@ -125,11 +125,11 @@ class Wrapper(TensorCollection):
         self,
         fn: LeafFn,
         size: torch.Size | None = None,
-        lead: int = 0,
+        batch_dims: int = 0,
         rename: Rename | None = None,
-        whole: LeafFn | None = None,
+        on_node: LeafFn | None = None,
     ) -> Self:
-        return self._wrapping(self._tensordict._map(fn, size, lead, rename, whole))
+        return self._wrapping(self._tensordict._map(fn, size, batch_dims, rename, on_node))
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         return self._wrapping(self._tensordict._rebuilt(leaves))
@@ -138,11 +138,11 @@ class Wrapper(TensorCollection):
         self,
         fn: Callable[[Any], Sequence[Any]],
         sizes: Sequence[torch.Size],
-        lead: int,
+        batch_dims: int,
         rename: Rename | None,
-        whole: Callable[[Any], Sequence[Any]] | None = None,
+        on_node: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
-        return list(map(self._wrapping, self._tensordict._map_many(fn, sizes, lead, rename, whole)))
+        return list(map(self._wrapping, self._tensordict._map_many(fn, sizes, batch_dims, rename, on_node)))
 
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
         self._tensordict._plan_write(write, container_of(source), prefix)

@@ -80,7 +80,7 @@ def refuse_exclusive(container: Contract, method: str) -> None:
         return
     for member in members:
         refuse_exclusive(member, method)
-    names = [set(member._outline()) for member in members]
+    names = [set(member._structure()) for member in members]
     if odd := sorted(set().union(*names) - set.intersection(*names)):
         raise KeyMismatchError(
             f"the method {method} cannot complete when there are exclusive keys: only some members of the lazy stack "

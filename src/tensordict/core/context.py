@@ -156,7 +156,7 @@ def _differs(current: object, value: object) -> bool:
 
 def _stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
     """The outermost nested containers of `source` that consist of others, with what they have become."""
-    for name, node in source._outline().items():
+    for name, node in source._structure().items():
         piece = restored._node(name) if isinstance(node, Contract) else None
         if piece is None:
             continue

@@ -84,12 +84,12 @@ class EntryStore:
     # The container whose entries these are, in another form.
     source: Any = None
 
-    def outline(self) -> Mapping[str, Any]:
+    def structure(self) -> Mapping[str, Any]:
         """The names with nested containers, and any tensor in the place of a leaf."""
         raise NotImplementedError
 
-    def targets(self) -> Mapping[str, Any]:
-        """The entries for those who write into them; see `Contract._targets`."""
+    def writable(self) -> Mapping[str, Any]:
+        """The entries for those who write into them; see `Contract._writable`."""
         return self  # type: ignore[return-value]
 
     def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
@@ -166,25 +166,25 @@ class Contract:
     # call in its place would cost 45 ns. A class whose entries are no dict makes it a property over its own mapping.
     _entries: MutableMapping[str, Any]
 
-    def _outline(self) -> Mapping[str, Any]:
+    def _structure(self) -> Mapping[str, Any]:
         """The entries for those who only ask what there is: names, which are containers, and these containers.
 
         A container that makes its leaves when they are read gives any tensor in the place of a leaf.
         """
         entries = self._entries
-        return entries.outline() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
+        return entries.structure() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
-    def _targets(self) -> Mapping[str, Any]:
+    def _writable(self) -> Mapping[str, Any]:
         """The entries for those who may write into them, as operands of what is done in place.
 
         A container that makes its leaves when they are read gives, where it can, tensors that write to where it keeps
         them.
         """
         entries = self._entries
-        return entries.targets() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
+        return entries.writable() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
     def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
-        """A function of leaves as the walks call it on `_targets`, whose argument at `position` is the leaf.
+        """A function of leaves as the walks call it on `_writable`, whose argument at `position` is the leaf.
 
         A container over a file has it called on what is read there; with `keep`, a leaf that the function gives back
         stays the one in the file.
@@ -195,7 +195,7 @@ class Contract:
     def _shape_of(self, name: str) -> torch.Size:
         """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
         if (members := self._members(or_template=True)) is None:
-            value = self._targets()[name]
+            value = self._writable()[name]
             return ragged.shape_of(value) if isinstance(value, Tensor) else value.shape
         shapes = [member._shape_of(name) for member in members]
         if len({len(shape) for shape in shapes}) > 1:
@@ -253,7 +253,7 @@ class Contract:
         return [self._build(entries, size, device, names) for entries, size in zip(pieces, sizes, strict=True)]
 
     def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Self:
-        """A container over some of the entries of this one as `_targets` gives them, or what they are on a device."""
+        """A container over some of the entries of this one as `_writable` gives them, or what they are on a device."""
         return self._build(entries, self._batch_size, device, self._names)
 
     # --- leaves -------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Contract:
                 for member in members:
                     member._gather(found)
                 return
-            mapping = self._targets()
+            mapping = self._writable()
         for value in mapping.values():
             if type(value) is not Tensor and isinstance(value, Contract):
                 value._gather(found)
@@ -287,7 +287,7 @@ class Contract:
             for member in members:
                 yield from member._walk(prefix)
             return
-        for name, value in self._targets().items():
+        for name, value in self._writable().items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 yield from value._walk((*prefix, name))
             else:
@@ -297,7 +297,7 @@ class Contract:
         """The leaves of one entry."""
         if (members := self._members()) is not None:
             return [leaf for member in members for leaf in member._leaves_of(name)]
-        value = self._targets()[name]
+        value = self._writable()[name]
         if not isinstance(value, Contract):
             return [value]
         found: list[Any] = []
@@ -310,7 +310,7 @@ class Contract:
         if type(entries) is dict:
             return entries.values()
         members = self._members(or_template=True)
-        return self._outline().values() if members is None else members
+        return self._structure().values() if members is None else members
 
     def _mark(self, memmap: bool = False, shared: bool = False) -> None:
         """Say of the whole tree that it is memory-mapped, or in shared memory."""
@@ -326,8 +326,8 @@ class Contract:
             self._mark(source._is_memmap, source._is_shared)
 
     # --- structural walks -----------------------------------------------------------------------------------------
-    # All take the new batch size of the root and `lead`, the number of batch dims of the root that it replaces: a
-    # nested container, whose batch size begins with its parent's, gets `size + its own batch size past lead`.
+    # All take the new batch size of the root and `batch_dims`, the number of batch dims of the root that it replaces: a
+    # nested container, whose batch size begins with its parent's, gets `size + its own batch size past batch_dims`.
     #
     # The arguments are no object that describes the walk: making one takes 5 % of `td[0]`. Entries in a dict are walked
     # at once; what else there is, members or leaves that are made when they are read, is asked for behind that test.
@@ -336,18 +336,18 @@ class Contract:
         self,
         fn: LeafFn,
         size: torch.Size | None = None,
-        lead: int = 0,
+        batch_dims: int = 0,
         rename: Rename | None = None,
-        whole: LeafFn | None = None,
+        on_node: LeafFn | None = None,
     ) -> Self:
         """The same structure with every leaf replaced by `fn(leaf)`.
 
         Args:
             fn: called once per leaf.
             size: the root's new batch size; `None` when `fn` leaves the batch dims as they are.
-            lead: the number of batch dims that `size` replaces.
+            batch_dims: the number of batch dims that `size` replaces.
             rename: maps the names of the replaced dims to the new ones; `None` drops the names (with `size`).
-            whole: does to a container what `fn` does to a leaf, for nested lazy stacks; without it their leaves are
+            on_node: does to a container what `fn` does to a leaf, for nested lazy stacks; without it their leaves are
                 stacked for `fn`.
         """
         mapping = self._entries
@@ -356,8 +356,8 @@ class Contract:
             if isinstance(mapping, EntryStore) and (members := mapping.members(True)) is not None:
                 if size is None:
                     return self._restacked([member._map(fn) for member in members])
-                return self._dense()._map(fn, size, lead, rename) if whole is None else whole(self)
-            mapping, on_leaf = dict(self._targets().items()), self._on_read(fn)
+                return self._dense()._map(fn, size, batch_dims, rename) if on_node is None else on_node(self)
+            mapping, on_leaf = dict(self._writable().items()), self._on_read(fn)
         if is_flat(mapping):
             entries = dict(zip(mapping, map(on_leaf, mapping.values())))
         else:
@@ -365,15 +365,15 @@ class Contract:
             entries = {}
             for name, value in mapping.items():
                 nested = isinstance(value, Contract)
-                entries[name] = value._map(fn, size, lead, rename, whole) if nested else on_leaf(value)
+                entries[name] = value._map(fn, size, batch_dims, rename, on_node) if nested else on_leaf(value)
         if size is None:
             return self._build(entries, self._batch_size, self._device, self._names)
         own = self._batch_size
         return self._build(
             entries,
-            size if len(own) == lead else size + own[lead:],
+            size if len(own) == batch_dims else size + own[batch_dims:],
             self._device,
-            None if self._names is None else self._renamed(len(size), lead, rename),
+            None if self._names is None else self._renamed(len(size), batch_dims, rename),
         )
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
@@ -384,7 +384,7 @@ class Contract:
                 if not members:
                     return self.copy()
                 return self._restacked([member._rebuilt(leaves) for member in members])
-            mapping = self._outline()
+            mapping = self._structure()
         if is_flat(mapping):
             entries = dict(zip(mapping, leaves))
         else:
@@ -397,29 +397,33 @@ class Contract:
         self,
         fn: Callable[[Any], Sequence[Any]],
         sizes: Sequence[torch.Size],
-        lead: int,
+        batch_dims: int,
         rename: Rename | None,
-        whole: Callable[[Any], Sequence[Any]] | None = None,
+        on_node: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
         """As `_map`, for an `fn` that cuts a leaf in `len(sizes)` pieces: one container per piece."""
         mapping = self._entries
         on_leaf = fn
         if type(mapping) is not dict:
             if self._members() is not None:
-                return self._dense()._map_many(fn, sizes, lead, rename) if whole is None else list(whole(self))
-            mapping, on_leaf = dict(self._targets().items()), self._on_read(fn)
+                return (
+                    self._dense()._map_many(fn, sizes, batch_dims, rename) if on_node is None else list(on_node(self))
+                )
+            mapping, on_leaf = dict(self._writable().items()), self._on_read(fn)
         columns: list[Sequence[Any]] = (
             [
-                value._map_many(fn, sizes, lead, rename, whole) if isinstance(value, Contract) else on_leaf(value)
+                value._map_many(fn, sizes, batch_dims, rename, on_node)
+                if isinstance(value, Contract)
+                else on_leaf(value)
                 for value in mapping.values()
             ]
             if not is_flat(mapping)
             else list(map(on_leaf, mapping.values()))
         )
         own = self._batch_size
-        names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), lead, rename)
-        if len(own) != lead:
-            sizes = [size + own[lead:] for size in sizes]
+        names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), batch_dims, rename)
+        if len(own) != batch_dims:
+            sizes = [size + own[batch_dims:] for size in sizes]
         if columns:
             # The names and the row are of one length by construction; checking it again would cost 30 ns a piece.
             keys = list(mapping)
@@ -442,7 +446,7 @@ class Contract:
             return self._restacked([m._map_with(fn, part) for m, part in zip(members, self._parts(tensor))])
         spread, on_leaf = ByNdim(tensor), self._on_read(fn)
         entries: dict[str, Any] = {}
-        for name, value in self._targets().items():
+        for name, value in self._writable().items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 entries[name] = value._map_with(fn, tensor)
             else:
@@ -501,21 +505,21 @@ class Contract:
         others: Sequence[Contract],
         fn: Callable[[list[Any]], Any],
         size: torch.Size,
-        lead: int,
+        batch_dims: int,
         rename: Rename | None,
         path: tuple[str, ...] = (),
-        whole: Callable[[Sequence[Any]], Any] | None = None,
+        on_node: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
         """The structure of `self` with every leaf replaced by `fn([this leaf of each of the others])`.
 
-        `others` holds all the inputs, `self` among them, and must agree on the keys. `whole` does to containers what
+        `others` holds all the inputs, `self` among them, and must agree on the keys. `on_node` does to containers what
         `fn` does to leaves, for nested ones that are no mappings of leaves, or of different classes.
         """
         mappings = [other._entries for other in others]
         if type(mappings[0]) is not dict:
             dense: list[Any] = [other._dense() for other in others]
             if dense[0] is not self:
-                return dense[0]._merge(dense, fn, size, lead, rename, path, whole)  # type: ignore[no-any-return]
+                return dense[0]._merge(dense, fn, size, batch_dims, rename, path, on_node)  # type: ignore[no-any-return]
             others, mappings = dense, [other._entries for other in dense]
         count = len(mappings[0])
         entries: dict[str, Any] = {}
@@ -527,9 +531,9 @@ class Contract:
                 if type(value) is not Tensor and isinstance(value, Contract):
                     merged = None
                     if type(value._entries) is not dict or list(map(type, column)).count(type(value)) != len(column):
-                        merged = _merged_at_once(column, (*path, name), fn, whole)
+                        merged = _merged_at_once(column, (*path, name), fn, on_node)
                     if merged is None:
-                        merged = value._merge(column, fn, size, lead, rename, (*path, name), whole)
+                        merged = value._merge(column, fn, size, batch_dims, rename, (*path, name), on_node)
                     entries[name] = merged
                 else:
                     entries[name] = fn(column)
@@ -542,17 +546,17 @@ class Contract:
         own = self._batch_size
         return self._build(
             entries,
-            size if len(own) == lead else size + own[lead:],
+            size if len(own) == batch_dims else size + own[batch_dims:],
             merged_device(others),
-            None if self._names is None else self._renamed(len(size), lead, rename),
+            None if self._names is None else self._renamed(len(size), batch_dims, rename),
         )
 
-    def _renamed(self, count: int, lead: int, rename: Rename | None) -> Names | None:
-        """The names after `lead` leading dims became `count` dims."""
+    def _renamed(self, count: int, batch_dims: int, rename: Rename | None) -> Names | None:
+        """The names after `batch_dims` leading dims became `count` dims."""
         if self._names is None:
             return None
-        head: Names = [None] * count if rename is None else rename(self._names[:lead])
-        names = head + self._names[lead:]
+        head: Names = [None] * count if rename is None else rename(self._names[:batch_dims])
+        names = head + self._names[batch_dims:]
         return None if names.count(None) == len(names) else names
 
 
@@ -600,7 +604,7 @@ def is_flat(mapping: Mapping[str, Any]) -> bool:
 
 
 def _merged_at_once(
-    column: list[Any], path: tuple[str, ...], fn: Callable[[list[Any]], Any], whole: Callable[[list[Any]], Any] | None
+    column: list[Any], path: tuple[str, ...], fn: Callable[[list[Any]], Any], on_node: Callable[[list[Any]], Any] | None
 ) -> Any:
     """What is made of nested containers that are not merged entry by entry; `None` for those that are.
 
@@ -619,13 +623,13 @@ def _merged_at_once(
                 key = path[0] if len(path) == 1 else path
                 raise TypeError(f"entry {key!r} is {kind} in one input and a {type(odd[0]).__name__} in another")
     if isinstance(first, Tensor):
-        return fn(column) if whole is None else whole(column)
-    if whole is None:
+        return fn(column) if on_node is None else on_node(column)
+    if on_node is None:
         return None
     if first._is_non_tensor or any(other._members() is not None for other in column):
-        return whole(column)
+        return on_node(column)
     wrapped = not alike and any(other._wrapped_container() is not other for other in column)
-    return whole(column) if wrapped else None
+    return on_node(column) if wrapped else None
 
 
 _ENTRY_KINDS: list[tuple[str, Callable[[Any], bool]]] = [

@@ -130,7 +130,7 @@ class _View:
             return self._count_until()
         if self._nested:
             return _count(self._source, self._leaves_only)
-        mapping = self._source._outline()
+        mapping = self._source._structure()
         if not self._leaves_only:
             return len(mapping)
         return sum(not is_node(value) for value in mapping.values())
@@ -168,7 +168,7 @@ class _Keys(_View, KeysView[Any]):
         for i, name in enumerate(path):
             if not isinstance(value, Contract) or (i and self._is_leaf is not None and self._counts_as_leaf(value)):
                 return False
-            mapping = value._outline()
+            mapping = value._structure()
             if name not in mapping:
                 return False
             value = mapping[name]
@@ -199,7 +199,7 @@ class _Items(_View, ItemsView[Any, Any]):
     def __iter__(self) -> Iterator[Pair]:
         if not self._nested or self._is_leaf is not None or self._sort:
             return iter(self._pairs())
-        if is_flat(self._source._outline()):
+        if is_flat(self._source._structure()):
             return iter(list(self._source._entries.items()))
         pairs: list[Pair] = []
         _collect(self._source, (), self._leaves_only, pairs)
@@ -224,7 +224,7 @@ def _dotted(key: str | tuple[str, ...]) -> str:
 
 
 def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[FlatKey]) -> None:
-    mapping = node._outline()
+    mapping = node._structure()
     if is_flat(mapping):
         out.extend(_level_keys(prefix, mapping))
         return
@@ -239,7 +239,7 @@ def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, ou
 def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
     mapping = node._entries
     # Asked of the outline, since a lazy stack stacks its leaves to give its entries.
-    if is_flat(node._outline()):
+    if is_flat(node._structure()):
         out.extend(mapping.values())
         return
     for value in mapping.values():
@@ -253,7 +253,7 @@ def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
 def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[Pair]) -> None:
     mapping = node._entries
     # Asked of the outline, since a lazy stack stacks its leaves to give its entries.
-    if is_flat(node._outline()):
+    if is_flat(node._structure()):
         out.extend(zip(_level_keys(prefix, mapping), mapping.values()) if prefix else mapping.items())
         return
     for name, value in mapping.items():
@@ -276,7 +276,7 @@ def _all_leaves(node: Contract) -> list[Pair]:
 
 
 def _count(node: Contract, leaves_only: bool) -> int:
-    mapping = node._outline()
+    mapping = node._structure()
     count = len(mapping)
     for value in mapping.values():
         if type(value) is not Tensor and is_node(value):
@@ -315,7 +315,7 @@ def _collect_keys_until(
     node: Contract, prefix: tuple[str, ...], nested: bool, leaves_only: bool, is_leaf: IsLeaf, out: list[FlatKey]
 ) -> None:
     """As `_collect_keys`, with the caller's idea of a leaf."""
-    for name, value in node._outline().items():
+    for name, value in node._structure().items():
         leaf = is_leaf(type(value))
         if nested and not leaf and isinstance(value, Contract):
             _collect_keys_until(value, (*prefix, name), nested, leaves_only, is_leaf, out)

@@ -100,7 +100,7 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
     # Torch also builds trees of markers and specifications, which have no shape: these keep the batch size.
     if len(known) == len(values) and values:
         change = context.depth - _depth(values)
-        lead = len(size)
+        batch_dims = len(size)
         shaped = [value for value in known if not _has_no_batch(value)]
         count = len(shaped)
         if change or context.depth:
@@ -110,7 +110,7 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
         elif count and change < 0:
             size = size[-change:]  # Torch maps over the rows of ragged leaves, the first dim.
         if len(shaped) != len(values):
-            values = [_along_with(value, size, lead) for value in values]
+            values = [_along_with(value, size, batch_dims) for value in values]
         if len(size) != len(context.batch_size) or change:
             names = None
         if device is not None and any(value.device != device for value in known):  # type: ignore[union-attr]
@@ -128,11 +128,11 @@ def _has_no_batch(value: object) -> bool:
     return isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor))
 
 
-def _along_with(value: Any, size: torch.Size, lead: int) -> Any:
+def _along_with(value: Any, size: torch.Size, batch_dims: int) -> Any:
     """An entry of a container that has got another batch size: one that holds a value has no leaves to tell it from."""
     if not _has_no_batch(value) or value._batch_size[: len(size)] == size:
         return value
-    return value._resized_along(size, lead)
+    return value._resized_along(size, batch_dims)
 
 
 def _flatten_with_keys(container: Contract) -> tuple[list[Any], Context]:

@@ -21,8 +21,8 @@ from tensordict.core.ragged import is_row_of_many
 def from_the_front(value: Any, dim: object, new: int = 0) -> Any:
     """A negative dim of a container, counted from its first batch dim; with `new` dims that are to come."""
     if isinstance(dim, int) and dim < 0 and is_node(value):
-        lead = len(value._batch_size) + new
-        return dim + lead if dim >= -lead else dim
+        batch_dims = len(value._batch_size) + new
+        return dim + batch_dims if dim >= -batch_dims else dim
     return dim
 
 
@@ -75,9 +75,9 @@ def leaving(value: Contract, dim: int, level: int, count: int) -> Any:
     return _mapped(value, dim, lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None])
 
 
-def _mapped(value: Contract, dim: int, fn: LeafFn, size: torch.Size, lead: int, rename: Rename) -> Any:
+def _mapped(value: Contract, dim: int, fn: LeafFn, size: torch.Size, batch_dims: int, rename: Rename) -> Any:
     try:
-        return value._map(fn, size, lead, rename, _together)
+        return value._map(fn, size, batch_dims, rename, _together)
     except RuntimeError as error:
         for path, leaf in value._walk():
             if dim and (leaf.is_nested or is_row_of_many(leaf)):

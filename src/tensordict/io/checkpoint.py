@@ -85,7 +85,7 @@ class _Plan:
         self._match_values(container, level, size, key, fresh)
         for name, item in level.entries.items():
             path = (*key, name)
-            current = node._targets().get(name)
+            current = node._writable().get(name)
             if item is UNFIT:
                 continue
             if current is None:
@@ -150,7 +150,7 @@ class _Plan:
         node = container._wrapped_container()
         for name, value in fields.items():
             path = (*key, name)
-            current = node._targets().get(name)
+            current = node._writable().get(name)
             if value is None or name in level.entries:
                 continue
             if isinstance(current, Contract) and current._is_non_tensor:

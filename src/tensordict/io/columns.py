@@ -164,8 +164,8 @@ class _UnlikeError(Exception):
 
 def _is_uneven(members: Sequence[Any]) -> bool:
     """Whether a tensor has different shapes in containers that may differ in anything else."""
-    for name, value in members[0]._outline().items():
-        column = [member._outline().get(name) for member in members]
+    for name, value in members[0]._structure().items():
+        column = [member._structure().get(name) for member in members]
         if isinstance(value, Tensor):
             if any(isinstance(other, Tensor) and other.shape != value.shape for other in column):
                 return True
@@ -326,17 +326,17 @@ def _count_of(value: Any) -> int:
 
 def _sizes(entries: Mapping[str, Any], count: int, own: torch.Size) -> list[torch.Size]:
     """The batch size of every member, which all of their entries begin with."""
-    lead = len(own)
+    batch_dims = len(own)
     table: Tensor | None = None
     if -1 not in own:
-        table = torch.tensor(own, dtype=torch.int64).expand(count, lead)
+        table = torch.tensor(own, dtype=torch.int64).expand(count, batch_dims)
     for name, value in entries.items():
-        found = _lead_of(value, lead)
+        found = _lead_of(value, batch_dims)
         if found is None:
             continue
         if table is None:
             table = found
-        if found.shape != (count, lead) or not torch.equal(found, table):
+        if found.shape != (count, batch_dims) or not torch.equal(found, table):
             raise ValueError(f"the entry {name!r} does not fit {count} members of batch size {list(own)}")
     if table is None:
         raise ValueError(f"nothing says what the batch sizes {list(own)} of its members are")
@@ -346,17 +346,17 @@ def _sizes(entries: Mapping[str, Any], count: int, own: torch.Size) -> list[torc
     return [torch.Size(row) for row in table.tolist()]
 
 
-def _lead_of(value: Any, lead: int) -> Tensor | None:
+def _lead_of(value: Any, batch_dims: int) -> Tensor | None:
     """The first dims of the rows of an entry, as a table; `None` where it has none of its own."""
     if isinstance(value, Column):
-        return value.sizes[:, :lead]
+        return value.sizes[:, :batch_dims]
     if isinstance(value, Tensor):
-        return torch.tensor(value.shape[1 : 1 + lead], dtype=torch.int64).expand(value.shape[0], -1)
+        return torch.tensor(value.shape[1 : 1 + batch_dims], dtype=torch.int64).expand(value.shape[0], -1)
     if value._is_non_tensor:
         return None
     members = value._wrapped_container()._members()
-    sizes = [list(member._batch_size[:lead]) for member in members]
-    return torch.tensor(sizes, dtype=torch.int64).reshape(len(members), lead)
+    sizes = [list(member._batch_size[:batch_dims]) for member in members]
+    return torch.tensor(sizes, dtype=torch.int64).reshape(len(members), batch_dims)
 
 
 def _parts(value: Any, sizes: list[torch.Size]) -> Sequence[Any]:

@@ -324,8 +324,8 @@ def _fill_value(node: FolderSpecification, folder: str, key: Path, options: Load
     if node.pickled:
         node.value = options.unpickle(options.source, f"{folder}/{node.pickled}", key, stack)
     if not node.sized:
-        lead = around.batch_size
-        node.batch_size = regular_size(node.value, max(len(lead), (node.stack_dim or 0) + 1)) if stack else lead
+        outer = around.batch_size
+        node.batch_size = regular_size(node.value, max(len(outer), (node.stack_dim or 0) + 1)) if stack else outer
 
 
 def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions, column: bool) -> Tensor | Column:

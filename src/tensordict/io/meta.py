@@ -257,10 +257,10 @@ def read_node(folder: str, key: Path, source: Source = FOLDERS) -> FolderSpecifi
         node, entries = _node(meta)
     except ValueError as error:
         raise _broken(folder, key, error) from error
-    lead = _SCALAR if node.kind == UNBATCHED else torch.Size((node.count or 0,)) if node.columns else node.batch_size
+    outer = _SCALAR if node.kind == UNBATCHED else torch.Size((node.count or 0,)) if node.columns else node.batch_size
     for name, spec in entries:
         try:
-            _read_entry(node, name, spec, lead)
+            _read_entry(node, name, spec, outer)
         except ValueError as error:
             raise _broken(folder, (*key, name), error) from error
     return node

@@ -145,7 +145,7 @@ def _of_values(cls: Any, state: dict[str, Any]) -> Any:
     of = registry.lookup(VALUES[0])._of
     found = {name: of(value, size, device, names) for name, value in values.items() if value is not None}
     problem = tensorclass_problem(
-        cls, type(container).__name__, not container._is_non_tensor, [*container._outline(), *found]
+        cls, type(container).__name__, not container._is_non_tensor, [*container._structure(), *found]
     )
     _check(problem is None, cls, str(problem))
     for name, holder in found.items():

@@ -424,7 +424,7 @@ def _read_entry(
     shape, offsets, dtype_name = spec["shape"], spec["data_offsets"], spec["dtype"]
     try:
         size = checked.shape(shape)
-        begin, end = checked.sizes(offsets, "its place")
+        begin, end = checked.ints(offsets, "its place")
     except ValueError as error:
         raise SaveError(f"{bad}{error}") from None
     dtype = _TORCH.get(dtype_name) if type(dtype_name) is str else None

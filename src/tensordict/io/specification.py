@@ -175,7 +175,7 @@ def specification_of(
         return container
     inner = container._wrapped_container()
     if is_typed(container):
-        missing = [field for field in type(container).__expected_keys__ if field not in inner._outline()]
+        missing = [field for field in type(container).__expected_keys__ if field not in inner._structure()]
         size, device, names = container._batch_size, container._device, container._names
         return Specification(class_name(container), size, device, names, {WRAPPED: inner}, missing=missing)
     container = inner  # of a wrapper that is stored as what it wraps
@@ -186,7 +186,7 @@ def specification_of(
     if kind == UNBATCHED:
         found.entries = {OWN: container.as_subclass(Tensor)}
     elif kind == DICT:
-        found.entries = container._targets() if unread else container._entries
+        found.entries = container._writable() if unread else container._entries
     elif kind in VALUES:
         found.value = container._value
     else:
@@ -278,9 +278,9 @@ def _unsound(node: Specification, key: Path, problem: object) -> SaveError:
 
 
 def _problem(node: Specification) -> str | None:
-    lead = len(node.batch_size)
-    if node.names is not None and len(node.names) != lead:
-        return f"its dim names {node.names!r:.80} do not fit {lead} batch dims"
+    batch_dims = len(node.batch_size)
+    if node.names is not None and len(node.names) != batch_dims:
+        return f"its dim names {node.names!r:.80} do not fit {batch_dims} batch dims"
     if node.is_tensorclass:
         kind, holds_fields, names = _as_wrapped(node.entries[WRAPPED])
         return tensorclass_problem(registry.declared(node.kind), kind, holds_fields, names)
@@ -289,7 +289,7 @@ def _problem(node: Specification) -> str | None:
     if node.kind == DICT or node.kind == LAZY:
         for name, entry in node.entries.items():
             shape = _row_shape(entry, node) if node.columns else shape_of(entry)
-            if shape is not None and shape[:lead] != node.batch_size:
+            if shape is not None and shape[:batch_dims] != node.batch_size:
                 return f"the shape {list(shape)} of {name!r} does not begin with {list(node.batch_size)}"
     return None
 
@@ -351,7 +351,7 @@ def _as_wrapped(inner: Any) -> tuple[str, bool, Iterable[str]]:
     if isinstance(inner, Specification):
         return inner.kind, inner.kind in (DICT, LAZY), _names_in(inner)
     holds = inner._wrapped_container() is inner and not (inner._is_non_tensor or isinstance(inner, Tensor))
-    return type(inner).__name__, holds, inner._outline()
+    return type(inner).__name__, holds, inner._structure()
 
 
 def _names_in(node: Specification) -> Iterable[str]:

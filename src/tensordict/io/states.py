@@ -70,7 +70,7 @@ class StateWriter:
         if is_typed(container):
             cls = type(container)
             meta[TYPE], meta[CLASS] = cls.__name__, f"{cls.__module__}.{cls.__qualname__}"
-            fields = meta[VALUES] = {name: None for name in cls.__expected_keys__ if name not in inner._outline()}
+            fields = meta[VALUES] = {name: None for name in cls.__expected_keys__ if name not in inner._structure()}
         form = _dense_form(inner, key)
         if form.stack_dim is not None:
             meta[STACK_DIM] = form.stack_dim
@@ -147,7 +147,7 @@ def _dense_form(container: Any, key: Path) -> Specification:
     if form.kind != LAZY or not _is_even(container):
         return form
     try:
-        entries = {name: container._entries[name] for name in container._outline()}
+        entries = {name: container._entries[name] for name in container._structure()}
     except StackError:
         return form
     return Specification(DICT, form.batch_size, form.device, form.names, entries, form.stack_dim)
@@ -155,8 +155,8 @@ def _dense_form(container: Any, key: Path) -> Specification:
 
 def _is_even(stack: Any) -> bool:
     """Whether the members of a stack have the same keys, with dense tensors of the same shapes."""
-    names = stack._outline()
-    if any(member._outline().keys() != names.keys() for member in stack._members()):
+    names = stack._structure()
+    if any(member._structure().keys() != names.keys() for member in stack._members()):
         return False
     for name in names:
         node = stack._node(name)
@@ -327,7 +327,7 @@ def _descended(level: Level, name: str, target: Any, place: str) -> tuple[Level,
     node = target
     for part in place.split(SEPARATOR) if place else ():
         node = _child(node, part)
-    while SEPARATOR in name and not (node is not None and name in node._outline()):
+    while SEPARATOR in name and not (node is not None and name in node._structure()):
         end = name.find(SEPARATOR)
         while node is not None and end >= 0 and _child(node, name[:end]) is None:
             end = name.find(SEPARATOR, end + 1)

@@ -191,7 +191,7 @@ def _class_in(hint: object) -> Any:
 def _plain(container: TensorCollection) -> TensorCollection:
     """A shallow copy of the container behind a tensorclass, also behind those in it."""
     container = container._wrapped_container().copy()
-    for name, node in container._outline().items():
+    for name, node in container._structure().items():
         if isinstance(node, TensorCollection) and not node._is_non_tensor:
             container.set(name, _plain(node))
     return container

@@ -211,7 +211,7 @@ class Applying(Writing):
                 return self._build({}, size, self._device, names) if call.plan is None else None
             if self._members() is not None:
                 return self._apply_to_members(call, others, path)
-            mapping, fn = self._targets(), self._on_read(fn, 1 if call.named else 0, keep=True)
+            mapping, fn = self._writable(), self._on_read(fn, 1 if call.named else 0, keep=True)
         entries: dict[str, Any] = {}
         ndim, plan = 0 if call.trusted else len(size), call.plan
         first = size[0] if ndim == 1 else None

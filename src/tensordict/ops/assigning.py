@@ -29,7 +29,7 @@ class Assign(Write):
 
     Attributes:
         at: the index, an output of `leaf_index`.
-        lead: the shape that it indexes: the batch size, or that of an entry whose other dims it reaches.
+        indexed: the shape that it indexes: the batch size, or that of an entry whose other dims it reaches.
         size: the shape of the part.
         fills: whether torch is given a number as it is, and refuses what the dtype cannot hold.
     """
@@ -37,7 +37,7 @@ class Assign(Write):
     def __init__(
         self,
         at: Any,
-        lead: torch.Size,
+        indexed: torch.Size,
         size: torch.Size,
         adds: bool = True,
         fills: bool = False,
@@ -46,7 +46,7 @@ class Assign(Write):
         self.plan = WritePlan() if plan is None else plan
         self.adds = adds
         self.at = at
-        self.lead = lead
+        self.indexed = indexed
         self.size = size
         self.fills = fills
         # A basic index makes views to copy into, all in one call; otherwise the leaves themselves are indexed.
@@ -54,7 +54,7 @@ class Assign(Write):
 
     def part_of(self, leaf: Any) -> torch.Size:
         """The shape of the part of a leaf or value that is assigned: what is behind the dims indexed stays."""
-        part: torch.Size = self.size + leaf.shape[len(self.lead) :]
+        part: torch.Size = self.size + leaf.shape[len(self.indexed) :]
         return part
 
     def to_leaf(self, leaf: Tensor, item: Any, path: Path) -> None:
@@ -133,7 +133,7 @@ class Assign(Write):
             raise_no_entry(path)
         if node._locked:
             raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
-        fresh = node._admit(_allocated(item, self.at, self.lead, self.size, path), path)
+        fresh = node._admit(_allocated(item, self.at, self.indexed, self.size, path), path)
         self.plan.steps.append((setitem, (node._entries, name, fresh)))
 
 
@@ -205,36 +205,38 @@ def _ragged_write(leaf: Tensor, at: object, item: object, path: Path) -> Callabl
         raise named_error(error, path) from None
 
 
-def _spread(holder: Any, at: object, lead: torch.Size, ndim: int) -> Any:
+def _spread(holder: Any, at: object, indexed: torch.Size, ndim: int) -> Any:
     """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned.
 
     The first `ndim` batch dims of `holder` are those of the part.
     """
     make = registry.lookup("NonTensorData")
     if not isinstance(holder, registry.lookup("NonTensorStack")):
-        return make._of(holder._value, lead)
-    return make._of(None, lead + holder._batch_size[ndim:])._assigned(at, holder)
+        return make._of(holder._value, indexed)
+    return make._of(None, indexed + holder._batch_size[ndim:])._assigned(at, holder)
 
 
-def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path: Path) -> Any:
+def _allocated(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size, path: Path) -> Any:
     """Zeros for all of the batch, shaped after `item`, with `item` assigned at the index."""
     if isinstance(item, Contract):
         if isinstance(item, Tensor):
             return item
         if item._is_non_tensor:
-            return _spread(item, at, lead, len(new_size))
-        size = lead + item._batch_size[len(new_size) :]
-        entries = {name: _allocated(value, at, lead, new_size, (*path, name)) for name, value in item._entries.items()}
+            return _spread(item, at, indexed, len(new_size))
+        size = indexed + item._batch_size[len(new_size) :]
+        entries = {
+            name: _allocated(value, at, indexed, new_size, (*path, name)) for name, value in item._entries.items()
+        }
         names: Names | None = None
         if item._names is not None:
-            names = [*([None] * len(lead)), *item._names[len(new_size) :]]
+            names = [*([None] * len(indexed)), *item._names[len(new_size) :]]
         return item._build(entries, size, item._device, names)
     if isinstance(item, Mapping):
-        return {key: _allocated(value, at, lead, new_size, (*path, *path_of(key))) for key, value in item.items()}
+        return {key: _allocated(value, at, indexed, new_size, (*path, *path_of(key))) for key, value in item.items()}
     if not isinstance(item, Tensor):
         item = stored(item, path, new_size, None)
         if isinstance(item, Contract):
-            return _spread(item, at, lead, len(new_size))
+            return _spread(item, at, indexed, len(new_size))
     if item.is_nested:
         raise ShapeError(f"entry {joined(path)!r} is ragged and not there yet: set all of it before assigning to parts")
     if item.shape[: len(new_size)] != new_size:
@@ -242,6 +244,6 @@ def _allocated(item: Any, at: Any, lead: torch.Size, new_size: torch.Size, path:
             f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the size "
             f"{list(new_size)} of the part of the batch it is assigned to"
         )
-    fresh = item.new_zeros(lead + item.shape[len(new_size) :])
+    fresh = item.new_zeros(indexed + item.shape[len(new_size) :])
     fresh[at] = item
     return fresh

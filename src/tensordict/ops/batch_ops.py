@@ -174,8 +174,8 @@ class Permute(BatchOp):
     order: Sequence[int]
 
     def __init__(self, old: Size, *order: int) -> None:
-        lead = len(old)
-        args = PerNdim(lambda ndim: (*order, *range(lead, ndim)))
+        batch_dims = len(old)
+        args = PerNdim(lambda ndim: (*order, *range(batch_dims, ndim)))
         self.old, self.size = old, Size([old[dim] for dim in order])
         self.order = self.args = order
         self.leaf = lambda v: v.permute(*args[v.dim()])
@@ -298,8 +298,8 @@ class Expand(BatchOp):
     name = "expand"
 
     def __init__(self, old: Size, size: Size) -> None:
-        head, lead = tuple(size), len(old)
-        extents = PerNdim(lambda ndim: head + (-1,) * (ndim - lead))
+        head, batch_dims = tuple(size), len(old)
+        extents = PerNdim(lambda ndim: head + (-1,) * (ndim - batch_dims))
         self.old, self.size = old, size
         self.leaf = (lambda v: v.expand(*extents[v.dim()])) if head else (lambda v: v.expand(extents[v.dim()]))
 
@@ -412,8 +412,8 @@ class Repeat(BatchOp):
     copies = True
 
     def __init__(self, old: Size, *times: int) -> None:
-        lead, added = len(old), len(times) - len(old)
-        counts = PerNdim(lambda ndim: times + (1,) * (ndim - lead))
+        batch_dims, added = len(old), len(times) - len(old)
+        counts = PerNdim(lambda ndim: times + (1,) * (ndim - batch_dims))
         self.old, self.args = old, times
         self.size = Size([n * size for n, size in zip(times, (1,) * added + tuple(old), strict=True)])
         self.leaf = (lambda v: v.repeat(*counts[v.dim()])) if times else (lambda v: v.repeat(counts[v.dim()]))
@@ -539,26 +539,26 @@ def lowered(dims: Iterable[int], dim: int) -> tuple[int, ...]:
     return tuple([d - (d > dim) for d in dims if d != dim])
 
 
-def _to_sizes(method: Callable[..., Tensor], head: tuple[int, ...], lead: int) -> LeafFn:
-    """`method`, such as `Tensor.view`, giving a leaf the sizes `head` in place of its `lead` leading dims."""
+def _to_sizes(method: Callable[..., Tensor], head: tuple[int, ...], batch_dims: int) -> LeafFn:
+    """`method`, such as `Tensor.view`, giving a leaf the sizes `head` in place of its `batch_dims` leading dims."""
     if not head:
-        return lambda v: method(v, v.shape[lead:])
+        return lambda v: method(v, v.shape[batch_dims:])
 
     # Torch parses ints 0.5 to 1.5 us faster than a tuple or a Size; without batch dims there might be none to parse.
     def fn(v: Tensor) -> Tensor:
-        features = v.dim() - lead
+        features = v.dim() - batch_dims
         if features == 1:
             return method(v, *head, v.size(-1))
-        return method(v, *head, *v.shape[lead:]) if features else method(v, *head)
+        return method(v, *head, *v.shape[batch_dims:]) if features else method(v, *head)
 
     return fn
 
 
-def _roll_flat(shifts: Any, lead: int) -> LeafFn:
-    """Roll the `lead` leading dims of a leaf as if they were one."""
+def _roll_flat(shifts: Any, batch_dims: int) -> LeafFn:
+    """Roll the `batch_dims` leading dims of a leaf as if they were one."""
 
     def fn(v: Tensor) -> Tensor:
-        flat = v.flatten(0, lead - 1) if lead else v.unsqueeze(0)
+        flat = v.flatten(0, batch_dims - 1) if batch_dims else v.unsqueeze(0)
         return flat.roll(shifts, 0).view(v.shape)
 
     return fn

@@ -18,7 +18,7 @@ from tensordict.core.devices import as_device, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.describing import fitted, is_description
 from tensordict.ops.leaves import Leaves, _walk
-from tensordict.ops.refusals import blamed
+from tensordict.ops.refusals import naming_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -137,7 +137,7 @@ class Casting(Leaves):
 
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
-        for value in self._outline().values():
+        for value in self._structure().values():
             if isinstance(value, Casting):
                 value._set_device(device)
 
@@ -226,7 +226,7 @@ class Casting(Leaves):
         try:
             return self._map(fn) if device == "kept" else self._placed(fn, device)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            raise blamed(error, _walk(self), fn) from error
+            raise naming_entry(error, _walk(self), fn) from error
 
     def _placed(self, fn: Callable[[Any], object], device: torch.device) -> Self:
         """The same structure with leaves `fn(leaf)`, on `device` at every level."""
@@ -237,7 +237,7 @@ class Casting(Leaves):
             name: fn(value)
             if type(value) is Tensor
             else (value._placed(fn, device) if isinstance(value, Casting) else fn(value))
-            for name, value in self._targets().items()
+            for name, value in self._writable().items()
         }
         return self._subset(entries, device)
 

@@ -235,7 +235,7 @@ class Communicating(Leaves):
             TransferError: as :meth:`recv`.
         """
         channel = Channel.of(group, src, None, init_tag, False, "src")
-        target = self if self._outline() else None
+        target = self if self._structure() else None
         place = None if device is None else as_device(device)
         return await transfers.received(Receiving(channel, target, place, allow_pickle))  # type: ignore[no-any-return]
 

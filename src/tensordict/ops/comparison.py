@@ -141,18 +141,18 @@ class Comparison(Leaves):
 
     def _compared_by_leaf(self, other: Contract, op: BinaryOp) -> Self:
         size, theirs = self._batch_size, other._batch_size
-        whole = partial(_compared_pair, op)
+        on_node = partial(_compared_pair, op)
         if size == theirs:
             if (pairs := self._paired(other)) is not None:
                 return self._restacked([left._compared_with_container(right, op) for left, right in pairs])
             # With one batch dim at most, no alignment of leaves can change it: they can be compared as they
             # are.
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
-            return self._merge((self, other), fn, size, len(size), list, whole=whole)
+            return self._merge((self, other), fn, size, len(size), list, on_node=on_node)
         if len(size) == len(theirs):
             size = torch.broadcast_shapes(size, theirs)
         fn = partial(_pairwise, op, size)
-        return self._merge((self, other), fn, size, len(self._batch_size), list, (), whole)
+        return self._merge((self, other), fn, size, len(self._batch_size), list, (), on_node)
 
 
 def _compared_pair(op: BinaryOp, pair: Sequence[Any]) -> Any:

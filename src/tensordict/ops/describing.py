@@ -65,13 +65,13 @@ def is_description(container: Contract) -> bool:
     kind = registry.lookup("TensorAttrs")
     return any(
         isinstance(value, Contract) and (isinstance(value, kind) or is_description(value))
-        for value in container._outline().values()
+        for value in container._structure().values()
     )
 
 
 def fitted(node: ContainerT, description: Contract, path: Path = ()) -> ContainerT:
     """A container whose leaves have the devices and dtypes that a description gives them; others are shared."""
-    wanted = description._outline()
+    wanted = description._structure()
     device = node._device
     entries: dict[str, Any] = {}
     for name, value in node._entries.items():

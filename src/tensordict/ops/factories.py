@@ -124,9 +124,9 @@ class Factories(Reading):
         return self._new(as_size(as_ints((size,))), lambda v, shape: v.new_full(shape, fill_value, **options), device)
 
     def _new(self, size: torch.Size, make: Callable[[Tensor, tuple[int, ...]], Tensor], device: object) -> Self:
-        head, lead = tuple(size), len(self._batch_size)
-        keep_names = (lambda names: names) if len(size) == lead else None
-        result = self._map(lambda v: make(v, (*head, *v.shape[lead:])), size, lead, keep_names)
+        head, batch_dims = tuple(size), len(self._batch_size)
+        keep_names = (lambda names: names) if len(size) == batch_dims else None
+        result = self._map(lambda v: make(v, (*head, *v.shape[batch_dims:])), size, batch_dims, keep_names)
         return result if device is NO_DEFAULT else _on_device(result, device)
 
     def new_tensor(
@@ -251,7 +251,7 @@ def _on_device(node: Any, device: Any) -> Any:
             if device.index is not None or device.type in ("cpu", "meta")
             else torch.empty((), device=device).device
         )
-    for value in node._outline().values():
+    for value in node._structure().values():
         if isinstance(value, Contract):
             _on_device(value, device)
     return node

@@ -370,9 +370,9 @@ def _is_uneven(node: Contract) -> bool:
     members = node._members()
     if not members:
         return False
-    if len({frozenset(member._outline()) for member in members}) > 1:
+    if len({frozenset(member._structure()) for member in members}) > 1:
         return True
-    leaves = [name for name, value in node._outline().items() if not is_node(value)]
+    leaves = [name for name, value in node._structure().items() if not is_node(value)]
     return any(type(n) is not int or n < 0 for name in leaves for n in node._shape_of(name))
 
 

@@ -43,18 +43,18 @@ class Gathering(Contract):
             [[0], [5]]
         """
         size = self._batch_size
-        lead = len(size)
-        dim = as_dim(dim, lead)
+        batch_dims = len(size)
+        dim = as_dim(dim, batch_dims)
         if not isinstance(index, Tensor):
             raise TypeError(f"gather needs an index tensor, got {type(index).__name__}")
         if out is not None and inplace:
             raise TypeError("gather writes in place or into out, not both")
-        if not dim < index.ndim <= lead:
+        if not dim < index.ndim <= batch_dims:
             raise ShapeError(
-                f"gather along dim {dim} needs an index of {dim + 1} to {lead} dims for the batch size {list(size)}, "
-                f"got the shape {list(index.shape)}"
+                f"gather along dim {dim} needs an index of {dim + 1} to {batch_dims} dims for the batch size "
+                f"{list(size)}, got the shape {list(index.shape)}"
             )
-        if index.ndim < lead:
+        if index.ndim < batch_dims:
             rest = size[index.ndim :]
             index = index.reshape(*index.shape, *[1] * len(rest)).expand(*index.shape, *rest)
         for d, (count, extent) in enumerate(zip(index.shape, size, strict=True)):
@@ -66,8 +66,8 @@ class Gathering(Contract):
             return v.gather(dim, indices[v.shape])
 
         if inplace:
-            return replace_leaves(self, fn, index.shape, lead, unchanged)
-        result = self._map(fn, index.shape, lead, unchanged)
+            return replace_leaves(self, fn, index.shape, batch_dims, unchanged)
+        result = self._map(fn, index.shape, batch_dims, unchanged)
         return result if out is None else written(out, result)
 
     # --- masks ------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def _spread(other: Any, node: Any, size: torch.Size, path: Path) -> Any:
     for name, value in other._entries.items():
         below = None if node is None else node._node(name)
         if isinstance(value, Tensor):
-            shape = node._shape_of(name) if node is not None and below is None and name in node._outline() else None
+            shape = node._shape_of(name) if node is not None and below is None and name in node._structure() else None
             entries[name] = _over(value, shape, size, (*path, name))
         elif value._batch_size or value._is_non_tensor:
             entries[name] = value.expand(size + value._batch_size)

@@ -44,7 +44,7 @@ class Leaves(Locking):
             return self._restacked([member.empty() if result is None else result for member, result in pairs])
         on_leaf = self._on_read(fn)
         entries: dict[str, Any] = {}
-        for name, value in self._targets().items():
+        for name, value in self._writable().items():
             # An `UnbatchedTensor` stays one.
             of = getattr(value, "_map_some", None) if type(value) is not Tensor else None
             result = on_leaf(value) if of is None else of(fn)

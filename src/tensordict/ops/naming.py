@@ -39,8 +39,8 @@ class Naming(Contract):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
-        lead = len(self._batch_size)
-        self._name_tree([None] * lead if names is None else checked_names(names, lead))
+        batch_dims = len(self._batch_size)
+        self._name_tree([None] * batch_dims if names is None else checked_names(names, batch_dims))
 
     def _name_tree(self, names: Names) -> None:
         """Give the batch dims of this container, and the same dims of all nested ones, these names."""
@@ -218,7 +218,7 @@ def _spelled_out(names: tuple[Any, ...], own: Names, call: str) -> Names:
 
 def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path, Contract, Names]]) -> None:
     """All nested containers, their paths, and the names that their leading dims are to have."""
-    outline = node._outline()
+    outline = node._structure()
     for name, value in outline.items():
         if type(value) is not Tensor and isinstance(value, Contract):
             path = (*prefix, name)
@@ -229,7 +229,7 @@ def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path,
         dim: int = node.stack_dim
         rest = names[:dim] + names[dim + 1 :]
         for member in members:
-            for name, value in member._outline().items():
+            for name, value in member._structure().items():
                 if name not in outline and isinstance(value, Contract):
                     found.append(((*prefix, name), value, rest))
                     _collect(value, (*prefix, name), rest, found)
@@ -266,7 +266,7 @@ def take_names(container: Any, value: Any) -> None:
 
 def _rename(node: Contract, names: Names) -> None:
     """Give the leading dims of one container these names."""
-    lead = len(names)
-    if len(node._batch_size) > lead:
-        names = [*names, *(node._names or [None] * len(node._batch_size))[lead:]]
+    batch_dims = len(names)
+    if len(node._batch_size) > batch_dims:
+        names = [*names, *(node._names or [None] * len(node._batch_size))[batch_dims:]]
     node._names = list(names) if any(names) else None

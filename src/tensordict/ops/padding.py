@@ -108,7 +108,7 @@ class Padding(Sizing):
     def _sizes(self) -> list[torch.Size]:
         """The batch sizes of this container and of those nested in it."""
         sizes = [self._batch_size]
-        for value in self._outline().values():
+        for value in self._structure().values():
             if isinstance(value, Padding):
                 sizes += value._sizes()
         return sizes

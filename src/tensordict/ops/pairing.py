@@ -94,7 +94,7 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Tensor], right: 
         for mine, theirs in parts:
             _pair_exactly(mine, theirs, path, left, right)
         return
-    entries, others = node._targets(), other._entries
+    entries, others = node._writable(), other._entries
     names = list(entries)
     if names == list(others):
         values, counterparts = list(entries.values()), list(others.values())
@@ -213,7 +213,7 @@ def _add_views(node: Contract, value: Tensor, views: ByNdim, found: list[Tensor]
     if node._members() is not None:
         found += node._map_with(_second, value)._leaves()
         return
-    for entry in node._targets().values():
+    for entry in node._writable().values():
         if type(entry) is not Tensor and isinstance(entry, Contract):
             if isinstance(entry, Tensor):
                 entry._map_with(_second, value)  # Refuses.
@@ -234,11 +234,11 @@ def _parts(node: Any, other: Contract, path: Path) -> Any:
     if node._paired(node) is None:
         return None
     theirs = other._batch_size
-    lead = len(theirs)
-    if lead == len(size) and grown(other, size)._batch_size == size:
+    batch_dims = len(theirs)
+    if batch_dims == len(size) and grown(other, size)._batch_size == size:
         return node._paired(grown(other, size))
     if all(leaf.shape[: len(size)] == size for leaf in other._leaves()):
-        return node._paired(other._map(lambda leaf: leaf, size, lead))
+        return node._paired(other._map(lambda leaf: leaf, size, batch_dims))
     where = f"entry {joined(path)!r}: " if path else ""
     raise RuntimeError(
         f"{where}a container of batch size {list(theirs)} cannot be split among the members of a lazy stack of batch "

@@ -171,7 +171,7 @@ class ShownLeaf:
 
 def shown(container: Contract) -> dict[str, Any]:
     """The entries of a container as they are shown, a nested container or a :class:`ShownLeaf` each; it makes none."""
-    outline = container._outline()
+    outline = container._structure()
     made = outline is not container._entries
     return {
         name: value if is_node(value) else _leaf_of(container, name, value) if made else ShownLeaf(value)
@@ -188,7 +188,7 @@ def _leaf_of(container: Contract, name: str, value: object) -> ShownLeaf:
 def _parts_of(container: Contract, name: str) -> list[Any]:
     members = container._members()
     if members is None:
-        return [container._outline()[name]]
+        return [container._structure()[name]]
     # Where a container is in the place of a tensor, the stack has no such entry that could be read.
     return [part for member in members for part in _parts_of(member, name) if isinstance(part, Tensor)]
 

@@ -123,7 +123,7 @@ class Reading(Contract):
     def depth(self) -> int:
         """How many containers are nested in one another below this one; 0 when all entries are tensors."""
         deepest = -1
-        for value in self._outline().values():
+        for value in self._structure().values():
             if isinstance(value, Reading) and not value._is_non_tensor:
                 deepest = max(deepest, value.depth)
         return deepest + 1
@@ -136,7 +136,7 @@ class Reading(Contract):
                 return False
             if (members := self._members(or_template=True)) is not None:
                 return all(member.is_empty() for member in members)
-            entries = self._outline()
+            entries = self._structure()
         for value in entries.values():  # noqa: SIM110 (a generator's frame would halve the depth that can be walked)
             if not (isinstance(value, Reading) and value.is_empty()):
                 return False
@@ -145,7 +145,7 @@ class Reading(Contract):
     def entry_class(self, key: object) -> type:
         """The class of the entry at a nested key; raises `KeyError` when there is none."""
         node, name = self._holder(path_of(key))
-        return type(node._outline()[name])
+        return type(node._structure()[name])
 
     def get_item_shape(self, key: object) -> torch.Size:
         """The shape of the entry at a nested key; raises `KeyError` when there is none."""
@@ -279,7 +279,7 @@ class Reading(Contract):
         if not self._has(path):
             return None
         node, name = self._holder(path)
-        return node._targets()[name]
+        return node._writable()[name]
 
     def _find(self, key: object) -> Any:
         """The entry at a nested key; raises `KeyError` when a name on the way is missing or is a tensor."""
@@ -339,7 +339,7 @@ class Reading(Contract):
             if inner is None:
                 break
             node = inner
-        return MissingKeyError(key, type(self).__name__, list(node._outline()), self._spelt_out(key))
+        return MissingKeyError(key, type(self).__name__, list(node._structure()), self._spelt_out(key))
 
     def _spelt_out(self, key: object) -> Path | None:
         """The nested key that is there, for a string in which its names are joined."""

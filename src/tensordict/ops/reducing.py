@@ -589,14 +589,17 @@ _ALL = Reduction(Tensor.all, stacked=True)
 _ANY = Reduction(Tensor.any, stacked=True)
 
 
-def _of_features(op: Op, leaves: list[Any], lead: int) -> list[Any]:
+def _of_features(op: Op, leaves: list[Any], batch_dims: int) -> list[Any]:
     """`op`, which takes one dim and gives values and indices, along the feature dims as one."""
-    return [_of_rows(op, leaf, lead) if leaf.is_nested else op(one_feature_dim(leaf, lead), -1) for leaf in leaves]
+    return [
+        _of_rows(op, leaf, batch_dims) if leaf.is_nested else op(one_feature_dim(leaf, batch_dims), -1)
+        for leaf in leaves
+    ]
 
 
-def _of_rows(op: Op, leaf: object, lead: int) -> tuple[Tensor, Tensor]:
+def _of_rows(op: Op, leaf: object, batch_dims: int) -> tuple[Tensor, Tensor]:
     """`op` along the feature dims of each row of a ragged leaf: torch counts padding in."""
-    pairs = [op(one_feature_dim(row, lead - 1), -1) for row in rows_of(leaf, lead)]
+    pairs = [op(one_feature_dim(row, batch_dims - 1), -1) for row in rows_of(leaf, batch_dims)]
     return restacked([pair[0] for pair in pairs], leaf), restacked([pair[1] for pair in pairs], leaf)
 
 

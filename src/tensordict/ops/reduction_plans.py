@@ -182,7 +182,7 @@ class ReductionBase(Leaves, Naming):
         """
         members = [member for member, _ in self._paired(self) or ()]
         at: int = self.stack_dim
-        if at in plan.dims or (plan.along is None and any(_is_mixed(members, name) for name in self._outline())):
+        if at in plan.dims or (plan.along is None and any(_is_mixed(members, name) for name in self._structure())):
             # Reading says what is wrong.
             dict(self._entries)
         if plan.along is None:
@@ -195,15 +195,15 @@ class ReductionBase(Leaves, Naming):
 
     def _whole_apart(self, plan: ReductionPlan) -> Self:
         """The reduction of all elements of each entry, which the members have in different shapes."""
-        lead = len(self._batch_size)
+        batch_dims = len(self._batch_size)
         entries: dict[str, Any] = {}
-        for name, value in self._outline().items():
+        for name, value in self._structure().items():
             if isinstance(value, ReductionBase):
                 entries[name] = value._reduced_by(plan)
                 continue
             leaves = self._leaves_of(name)
             ndim = 1 + max([leaf.dim() for leaf in leaves])
-            (entries[name],) = plan.apply([row_of(leaves).view([1] * (ndim - 1) + [-1])], lead)
+            (entries[name],) = plan.apply([row_of(leaves).view([1] * (ndim - 1) + [-1])], batch_dims)
         size, names = plan.after(self._batch_size, self._names)
         return self._build(entries, size, self._device, names)
 
@@ -212,8 +212,8 @@ class ReductionBase(Leaves, Naming):
         seconds: list[Any] = []
 
         def collecting(apply: Apply) -> Apply:
-            def firsts(leaves: list[Tensor], lead: int) -> list[Tensor]:
-                pairs = list(apply(leaves, lead))
+            def firsts(leaves: list[Tensor], batch_dims: int) -> list[Tensor]:
+                pairs = list(apply(leaves, batch_dims))
                 seconds.extend([pair[1] for pair in pairs])
                 return [pair[0] for pair in pairs]
 
@@ -222,7 +222,7 @@ class ReductionBase(Leaves, Naming):
         first = self._by_level(_with_apply(plan, collecting))
         remaining = iter(seconds)
         return first, self._reduced_by(
-            _with_apply(plan, lambda _: lambda leaves, lead: [next(remaining) for _ in leaves])
+            _with_apply(plan, lambda _: lambda leaves, batch_dims: [next(remaining) for _ in leaves])
         )
 
     # --- one tensor of all leaves -----------------------------------------------------------------------------------
@@ -279,8 +279,8 @@ class ReductionBase(Leaves, Naming):
 
     def _side_by_side(self) -> Tensor:
         """The batch, with all feature elements of all leaves in one last dim."""
-        lead = len(self._batch_size)
-        rows = [one_feature_dim(leaf, lead) for _, leaf in _entries_of(self)]
+        batch_dims = len(self._batch_size)
+        rows = [one_feature_dim(leaf, batch_dims) for _, leaf in _entries_of(self)]
         if not rows:
             raise _nothing_to_reduce()
         return torch.cat(rows, -1)
@@ -331,7 +331,7 @@ def _with_apply(plan: ReductionPlan, change: Callable[[Apply], Apply]) -> Reduct
 
 def _for_each(op: Op) -> ReductionPlan:
     """`op` on every leaf."""
-    return ReductionPlan(lambda leaves, lead: [op(leaf) for leaf in leaves], _as_before)
+    return ReductionPlan(lambda leaves, batch_dims: [op(leaf) for leaf in leaves], _as_before)
 
 
 def _any_ragged(leaves: list[Any]) -> bool:
@@ -344,7 +344,7 @@ def _dense(leaves: list[Any]) -> list[Any]:
     return list(map(ragged.elements, leaves)) if _any_ragged(leaves) else leaves
 
 
-def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], lead: int) -> Iterable[Any]:
+def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], batch_dims: int) -> Iterable[Any]:
     op = how.op
     if keepdim:
         pairs = zip(leaves, _dense(leaves), strict=True)
@@ -361,7 +361,9 @@ def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], lead: int) ->
     return map(op, leaves)
 
 
-def apply_along(how: Reduction, dims: tuple[int, ...], keepdim: bool, leaves: list[Any], lead: int) -> Iterable[object]:
+def apply_along(
+    how: Reduction, dims: tuple[int, ...], keepdim: bool, leaves: list[Any], batch_dims: int
+) -> Iterable[object]:
     op = how.op
     if how.stacked and _alike(leaves):
         return _cut(op(torch.stack(leaves), _unpacked(tuple([dim + 1 for dim in dims])), keepdim), how)
@@ -369,24 +371,24 @@ def apply_along(how: Reduction, dims: tuple[int, ...], keepdim: bool, leaves: li
     return [op(leaf, arg, True) for leaf in leaves] if keepdim else [op(leaf, arg) for leaf in leaves]
 
 
-def _apply_to_features(how: Reduction, leaves: list[Any], lead: int) -> Iterable[object]:
+def _apply_to_features(how: Reduction, leaves: list[Any], batch_dims: int) -> Iterable[object]:
     if _any_ragged(leaves):
-        fn = _over_features(how.op, lead)
-        return [_row_by_row(how, leaf, lead) if leaf.is_nested else fn(leaf) for leaf in leaves]
+        fn = _over_features(how.op, batch_dims)
+        return [_row_by_row(how, leaf, batch_dims) if leaf.is_nested else fn(leaf) for leaf in leaves]
     if how.stacked and _alike(leaves):
-        return _cut(_over_features(how.op, lead + 1)(torch.stack(leaves)), how)
-    return map(_over_features(how.op, lead), leaves)
+        return _cut(_over_features(how.op, batch_dims + 1)(torch.stack(leaves)), how)
+    return map(_over_features(how.op, batch_dims), leaves)
 
 
-def _row_by_row(how: Reduction, leaf: object, lead: int) -> Any:
+def _row_by_row(how: Reduction, leaf: object, batch_dims: int) -> Any:
     """The reduction of the feature dims of a ragged leaf, of which torch has few: row by row."""
-    fn = _over_features(how.op, lead - 1)
-    return restacked([fn(row) for row in rows_of(leaf, lead)], leaf, 0 if how.added is None else 1)
+    fn = _over_features(how.op, batch_dims - 1)
+    return restacked([fn(row) for row in rows_of(leaf, batch_dims)], leaf, 0 if how.added is None else 1)
 
 
-def rows_of(leaf: Any, lead: int) -> Sequence[Tensor]:
-    """The rows of a ragged leaf over `lead` batch dims; where there are none, one to see what becomes of rows."""
-    sample = ragged.shape_of(leaf)[1:lead]
+def rows_of(leaf: Any, batch_dims: int) -> Sequence[Tensor]:
+    """The rows of a ragged leaf over `batch_dims` batch dims; where there are none, one to see what becomes of rows."""
+    sample = ragged.shape_of(leaf)[1:batch_dims]
     return leaf.unbind() or (torch.ones((*sample, 1), dtype=leaf.dtype, device=leaf.device),)
 
 
@@ -396,14 +398,14 @@ def restacked(results: list[Tensor], leaf: Any, dim: int = 0) -> Tensor:
     return stacked if leaf.size(0) else stacked.narrow(dim, 0, 0)
 
 
-def _over_features(op: Op, lead: int) -> LeafFn:
-    """`op` along the dims from `lead` on; a leaf that has none counts as one with a single feature."""
+def _over_features(op: Op, batch_dims: int) -> LeafFn:
+    """`op` along the dims from `batch_dims` on; a leaf that has none counts as one with a single feature."""
 
     def fn(leaf: Tensor) -> Any:
-        count = leaf.dim() - lead
+        count = leaf.dim() - batch_dims
         if count == 1:
             return op(leaf, -1)
-        return op(leaf, tuple(range(lead, lead + count))) if count else op(leaf.unsqueeze(-1), -1)
+        return op(leaf, tuple(range(batch_dims, batch_dims + count))) if count else op(leaf.unsqueeze(-1), -1)
 
     return fn
 
@@ -472,10 +474,10 @@ def refuse_keepdim(keepdim: bool, why: str) -> None:
         raise TypeError(f"{why}, so there is no dim that keepdim=True could keep")
 
 
-def one_feature_dim(leaf: Tensor, lead: int) -> Tensor:
+def one_feature_dim(leaf: Tensor, batch_dims: int) -> Tensor:
     """The leaf with its feature dims as one."""
-    count = leaf.dim() - lead
-    return leaf if count == 1 else leaf.flatten(lead) if count else leaf.unsqueeze(-1)
+    count = leaf.dim() - batch_dims
+    return leaf if count == 1 else leaf.flatten(batch_dims) if count else leaf.unsqueeze(-1)
 
 
 def row_of(leaves: list[Tensor]) -> Tensor:
@@ -550,7 +552,7 @@ def _is_mixed(members: Sequence[Contract], name: str) -> bool:
 
 def _naming_entry(node: Contract, plan: ReductionPlan, error: Exception, path: Path) -> Exception:
     """`error`, raised on some leaf by this plan, with the key of that leaf in front."""
-    lead = len(node._batch_size)
+    batch_dims = len(node._batch_size)
     try:
         entries = dict(node._entries)
     except StackError:
@@ -565,7 +567,7 @@ def _naming_entry(node: Contract, plan: ReductionPlan, error: Exception, path: P
                 return found
             continue
         try:
-            list(plan.apply([value], lead))
+            list(plan.apply([value], batch_dims))
         except TORCH_ERRORS as again:
             return named_error(again, inside)
     return error

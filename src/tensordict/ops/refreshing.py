@@ -24,14 +24,14 @@ def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
         )
     size = target._batch_size
     held = specification_of(target, path)
-    lead = size if held.kind == DICT else torch.Size(())
+    outer = size if held.kind == DICT else torch.Size(())
     for name, value in specification_of(loaded, path).entries.items():
         old = held.entries.get(name)
         if isinstance(old, Contract) and is_node(value) and _merge(old, value):
             check_fit(old, value, (*path, name))
             continue
         shape = value._batch_size if isinstance(value, Contract) else ragged.shape_of(value)
-        if shape[: len(lead)] != lead:
+        if shape[: len(outer)] != outer:
             raise SaveError(
                 f"entry {joined((*path, name))!r}: its saved shape {list(shape)} does not begin with the batch size "
                 f"{list(size)} of the container it is loaded into"

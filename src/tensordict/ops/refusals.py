@@ -13,7 +13,7 @@ from tensordict.core.contract import Contract, LeafFn, named_error
 from tensordict.core.keys import Path
 from tensordict.core.ragged import REFUSALS
 
-__all__ = ["REFUSALS", "blamed", "has_ragged", "retried"]
+__all__ = ["REFUSALS", "has_ragged", "naming_entry", "retried"]
 
 Result = TypeVar("Result")
 
@@ -28,10 +28,10 @@ def retried(node: Contract, walk: Callable[..., Result], fn: LeafFn, *args: obje
     try:
         return walk(fn, *args)
     except REFUSALS as error:
-        raise blamed(error, node._walk(), fn) from None
+        raise naming_entry(error, node._walk(), fn) from None
 
 
-def blamed(error: Exception, pairs: Iterable[tuple[Path, Any]], fn: LeafFn) -> Exception:
+def naming_entry(error: Exception, pairs: Iterable[tuple[Path, Any]], fn: LeafFn) -> Exception:
     """`error`, raised by `fn` on one of these leaves, with the key of that leaf in front."""
     for path, leaf in pairs:
         try:

@@ -28,7 +28,7 @@ from tensordict.ops import batch_ops
 from tensordict.ops.batch_ops import BatchOp
 from tensordict.ops.leaves import _entries_of
 from tensordict.ops.locking import _keep
-from tensordict.ops.refusals import blamed
+from tensordict.ops.refusals import naming_entry
 from tensordict.ops.sizing import Sizing, replace_leaves
 from tensordict.ops.writes import resize
 
@@ -58,7 +58,7 @@ class Shape(Sizing):
             try:
                 result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
             except RuntimeError as error:
-                raise blamed(error, _entries_of(self), op.leaf) from error
+                raise naming_entry(error, _entries_of(self), op.leaf) from error
         if self._locked and result is not self:
             result._lock_tree()
             if op.is_view:
@@ -162,12 +162,12 @@ class Shape(Sizing):
             torch.Size([2, 12, 5])
         """
         old = self._batch_size
-        lead = len(old)
-        if not lead and start_dim in (None, 0, -1) and end_dim in (None, 0, -1):
+        batch_dims = len(old)
+        if not batch_dims and start_dim in (None, 0, -1) and end_dim in (None, 0, -1):
             start = end = 0
         else:
-            start = 0 if start_dim is None else as_dim(start_dim, lead)
-            end = lead - 1 if end_dim is None else as_dim(end_dim, lead)
+            start = 0 if start_dim is None else as_dim(start_dim, batch_dims)
+            end = batch_dims - 1 if end_dim is None else as_dim(end_dim, batch_dims)
             if end < start:
                 raise ShapeError(f"flatten needs start_dim before end_dim, got {start_dim} and {end_dim}")
         op = batch_ops.Flatten(old, start, end)
@@ -580,7 +580,7 @@ def _impose(node: Contract, size: torch.Size) -> None:
 def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
     """Raise when an entry's shape does not begin with the batch size."""
     size = node._batch_size
-    for name, value in node._outline().items():
+    for name, value in node._structure().items():
         if isinstance(value, Contract) and not is_node(value):
             continue  # an `UnbatchedTensor` has a shape of its own
         if node._shape_of(name)[: len(size)] != size:

@@ -126,7 +126,9 @@ class Sizing(Writing):
         return self
 
 
-def replace_leaves(root: ContainerT, fn: LeafFn, size: torch.Size, lead: int, rename: Rename | None) -> ContainerT:
+def replace_leaves(
+    root: ContainerT, fn: LeafFn, size: torch.Size, batch_dims: int, rename: Rename | None
+) -> ContainerT:
     """`_map`, in place: every leaf is replaced by `fn(leaf)`, one at a time, so that no second copy of all exists.
 
     Raises:
@@ -143,17 +145,17 @@ def replace_leaves(root: ContainerT, fn: LeafFn, size: torch.Size, lead: int, re
             if not isinstance(value, Contract):
                 node._entries[name] = fn(value)
             elif value._is_non_tensor:
-                node._entries[name] = value._map(fn, size, lead, rename)
+                node._entries[name] = value._map(fn, size, batch_dims, rename)
             del value
-        names = None if node._names is None else node._renamed(len(size), lead, rename)
-        node._batch_size = size + node._batch_size[lead:]
+        names = None if node._names is None else node._renamed(len(size), batch_dims, rename)
+        node._batch_size = size + node._batch_size[batch_dims:]
         node._names = names
     return root
 
 
 def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
     out[id(node)] = node
-    for value in node._outline().values():
+    for value in node._structure().values():
         if isinstance(value, Contract) and not value._is_non_tensor:
             _collect_nodes(value, out)
 
@@ -168,7 +170,7 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
         dim: int = node.stack_dim
         return None if common is None else torch.Size((*common[:dim], len(members), *common[dim:])[:limit])
     # What a lazy stack makes on reading is asked for its shape only: where its members differ it cannot be made.
-    outline = node._outline()
+    outline = node._structure()
     made = outline is not node._entries
     for name, value in outline.items():
         shape: torch.Size | None
@@ -219,7 +221,7 @@ def _spread(
     """Set the size of a container and the longest fitting ones of those nested in it; `before` gets what they had."""
     before.append((node, node._batch_size, node._names))
     resize(node, size)
-    for value in node._outline().values():
+    for value in node._structure().values():
         if isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor)):
             if value._batch_size[: len(size)] != size:
                 before.append((value, value._batch_size, value._names))

@@ -110,13 +110,13 @@ class Stacking(Writing):
         if type(self._entries) is not dict and self._members() is not None:
             pieces = self._rewrap(self._wrapped_container()._cut_by_members(op))
         else:
-            sizes, lead = op.sizes(), len(op.old)
+            sizes, batch_dims = op.sizes(), len(op.old)
             try:
-                pieces = self._map_many(op.leaf, sizes, lead, op.rename, op.on_stack)
+                pieces = self._map_many(op.leaf, sizes, batch_dims, op.rename, op.on_stack)
             except REFUSALS:
                 if not has_ragged(self):
                     raise
-                pieces = retried(self, self._map_many, op.ragged_leaf(), sizes, lead, op.rename)
+                pieces = retried(self, self._map_many, op.ragged_leaf(), sizes, batch_dims, op.rename)
         if self._locked and (op.lengths is not None or self._is_memmap or self._is_shared):
             for piece in pieces:
                 piece._lock_tree()
@@ -397,8 +397,8 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> 
         if not has_ragged(*items):
             raise
     try:
-        whole = partial(stack_containers, dim=dim)
-        return first._merge(items, partial(ragged.stack, dim=dim), new, len(size), rename, (), whole)
+        on_node = partial(stack_containers, dim=dim)
+        return first._merge(items, partial(ragged.stack, dim=dim), new, len(size), rename, (), on_node)
     except (NotImplementedError, ShapeError):
         # No tensor has the form of ragged rows over two batch dims: the stack keeps the containers as they are.
         return registry.lookup("LazyStackedTensorDict").lazy_stack(items, dim)
@@ -428,9 +428,9 @@ def maybe_dense_stack_containers(input: object, dim: int = 0, out: object = None
 def _congruent(items: Sequence[Contract]) -> bool:
     """Whether containers have the same keys, shapes and devices, so that they can be stacked."""
     first = items[0]
-    size, mapping = first._batch_size, first._outline()
+    size, mapping = first._batch_size, first._structure()
     names = mapping.keys()
-    others = [(other, other._outline()) for other in items[1:]]
+    others = [(other, other._structure()) for other in items[1:]]
     for other, theirs in others:
         if other._batch_size != size or theirs.keys() != names:
             return False
@@ -584,8 +584,8 @@ def _join_into(out: Any, items: Sequence[object], join: Any, dim: int, size: tor
         if isinstance(value, Locking):
             adopt(node, value)
         node._entries[name] = value
-    for stack, whole in stacks:
-        stack.update(whole, inplace=True)
+    for stack, joint in stacks:
+        stack.update(joint, inplace=True)
     return out
 
 
@@ -629,8 +629,8 @@ def _plan_join(
             if out._locked:
                 raise_locked(f"add the entry {joined(path)!r}, which out lacks")
             out._check_field(name)
-            whole = _joined(join, column, dim, path)
-            missing.append((out, name, out._admit(whole, path)))
+            joint = _joined(join, column, dim, path)
+            missing.append((out, name, out._admit(joint, path)))
         elif True in nodes and any(node._is_non_tensor or isinstance(node, Tensor) for node in together):
             missing.append((out, name, out._admit(_joined(join, column, dim, path), path)))
         elif True in nodes:

@@ -84,7 +84,7 @@ class Structure(Writing):
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
                 return self._restacked([member._selected(_known(member, wanted)) for member in members])
-            mapping = self._targets()
+            mapping = self._writable()
         entries: dict[str, Any] = {}
         for name, below in wanted.items():
             entries[name] = mapping[name] if below is None else mapping[name]._selected(below)
@@ -136,7 +136,7 @@ class Structure(Writing):
             if (members := self._members(or_template=True)) is not None:
                 return self._restacked([member._excluding(paths) for member in members])
             # What goes is not looked at: it may be what a file has and torch has not.
-            mapping = self._targets()
+            mapping = self._writable()
             entries = {name: mapping[name] for name in mapping if (name,) not in paths}
         below: dict[str, list[Path]] = {}
         for path in paths:
@@ -425,7 +425,7 @@ class Structure(Writing):
 
     def _plan_filter(self, gone: list[tuple[Contract, str]]) -> None:
         """List the nested containers in which no leaf is found, and those that hold them."""
-        for name, value in self._outline().items():
+        for name, value in self._structure().items():
             if isinstance(value, Structure):
                 if value.is_empty():
                     gone.append((self, name))
@@ -438,7 +438,7 @@ class _Flatten:
 
     def __init__(self, separator: str, source: Contract) -> None:
         self.separator = separator
-        outlines = [member._outline() for member in source._members() or (source,)]
+        outlines = [member._structure() for member in source._members() or (source,)]
         self.nodes = {name for outline in outlines for name, value in outline.items() if is_node(value)}
         self.names = {tuple(name.split(separator)): name for outline in outlines for name in outline}
 

@@ -52,7 +52,7 @@ def _set_all_tried(container: Any, paths: Sequence[Path], items: Sequence[object
         node: Any = container
         name = path[0]
         for depth, below in enumerate(path[1:], 1):
-            if node is None or node._locked or name not in node._outline():
+            if node is None or node._locked or name not in node._structure():
                 break
             node, name = node._node(name), below
             if node is None:

@@ -186,10 +186,10 @@ def _stacked_ornested_of(stack: Any, name: str, layout: torch.layout, path: Path
 
 def _absent(known: Tensor, store: Any, path: Path) -> Tensor:
     """A leaf without elements for a member that lacks it."""
-    lead = len(store.containers[0]._batch_size)
-    if known.ndim == lead:
+    batch_dims = len(store.containers[0]._batch_size)
+    if known.ndim == batch_dims:
         raise StackError(
             f"entry {joined(path)!r} is missing in some members of the lazy stack and has no feature dim that could be "
             "empty there: set it in these, or exclude it"
         )
-    return known.new_empty((*known.shape[:lead], 0, *known.shape[lead + 1 :]))
+    return known.new_empty((*known.shape[:batch_dims], 0, *known.shape[batch_dims + 1 :]))

@@ -79,7 +79,7 @@ class Values(Writing):
             (True, False)
         """
         node, name = self._holder(path_of(key))
-        value = node._outline()[name]
+        value = node._structure()[name]
         return isinstance(value, Contract) and value._is_non_tensor
 
     def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Key, Any], ...]:
@@ -114,7 +114,7 @@ class Values(Writing):
 
 
 def _collect(node: Contract, prefix: Path, nested: bool, found: list[tuple[Any, Any]]) -> None:
-    for name, value in node._outline().items():
+    for name, value in node._structure().items():
         if type(value) is Tensor or not isinstance(value, Contract):
             continue
         if value._is_non_tensor:

@@ -507,7 +507,7 @@ class Writing(Reading, Locking):
                     member.rename_key_(old, new)
                 return self
             # What is in a file stays there.
-            entries = parent._targets()
+            entries = parent._writable()
         if in_level:
             # Within a level the value fits as it did before.
             self._check_field(new[0])

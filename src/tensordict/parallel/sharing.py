@@ -93,5 +93,5 @@ def holds_values(node: Contract) -> bool:
         return True
     return any(
         type(value) is not Tensor and isinstance(value, Contract) and holds_values(value)
-        for value in node._outline().values()
+        for value in node._structure().values()
     )

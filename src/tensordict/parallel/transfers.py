@@ -498,7 +498,7 @@ def differences(
 
 def _outlined(node: Any, prefix: Path) -> Iterator[tuple[Path, str]]:
     """The (key, what there is) pairs of a tree, as it is read."""
-    for name in node._outline():
+    for name in node._structure():
         key = (*prefix, name)
         inner = node._node(name)
         if inner is None or isinstance(inner, Tensor):

@@ -344,7 +344,7 @@ class TargetBuffers:
         self, header: Header, sketch: Sketch, container: object, device_of: Callable[[str], torch.device]
     ) -> None:
         self.header = header
-        self._targets = sketch.tensors
+        self._writable = sketch.tensors
         self._blocks: dict[str, Tensor] = {}
         self._staged: list[tuple[Tensor, Tensor, WireTensor]] = []
         self.buffers: list[Tensor] = []
@@ -357,7 +357,7 @@ class TargetBuffers:
                 self._blocks[device] = fresh(cut, device_of(device))
                 self.buffers.append(self._blocks[device])
         for name, row in header.large():
-            target = self._targets[name].detach()
+            target = self._writable[name].detach()
             if target.device == device_of(row.device) and target.is_contiguous() and not _is_changed(target):
                 self.buffers.append(_flat(target))
             else:
@@ -388,10 +388,10 @@ class TargetBuffers:
         ((device, (cut, end)),) = storages.items()
         if not (storage.device.type == device and storage.numel() == cut == end):
             return None
-        if not _lie_in(held, self._targets.values()):
+        if not _lie_in(held, self._writable.values()):
             return None
         for name, row in self.header.rows.items():
-            target = self._targets[name]
+            target = self._writable[name]
             if target.storage_offset() * target.itemsize != row.start:
                 return None
         return storage
@@ -405,7 +405,7 @@ class TargetBuffers:
             for name, row in self.header.rows.items():
                 if row.device != device or row.stop > cut or row.start == row.stop:
                     continue
-                target = self._targets[name]
+                target = self._writable[name]
                 if base and is_direct(target):
                     ctypes.memmove(target.data_ptr(), base + row.start, row.stop - row.start)
                 else:

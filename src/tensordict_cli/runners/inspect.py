@@ -107,20 +107,20 @@ def _headline(report: dict[str, Any]) -> Line:
 
 
 def _rows(
-    node: Specification | LeafSpec, lead: str, below: str, outer: Names | None, depth: int | None
+    node: Specification | LeafSpec, branch: str, below: str, outer: Names | None, depth: int | None
 ) -> list[list[tuple[str, str]]]:
     """The cells of a node and of all in it: name, what it is, shape, size, and the rest.
 
-    lead: the branch of the tree and the name; `below` begins the lines of what is in the node. `outer` are the names of
-    the dims of the container that it is in, which are not shown again. `depth` is how many levels to go down.
+    branch: the lines of the tree and the name; `below` begins the lines of what is in the node. `outer` are the names
+    of the dims of the container that it is in, which are not shown again. `depth` is how many levels to go down.
     """
     if isinstance(node, LeafSpec):
         kind = str(node.dtype).removeprefix("torch.") + (", ragged" if node.ragged else "")
-        return [[(lead, NAME), (kind, ""), (_shape(node.shape), SHAPE), (size_text(node.nbytes), QUIET)]]
+        return [[(branch, NAME), (kind, ""), (_shape(node.shape), SHAPE), (size_text(node.nbytes), QUIET)]]
     if _is_broken(node):
-        return [[(lead, NAME), ("broken", BAD)]]
+        return [[(branch, NAME), ("broken", BAD)]]
     rows = [
-        [(lead, NAME), (printable(node.kind), KIND), (_shape(node.batch_size), SHAPE), ("", ""), _note(node, outer)]
+        [(branch, NAME), (printable(node.kind), KIND), (_shape(node.batch_size), SHAPE), ("", ""), _note(node, outer)]
     ]
     entries = node.fields()
     if depth == 0:

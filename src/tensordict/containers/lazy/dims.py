@@ -235,7 +235,7 @@ class LazyDims(LazyCore):
 def _uniform(node: Contract) -> bool:
     """Whether the members of all stacks in a tree have the same entries."""
     if not isinstance(node, LazyCore):
-        return all(_uniform(value) for value in node._outline().values() if isinstance(value, Contract))
+        return all(_uniform(value) for value in node._structure().values() if isinstance(value, Contract))
     first, *rest = node._entries.sample
     keys = set(first.keys(True, True))
     return all(set(other.keys(True, True)) == keys for other in rest) and all(map(_uniform, node._entries.sample))

@@ -99,11 +99,11 @@ class Members(EntryStore, MutableMapping[str, Any]):
         stack = make._over(Members(containers, self.dim, self.hook_in, self.hook_out, template, self.name, path))
         return (containers[0] if containers else template)._as_result(stack)
 
-    def outline(self) -> dict[str, Any]:
+    def structure(self) -> dict[str, Any]:
         """The entries, nothing being stacked: nested containers as stacks, the first member's leaf for a leaf."""
         first, *rest = self.sample
         found: dict[str, Any] = {}
-        for name, value in first._outline().items():
+        for name, value in first._structure().items():
             if all(name in other._entries for other in rest):
                 found[name] = value
                 if type(value) is not Tensor and isinstance(value, Contract):

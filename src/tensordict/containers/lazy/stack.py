@@ -321,7 +321,7 @@ class LazyStackedTensorDict(LazyWrites):
         common = printing.shown(self)
         others: dict[int, dict[str, Any]] = {}
         for position, member in enumerate(self._entries.containers):
-            if member._outline().keys() - common.keys():
+            if member._structure().keys() - common.keys():
                 own = printing.shown(member)
                 others[position] = {name: value for name, value in own.items() if name not in common}
         return common, others

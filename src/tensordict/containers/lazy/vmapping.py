@@ -206,7 +206,7 @@ def _is_plain(value: Any) -> bool:
         return not (_has_own_shape(value) and torch._C._functorch.is_batchedtensor(value))
     if not isinstance(value, Contract) or _is_stack(value):
         return False
-    for entry in value._outline().values():  # noqa: SIM110 (a generator inside all() would double the cost)
+    for entry in value._structure().values():  # noqa: SIM110 (a generator inside all() would double the cost)
         if type(entry) is not Tensor and not _is_plain(entry):
             return False
     return True
@@ -226,13 +226,13 @@ def _entering(stack: Any, dim: int) -> tuple[Any, int]:
 
     Along the stack dim it is the dense stack, which leaves of unequal shapes do not allow.
     """
-    lead = len(stack._batch_size)
-    if not -lead <= dim < lead:
+    batch_dims = len(stack._batch_size)
+    if not -batch_dims <= dim < batch_dims:
         raise ValueError(
             f"vmap: got in_dim={dim} for a lazy stack of batch size {list(stack._batch_size)}, so in_dim goes from "
-            f"{-lead} to {lead - 1}"
+            f"{-batch_dims} to {batch_dims - 1}"
         )
-    dim = as_dim(dim, lead)
+    dim = as_dim(dim, batch_dims)
     store = stack._entries
     if dim == store.dim or not store.containers or any(_holds_stacks(member) for member in store.containers):
         return _dense(stack), dim
@@ -270,7 +270,7 @@ def _dense(stack: Any) -> Any:
 def _holds_stacks(node: Contract) -> bool:
     if isinstance(node._wrapped_container(), LazyCore):
         return True
-    return any(isinstance(value, Contract) and _holds_stacks(value) for value in node._outline().values())
+    return any(isinstance(value, Contract) and _holds_stacks(value) for value in node._structure().values())
 
 
 _KNOWN = map_over_stacks()

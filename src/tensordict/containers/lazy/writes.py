@@ -133,7 +133,7 @@ class LazyWrites(LazyDims):
             source = dict.fromkeys(self.keys(True, True), source)
         members, own = self._entries.containers, self._batch_size
         # An assignment to one entry may index its dims behind the batch.
-        size, behind = write.size + own[len(write.lead) :], write.lead[len(own) :]
+        size, behind = write.size + own[len(write.indexed) :], write.indexed[len(own) :]
         picks = self._picks(write.at)
         if picks is None:
             # The index mixes up the members: element by element.
@@ -153,9 +153,9 @@ class LazyWrites(LazyDims):
         else:
             pieces = _pieces(source, len(targets), dim, width, size, prefix, self, len(own) + len(behind))
         for target, piece in zip(targets, pieces, strict=True):
-            lead = inner if picks is None else target._batch_size + behind
+            indexed = inner if picks is None else target._batch_size + behind
             plan = write.plan if len(targets) == 1 else write.plan.part()
-            target._plan_write(Assign(rest, lead, inner, adds, write.fills, plan), piece, prefix)
+            target._plan_write(Assign(rest, indexed, inner, adds, write.fills, plan), piece, prefix)
 
     def _plan_within(self, write: AssignWithin, source: Mapping[str, Any], prefix: Path) -> None:
         """As `_plan_part` for a part of one entry, whose shape may differ between the members."""
@@ -250,7 +250,7 @@ def _columns(item: list[Any], dim: int, size: torch.Size, path: Path) -> list[An
 
 
 def _pieces(
-    value: Any, count: int, dim: int, width: int, size: torch.Size, path: Path, target: Any, lead: int
+    value: Any, count: int, dim: int, width: int, size: torch.Size, path: Path, target: Any, batch_dims: int
 ) -> list[Any]:
     """What is assigned to a part of a lazy stack, in one piece for each element of some of its dims.
 
@@ -262,11 +262,13 @@ def _pieces(
         size: the batch size of the part.
         path: what errors name.
         target: the container that is assigned to, or the shape of the features of a leaf; `None` when there is neither.
-        lead: the number of batch dims of the stack.
+        batch_dims: the number of batch dims of the stack.
     """
     if isinstance(value, Mapping) and not isinstance(value, Contract):
         columns = {
-            key: _pieces(item, count, dim, width, size, (*path, *path_of(key)), _entry(target, key, lead), lead)
+            key: _pieces(
+                item, count, dim, width, size, (*path, *path_of(key)), _entry(target, key, batch_dims), batch_dims
+            )
             for key, item in value.items()
         }
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
@@ -289,7 +291,7 @@ def _pieces(
     return list(value.unbind(dim))
 
 
-def _entry(node: Any, key: Any, lead: int) -> Any:
+def _entry(node: Any, key: Any, batch_dims: int) -> Any:
     """The nested container at `key`, or the shape of the features of the leaf there; `None` when there is neither."""
     path = path_of(key)
     for name in path[:-1]:
@@ -297,4 +299,4 @@ def _entry(node: Any, key: Any, lead: int) -> Any:
     if not isinstance(node, Contract) or path[-1] not in node._entries:
         return None
     inner = node._node(path[-1])
-    return node._shape_of(path[-1])[lead:] if inner is None else inner
+    return node._shape_of(path[-1])[batch_dims:] if inner is None else inner

@@ -327,7 +327,7 @@ def _uneven(stack: Any, key: Path) -> Path | None:
         for name in member._entries:
             if name not in common:
                 return (*key, name)
-    for name, value in stack._outline().items():
+    for name, value in stack._structure().items():
         if isinstance(value, Contract):
             inner = value._wrapped_container()
             if not inner._is_non_tensor and inner._members() is not None:
