@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, ValuesView
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +91,10 @@ class _Through(EntryStore, MutableMapping[str, Any]):
         shown = self.shown
         return {name: shown(name, value) if isinstance(value, Contract) else value for name, value in outline.items()}
 
+    def fact(self) -> str:
+        name, *arguments = self.op.call()
+        return f"op={name}({', '.join(map(repr, arguments))})"
+
     def pairs(self) -> Iterator[tuple[str, Any]]:
         """The names and the entries as they are read."""
         return ((name, self.shown(name, value)) for name, value in self.source._entries.items())
@@ -176,17 +179,7 @@ class LazyView(TensorDictBase):
     def __repr__(self) -> str:
         """The source, and the operation that is done to it."""
         source = repr(self._source).replace("\n", "\n    ")
-        return f"LazyView(\n    source={source},\n    op={self._operation()})"
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks."""
-        op = html.escape(self._operation())
-        return f'<div class="tensordict"><strong>LazyView</strong> op={op}, source={self._source._repr_html_()}</div>'
-
-    def _operation(self) -> str:
-        """The operation as it is called."""
-        name, *arguments = self._entries.op.call()
-        return f"{name}({', '.join(map(repr, arguments))})"
+        return f"LazyView(\n    source={source},\n    {self._entries.fact()})"
 
     # --- the state is that of the source ----------------------------------------------------------------------------
 

@@ -153,7 +153,6 @@ class Wrapper(TensorCollection):
     # --- what lazy stacks, lazy views or containers over files do in their own way ------------------------------------
 
     clone = _by_kind(TensorCollection.clone)
-    _repr_html_ = _by_kind(TensorCollection._repr_html_)
     __repr__ = _by_kind(TensorCollection.__repr__)
 
     # --- copies -----------------------------------------------------------------------------------------------------

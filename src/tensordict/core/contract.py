@@ -93,12 +93,16 @@ class EntryStore:
         return self  # type: ignore[return-value]
 
     def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
-        """A function of leaves as it is called on `targets`; see `Contract._on_read`."""
+        """A function of leaves as it is called on `writable`; see `Contract._on_read`."""
         return fn
 
     def write_back(self, restored: Any, leaves: set[Any]) -> set[Any]:
         """Write what can be written into the leaves of these keys, from a container that has them, too; their keys."""
         return set()
+
+    def fact(self) -> str:
+        """What to show of it beside the entries, such as `"op=view(6)"`; empty when there is nothing."""
+        return ""
 
     def node(self, name: str) -> Any:
         """The nested container of this name, `None` when there is none."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._contextlib import _DecoratorContextManager
 
 from tensordict.core import ragged
-from tensordict.core.contract import Contract, is_node
+from tensordict.core.contract import Contract, EntryStore, is_node
 
 _DEFAULTS: dict[str, Any] = {
     "show_batch_size": True,
@@ -121,7 +121,10 @@ class Printing(Contract):
 
     def _repr_html_(self) -> str:
         """A nested table of keys, shapes, dtypes and devices, for notebooks; as `repr`, it reads and stacks nothing."""
-        return container_html(self, shown(self))
+        common, others = shown_by_member(self)
+        for position, entries in others.items():
+            common |= {f"{position} -> {name}": value for name, value in entries.items()}
+        return container_html(self, common)
 
     def _facts(self) -> list[str]:
         """The closing lines of `repr`, those that the options ask for."""
@@ -177,6 +180,16 @@ def shown(container: Contract) -> dict[str, Any]:
         name: value if is_node(value) else _leaf_of(container, name, value) if made else ShownLeaf(value)
         for name, value in outline.items()
     }
+
+
+def shown_by_member(container: Contract) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """What :func:`shown` gives, and what it gives of what only some members of a lazy stack have, by their position."""
+    common = shown(container)
+    others: dict[int, dict[str, Any]] = {}
+    for position, member in enumerate(container._members() or ()):
+        if member._structure().keys() - common.keys():
+            others[position] = {name: value for name, value in shown(member).items() if name not in common}
+    return common, others
 
 
 def _leaf_of(container: Contract, name: str, value: object) -> ShownLeaf:
@@ -290,6 +303,8 @@ def container_html(node: Contract, entries: Mapping[str, object]) -> str:
         f"<strong>{html.escape(type(node).__name__)}</strong> "
         f"batch_size={html.escape(str(list(node._batch_size)))}, device={html.escape(str(node._device))}"
     )
+    if isinstance(node._entries, EntryStore) and (fact := node._entries.fact()):
+        head += f", {html.escape(fact)}"
     if not entries:
         return f'<div class="tensordict">{head} (empty)</div>'
     rows = "".join(_html_row(name, entries[name]) for name in in_order(entries))

@@ -302,29 +302,13 @@ class LazyStackedTensorDict(LazyWrites):
 
     def __repr__(self) -> str:
         """The class, the common entries, those that only some members have, and the facts of any container."""
-        common, others = self._shown()
+        common, others = printing.shown_by_member(self)
         exclusive = []
         for position, entries in others.items():
             lines = printing.fields_text(entries).replace("\n", "\n    ")
             exclusive.append(f"{position} ->{lines}")
         facts = [_exclusive_text(exclusive), *self._facts(), f"stack_dim={self._entries.dim}"]
         return printing.container_repr(type(self).__name__, {"fields": common}, facts)
-
-    def _repr_html_(self) -> str:
-        """A nested table for notebooks; entries that only some members have are marked as those of the member."""
-        common, others = self._shown()
-        entries = [(f"{position} -> {name}", value) for position, own in others.items() for name, value in own.items()]
-        return printing.container_html(self, {**common, **dict(entries)})
-
-    def _shown(self) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-        """The entries that all members have, and those that only some of them have, by position of the member."""
-        common = printing.shown(self)
-        others: dict[int, dict[str, Any]] = {}
-        for position, member in enumerate(self._entries.containers):
-            if member._structure().keys() - common.keys():
-                own = printing.shown(member)
-                others[position] = {name: value for name, value in own.items() if name not in common}
-        return common, others
 
 
 def _exclusive_text(parts: list[str]) -> str:
