@@ -29,27 +29,27 @@ class TensorDictBase(TensorCollection):
         def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...
         def to_h5(
             self,
-            filename: Any,
+            filename: object,
             *,
             durable: bool = False,
             progress: bool = False,
             overwrite: bool = False,
-            **kwargs: Any,
+            **kwargs: object,
         ) -> PersistentTensorDict: ...
         @classmethod
         def from_h5(
             cls,
-            filename: Any,
+            filename: object,
             *,
             mode: str = "r",
             auto_batch_size: bool = False,
             batch_dims: int | None = None,
-            batch_size: Any = None,
-            device: Any = None,
+            batch_size: object = None,
+            device: object = None,
         ) -> PersistentTensorDict: ...
 
     @classmethod
-    def __class_getitem__(cls, item: Any) -> GenericAlias:
+    def __class_getitem__(cls, item: object) -> GenericAlias:
         """`TensorDict[str, Frame]` says in an annotation what the entries are, as `dict[str, Frame]` does."""
         return GenericAlias(cls, item)
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         def __getitem__(self, index: Key) -> Any: ...
         @overload
         def __getitem__(self, index: Any) -> TensorDict: ...
-        def __getitem__(self, index: Any) -> Any: ...
+        def __getitem__(self, index: object) -> Any: ...
         def __iter__(self) -> Iterator[TensorDict]: ...  # type: ignore[override]
         def unbind(self, dim: int = 0) -> tuple[TensorDict, ...]: ...  # type: ignore[override]
         def split(  # type: ignore[override]
@@ -80,12 +80,12 @@ if TYPE_CHECKING:
         def apply(self, fn: Callable[[Any], Any], **options: Any) -> TensorDict: ...
         @overload
         def apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
-        def apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        def apply(self, fn: Callable[..., Any], *others: object, **options: object) -> TensorDict: ...
         @overload  # type: ignore[override]
         def named_apply(self, fn: Callable[[Any, Any], Any], **options: Any) -> TensorDict: ...
         @overload
         def named_apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
-        def named_apply(self, fn: Callable[..., Any], *others: Any, **options: Any) -> TensorDict: ...
+        def named_apply(self, fn: Callable[..., Any], *others: object, **options: object) -> TensorDict: ...
         @property
         def data(self) -> TensorDict: ...  # type: ignore[override]
         @property
@@ -103,32 +103,32 @@ if TYPE_CHECKING:
         def tanh(self) -> TensorDict: ...  # type: ignore[override]
         def isnan(self) -> TensorDict: ...  # type: ignore[override]
         def isfinite(self) -> TensorDict: ...  # type: ignore[override]
-        def __add__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __and__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __eq__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __floordiv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __ge__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __gt__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __le__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __lt__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __mod__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __mul__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __ne__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __or__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __pow__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __radd__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __rmul__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __rsub__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __rtruediv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __sub__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def __truediv__(self, other: Any) -> TensorDict: ...  # type: ignore[override]
-        def div(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
-        def maximum(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
-        def minimum(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
-        def mul(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
-        def pow(self, other: Any, *, default: Any = None) -> TensorDict: ...  # type: ignore[override]
-        def add(self, other: Any, *, alpha: Any = None, default: Any = None) -> TensorDict: ...  # type: ignore[override]
-        def sub(self, other: Any, *, alpha: Any = None, default: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def __add__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __and__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __eq__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __floordiv__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __ge__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __gt__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __le__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __lt__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __mod__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __mul__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __or__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __pow__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __radd__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __rmul__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __rsub__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __rtruediv__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __sub__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def __truediv__(self, other: object) -> TensorDict: ...  # type: ignore[override]
+        def div(self, other: object, *, default: object = None) -> TensorDict: ...  # type: ignore[override]
+        def maximum(self, other: object, *, default: object = None) -> TensorDict: ...  # type: ignore[override]
+        def minimum(self, other: object, *, default: object = None) -> TensorDict: ...  # type: ignore[override]
+        def mul(self, other: object, *, default: object = None) -> TensorDict: ...  # type: ignore[override]
+        def pow(self, other: object, *, default: object = None) -> TensorDict: ...  # type: ignore[override]
+        def add(self, other: object, *, alpha: object = None, default: object = None) -> TensorDict: ...  # type: ignore[override]
+        def sub(self, other: object, *, alpha: object = None, default: object = None) -> TensorDict: ...  # type: ignore[override]
         def copy(self) -> TensorDictBase: ...  # type: ignore[override]
         @overload  # type: ignore[override]
         def consolidate(
@@ -136,17 +136,17 @@ if TYPE_CHECKING:
         ) -> Future[TensorDict]: ...
         @overload
         def consolidate(self, filename: Any = ..., **options: Any) -> TensorDict: ...
-        def consolidate(self, filename: Any = ..., **options: Any) -> Any: ...
-        def select(self, *keys: Any, **options: Any) -> TensorDictBase: ...  # type: ignore[override]
-        def exclude(self, *keys: Any, **options: Any) -> TensorDictBase: ...  # type: ignore[override]
-        def expand(self, *args: Any, size: Any = None, shape: Any = None) -> TensorDict: ...  # type: ignore[override]
+        def consolidate(self, filename: object = ..., **options: object) -> Any: ...
+        def select(self, *keys: object, **options: object) -> TensorDictBase: ...  # type: ignore[override]
+        def exclude(self, *keys: object, **options: object) -> TensorDictBase: ...  # type: ignore[override]
+        def expand(self, *args: object, size: object = None, shape: object = None) -> TensorDict: ...  # type: ignore[override]
         def flatten_keys(  # type: ignore[override]
-            self, separator: str = ..., inplace: bool = ..., is_leaf: Any = ...
+            self, separator: str = ..., inplace: bool = ..., is_leaf: object = ...
         ) -> TensorDict: ...
         def unflatten_keys(self, separator: str = ..., inplace: bool = ...) -> TensorDict: ...  # type: ignore[override]
-        def reshape(self, *args: Any, **options: Any) -> TensorDict: ...  # type: ignore[override]
-        def view(self, *shape: Any, size: Any = ..., batch_size: Any = ...) -> TensorDict: ...  # type: ignore[override]
-        def permute(self, *args: Any, dims: Any = ...) -> TensorDict: ...  # type: ignore[override]
+        def reshape(self, *args: object, **options: object) -> TensorDict: ...  # type: ignore[override]
+        def view(self, *shape: object, size: object = ..., batch_size: object = ...) -> TensorDict: ...  # type: ignore[override]
+        def permute(self, *args: object, dims: object = ...) -> TensorDict: ...  # type: ignore[override]
         def squeeze(self, dim: int | tuple[int, ...] | None = ...) -> TensorDict: ...  # type: ignore[override]
         def unsqueeze(self, dim: int) -> TensorDict: ...  # type: ignore[override]
 

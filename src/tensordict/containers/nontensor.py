@@ -58,7 +58,7 @@ class _Holding(Saved, Operators, TensorCollection):
         """The value of every element of the batch, the last dim changing fastest."""
         raise NotImplementedError
 
-    def _assigned(self, at: Any, new: Any) -> Any:
+    def _assigned(self, at: object, new: object) -> Any:
         """What this becomes when the values of `new` are assigned to a part of the batch: itself, or a stack."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class _Holding(Saved, Operators, TensorCollection):
         self,
         *,
         convert_nodes: bool = True,
-        convert_tensors: Any = False,
+        convert_tensors: object = False,
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
@@ -96,11 +96,11 @@ class _Holding(Saved, Operators, TensorCollection):
         ]
         return LinkedList(items, self) if as_linked_list else items
 
-    def to_dict(self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
+    def to_dict(self, *, retain_none: bool = True, convert_tensors: object = False, tolist_first: bool = False) -> Any:
         """The value, or the list of those of a stack: what a dict of the entries of a container has in its place."""
         return self.tolist() if isinstance(self, NonTensorStack) else self._unwrapped()
 
-    def update(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
+    def update(self, input_dict_or_td: object = None, *args: object, **kwargs: object) -> Self:
         """Take over the value of another holder, or any other value; a stack takes lists and stacks too.
 
         Returns:
@@ -112,16 +112,16 @@ class _Holding(Saved, Operators, TensorCollection):
         self._refuse_if_locked("update a holder")
         return self.update_(input_dict_or_td)
 
-    def update_(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
+    def update_(self, input_dict_or_td: object = None, *args: object, **kwargs: object) -> Self:
         """As :meth:`update`; allowed on a locked holder."""
         self._update_all(input_dict_or_td)
         return self
 
-    def _update_all(self, value: Any) -> None:
+    def _update_all(self, value: object) -> None:
         """Take over the values of another holder, or what else is given, for all of the batch."""
         self._assign((), value)
 
-    def _assign(self, index: Any, value: Any, adds: bool = True) -> None:
+    def _assign(self, index: object, value: object, adds: bool = True) -> None:
         at = leaf_index(index, self._batch_size)
         size = checked_size(at, self._batch_size)
         new = _fitting(value, self, at, size, ())
@@ -164,7 +164,7 @@ class _Holding(Saved, Operators, TensorCollection):
 
         return write
 
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+    def _write_name(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
         if isinstance(self, NonTensorDataBase) and name == "data" and path is None:
             self.data = item
             return
@@ -210,13 +210,13 @@ class NonTensorDataBase(_Holding):
 
     def __init__(
         self,
-        data: Any,
+        data: object,
         _metadata: dict[str, Any] | None = None,
         _is_non_tensor: bool = True,
         *,
-        batch_size: Any = None,
-        device: Any = None,
-        names: Any = None,
+        batch_size: object = None,
+        device: object = None,
+        names: object = None,
     ) -> None:
         self._value = unwrap(data)
         self._batch_size = as_size(batch_size)
@@ -228,7 +228,7 @@ class NonTensorDataBase(_Holding):
                 self._names = given
 
     @classmethod
-    def _of(cls, value: Any, batch_size: torch.Size, device: torch.device | None = None, names: Any = None) -> Self:
+    def _of(cls, value: object, batch_size: torch.Size, device: torch.device | None = None, names: Any = None) -> Self:
         """The trusted constructor: nothing is checked, `value` is no holder."""
         self = object.__new__(cls)
         self._value = value
@@ -297,7 +297,7 @@ class NonTensorDataBase(_Holding):
             raise ValueError(f"a {cls.__name__} has no entries, got {sorted(tensordict.keys())}")
         return cls._of(unwrap(non_tensordict["data"]), tensordict._batch_size, tensordict._device, tensordict._names)
 
-    def extend(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def extend(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused: a holder has one value for all of its batch.
 
         Raises:
@@ -305,13 +305,13 @@ class NonTensorDataBase(_Holding):
         """
         raise ShapeError(f"a {type(self).__name__} holds one value and cannot grow: use maybe_to_stack().extend(...)")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the value."""
         return self._value(*args, **kwargs)
 
     # --- reading and writing: there are no entries ------------------------------------------------------------------
 
-    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+    def get(self, key: object, default: object = AS_SET, **kwargs: object) -> Any:
         """The value, at the key `"data"`; what any container gives for a missing one at any other."""
         return self._value if key == "data" else super().get(key, default)
 
@@ -323,7 +323,7 @@ class NonTensorDataBase(_Holding):
             self._writing(self._of(value, self._batch_size, None, self._names))()
         self._replace_value(value)
 
-    def _replace_value(self, value: Any) -> None:
+    def _replace_value(self, value: object) -> None:
         if self._file is None:
             self._value = value
         else:
@@ -423,7 +423,7 @@ class NonTensorData(NonTensorDataBase):
     """
 
     @staticmethod
-    def _holding(item: Any, size: torch.Size, device: torch.device | None) -> Any:
+    def _holding(item: object, size: torch.Size, device: torch.device | None) -> Any:
         return hold(item, size, device)
 
 
@@ -488,7 +488,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return cls._over(Members(list(members), dim, template=None if members else NonTensorData._of(None, _SCALAR)))
 
     @classmethod
-    def from_list(cls, non_tensors: Any) -> Self:  # type: ignore[override]
+    def from_list(cls, non_tensors: object) -> Self:  # type: ignore[override]
         """The stack of the values of a list, nested lists being further batch dims.
 
         Example:
@@ -553,7 +553,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def _fitting_member(self, member: Any, first: Any = None) -> Any:
+    def _fitting_member(self, member: object, first: object = None) -> Any:
         if not isinstance(member, Contract):
             member = NonTensorData._of(member, self._entries.sample[0]._batch_size)
         if not member._is_non_tensor:
@@ -655,14 +655,14 @@ class _Numbered(NonTensorDataBase):
             out.names = self._renamed(len(size), batch_dims, rename)
         return out
 
-    def _map_many(self, fn: Any, sizes: Any, batch_dims: int, rename: Any, on_node: Any = None) -> list[Any]:
+    def _map_many(self, fn: Any, sizes: object, batch_dims: int, rename: object, on_node: object = None) -> list[Any]:
         return [self._value._of_elements(part) for part in fn(self._value._numbers())]
 
 
 _SCALAR = torch.Size(())
 
 
-def wrap(value: Any, batch_size: torch.Size, device: torch.device | None = None, names: Names | None = None) -> Any:
+def wrap(value: object, batch_size: torch.Size, device: torch.device | None = None, names: Names | None = None) -> Any:
     """The holder of a value in a container of this batch size, device and names; a holder is given back."""
     return value if is_non_tensor(value) else NonTensorData._of(value, batch_size, device, names)
 
@@ -672,7 +672,7 @@ def unwrap(holder: Any) -> Any:
     return holder._unwrapped() if is_non_tensor(holder) else holder
 
 
-def hold(item: Any, size: torch.Size, device: torch.device | None = None) -> Any:
+def hold(item: object, size: torch.Size, device: torch.device | None = None) -> Any:
     """What a container stores for a value that is no tensor: a holder, or the stack of the values of a list."""
     if is_non_tensor(item):
         return item
@@ -681,7 +681,7 @@ def hold(item: Any, size: torch.Size, device: torch.device | None = None) -> Any
     return NonTensorData._of(item, size, device)
 
 
-def _fitting(item: Any, holder: Any, at: Any, size: torch.Size, path: Path) -> Any:
+def _fitting(item: object, holder: Any, at: Any, size: torch.Size, path: Path) -> Any:
     """The holder of what is assigned to a part of `holder` of this size, or a stack that is known to fit it."""
     new = hold(item, size)
     if isinstance(new, NonTensorStack) and 1 in new._batch_size and broadcasts_to(new._batch_size, size):

@@ -22,7 +22,7 @@ from tensordict.io.specification import specification_of
 from tensordict.io.value_files import Place
 
 
-def is_all(at: Any) -> bool:
+def is_all(at: object) -> bool:
     """Whether an index takes everything."""
     items = at if type(at) is tuple else (at,)
     return all(type(item) is slice and item == slice(None) for item in items)
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     class _Value(Generic[V]):
         """An attribute that holds the value."""
 
-        def __get__(self, instance: object, owner: Any = None) -> V: ...
+        def __get__(self, instance: object, owner: object = None) -> V: ...
         def __set__(self, instance: object, value: V) -> None: ...
 
     class _Of(Generic[V]):
@@ -68,7 +68,7 @@ class OfType(_Of[V], metaclass=OfTypeMeta):
 
     if not TYPE_CHECKING:
 
-        def __class_getitem__(cls, kind: Any) -> Any:
+        def __class_getitem__(cls, kind: object) -> Any:
             """The subclass whose value is of this type: a class, a union, a `Literal`; the same one each time."""
             if isinstance(kind, TypeVar):
                 return cls
@@ -80,12 +80,12 @@ class OfType(_Of[V], metaclass=OfTypeMeta):
                 pytree.register(made, flatten_holder, unflatten_holder, flatten_holder_with_keys)
             return _typed[key]
 
-    def __init__(self, data: V, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, data: V, *args: object, **kwargs: object) -> None:
         super().__init__(data, *args, **kwargs)  # type: ignore[call-arg]
         self._check_value(self._value)  # type: ignore[attr-defined]
 
     @classmethod
-    def _check_value(cls, value: Any) -> None:
+    def _check_value(cls, value: object) -> None:
         """Raise `TypeError` unless a value is of the type of this class."""
         if not is_a(value, cls._holds):
             shown = getattr(cls._holds, "__name__", cls._holds)
@@ -138,11 +138,11 @@ class Saved(Contract):
         if self._file is not None:
             self._read_from(None)
 
-    def _take_value(self, other: Any) -> None:
+    def _take_value(self, other: object) -> None:
         """Take over the values of another holder of this kind and batch size, as they are in the file."""
         raise NotImplementedError
 
-    def _writing(self, after: Any, key: Path = ()) -> Callable[[], None]:
+    def _writing(self, after: object, key: Path = ()) -> Callable[[], None]:
         """What writes the values of `after` to the file of this holder, when it has one.
 
         Raises:
@@ -189,9 +189,9 @@ def flatten_holder(holder: Any) -> tuple[list[Any], HolderContext]:
     return [], HolderContext(type(holder), holder._value, tuple(holder._batch_size), names, holder._device)
 
 
-def flatten_holder_with_keys(holder: Any) -> tuple[list[tuple[Any, Any]], HolderContext]:
+def flatten_holder_with_keys(holder: Contract) -> tuple[list[tuple[Any, Any]], HolderContext]:
     return [], flatten_holder(holder)[1]
 
 
-def unflatten_holder(values: Any, context: HolderContext) -> Any:
+def unflatten_holder(values: object, context: HolderContext) -> Any:
     return context.cls._of(context.value, torch.Size(context.batch_size), context.device, context.names)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["PersistentTensorDict"]
 
 
-def _close(container: Any) -> None:
+def _close(container: Contract) -> None:
     container._wrapped_container().close()
 
 
@@ -94,14 +94,14 @@ class PersistentTensorDict(OnDisk):
     def __init__(
         self,
         *,
-        batch_size: Any = None,
-        filename: Any = None,
+        batch_size: object = None,
+        filename: object = None,
         group: Any = None,
         mode: str = "r",
         backend: str = "h5",
-        device: Any = None,
+        device: object = None,
         validate_batch_size: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         kind = backend_of(backend)
         if filename is None and (group is None or isinstance(group, str)):
@@ -170,14 +170,14 @@ class PersistentTensorDict(OnDisk):
     @classmethod
     def _opened(
         cls,
-        source: Any,
+        source: object,
         *,
         backend: str = "h5",
         mode: str = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: object = None,
+        device: object = None,
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         """The container over a store at a path, or over a group that its library has opened; see `from_h5`."""
@@ -211,12 +211,12 @@ class PersistentTensorDict(OnDisk):
     @classmethod
     def from_dict(  # type: ignore[override]
         cls,
-        input_dict: Any,
+        input_dict: object,
         filename: Any,
         *,
         auto_batch_size: bool = False,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: object = None,
+        device: object = None,
         backend: str = "h5",
         **kwargs: Any,
     ) -> PersistentTensorDict:

@@ -32,7 +32,7 @@ class _Read(EntryStore, MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return in_memory(self.owner._target(name))
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         self.owner._put({name: value})
 
     def update(self, other: Any = (), /, **kwargs: Any) -> None:
@@ -153,7 +153,7 @@ class OnDisk(GivesTensorDicts):
 
     # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
 
-    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+    def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         write.into(self._unread, source, prefix)
 
     # --- what shares the entries --------------------------------------------------------------------------------------
@@ -269,5 +269,5 @@ class _Indexed:
         return in_memory(self.fn(leaf))
 
 
-def _is_stored(value: Any) -> bool:
+def _is_stored(value: object) -> bool:
     return type(value) is StoredTensor

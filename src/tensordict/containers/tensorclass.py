@@ -46,8 +46,8 @@ if TYPE_CHECKING:
         def __get__(self, instance: None, owner: Any = None) -> Self: ...
         @overload
         def __get__(self, instance: object, owner: Any = None) -> V: ...
-        def __get__(self, instance: Any, owner: Any = None) -> Any: ...
-        def __set__(self, instance: Any, value: Any) -> None: ...
+        def __get__(self, instance: object, owner: object = None) -> Any: ...
+        def __set__(self, instance: object, value: object) -> None: ...
 
     @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
     class _Dataclass(type):
@@ -119,7 +119,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     _is_tensorclass: ClassVar[bool] = True
     _has_post_init: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         cls._layout = layout_of(cls, TensorClass)
         cls._optional = cls.__expected_keys__ = frozenset(cls._layout.names)
@@ -137,13 +137,13 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     def __init__(
         self,
-        *args: Any,
-        batch_size: Any = None,
-        device: Any = None,
-        names: Any = None,
+        *args: object,
+        batch_size: object = None,
+        device: object = None,
+        names: object = None,
         non_blocking: bool | None = None,
         lock: bool = False,
-        **values: Any,
+        **values: object,
     ) -> None:
         layout = self._layout
         if layout.masked:
@@ -186,7 +186,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         for key in source._structure() if isinstance(source, Contract) else source:
             self._check_field(key if isinstance(key, str) else key[0])
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setter = self._setters.get(name)
         if setter is not None:
             setter(self, value)
@@ -204,7 +204,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+    def get(self, key: object, default: object = AS_SET, **kwargs: object) -> Any:
         """The value at a (nested) key: a tensor, a container, or any other value as it was assigned.
 
         Args:
@@ -232,7 +232,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         return unwrap(self._tensordict.get(key, default, **kwargs))
 
     def set(  # type: ignore[override]
-        self, key: Any, value: Any, inplace: bool = False, non_blocking: bool = False
+        self, key: object, value: object, inplace: bool = False, non_blocking: bool = False
     ) -> Self:
         """Write a field, or an entry of a nested container; as for any container, but for the name of `value`.
 
@@ -251,11 +251,11 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             value = self._as_entry(key, value, True)
         return super().set(key, value, inplace, non_blocking=non_blocking)
 
-    def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+    def pop(self, key: object, default: object = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return its value; arguments and errors as for any container."""
         return unwrap(self._tensordict.pop(key, default))
 
-    def extend(self, *args: Any, **kwargs: Any) -> None:
+    def extend(self, *args: object, **kwargs: object) -> None:
         """Add members to a lazy stack of instances, see :meth:`LazyStackedTensorDict.extend`.
 
         Raises:
@@ -277,7 +277,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     @classmethod
     def from_tensordict(
-        cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
+        cls, tensordict: object, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
     ) -> Self:
         """An instance over a container, which is not copied: both read and write the same entries.
 
@@ -355,13 +355,13 @@ def _field(cls: type[TensorClass], name: str) -> property:
             value = self._as_entry(name, value, True)
         self._put(name, value)
 
-    def refuse(self: Any, value: Any) -> None:
+    def refuse(self: object, value: object) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to the field {name!r} of the frozen {cls.__name__}")
 
     if cls._frozen:
         write = refuse
 
-    def delete(self: Any) -> None:
+    def delete(self: object) -> None:
         write(self, None)
 
     return property(read, write, delete)
@@ -377,7 +377,7 @@ def tensorclass(
 ) -> Callable[[type[C]], type[C]]: ...
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 def tensorclass(
-    cls: Any = None,
+    cls: object = None,
     /,
     *,
     autocast: bool = False,
@@ -441,7 +441,7 @@ def _prefer_own(cls: type[TensorClass]) -> None:
             setattr(cls, name, getattr(TensorClass, name))
 
 
-def _rebind(value: Any, old: type[Any], new: type[Any]) -> None:
+def _rebind(value: object, old: type[Any], new: type[Any]) -> None:
     """Have `super()` and `__class__` in a method mean the new class, below decorators too."""
     if isinstance(value, property):
         parts = [value.fget, value.fset, value.fdel]
@@ -464,7 +464,7 @@ def _rebind(value: Any, old: type[Any], new: type[Any]) -> None:
             _rebind(part, old, new)
 
 
-def is_tensorclass(obj: Any) -> bool:
+def is_tensorclass(obj: object) -> bool:
     """Whether an object, or a class, is a tensorclass.
 
     Example:

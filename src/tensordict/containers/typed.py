@@ -83,7 +83,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
     __required_keys__: ClassVar[frozenset[str]] = frozenset()
     __optional_keys__: ClassVar[frozenset[str]] = frozenset()
 
-    def __init_subclass__(cls, total: bool = True, **options: Any) -> None:
+    def __init_subclass__(cls, total: bool = True, **options: object) -> None:
         super().__init_subclass__(**options)
         own = inspect.get_annotations(cls)
         scope = scope_of(cls, own.values())
@@ -219,7 +219,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             )
         return value
 
-    def _as_entry(self, name: str, value: Any, keep: bool = False) -> Any:
+    def _as_entry(self, name: str, value: object, keep: bool = False) -> Any:
         if name not in self._types:
             return value
         if type(value) is Tensor and not self._autocast and name not in self._other_types:
@@ -248,7 +248,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
 _SAMPLE = torch.empty(0)
 
 
-def _is_a(value: Any, kind: Any) -> bool:
+def _is_a(value: Any, kind: object) -> bool:
     """Whether an entry is of a declared type; numbers are stored as tensors."""
     if kind is Any or isinstance(kind, TypeVar):
         return True
@@ -268,7 +268,7 @@ def _is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kinds)
 
 
-def _entry(name: str, kind: Any, default: Any) -> property:
+def _entry(name: str, kind: object, default: object) -> property:
     """The attribute of a key."""
     nested = kind if isinstance(kind, type) and issubclass(kind, TypedTensorDict) else None
     # A bool and a value, since `torch.compile` knows no `MISSING`.

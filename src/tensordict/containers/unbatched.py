@@ -48,10 +48,10 @@ class UnbatchedTensor(Tensor, Contract):
     _entries: Any = MappingProxyType({})
 
     @staticmethod
-    def __new__(cls, data: Any, batch_size: Any = None) -> Self:
+    def __new__(cls, data: object, batch_size: object = None) -> Self:
         return cls._over(torch.as_tensor(data), as_size(batch_size))
 
-    def __init__(self, data: Any, batch_size: Any = None) -> None:
+    def __init__(self, data: object, batch_size: object = None) -> None:
         pass
 
     @classmethod
@@ -67,7 +67,7 @@ class UnbatchedTensor(Tensor, Contract):
         return self._batch_size
 
     @batch_size.setter
-    def batch_size(self, size: Any) -> None:
+    def batch_size(self, size: object) -> None:
         self._batch_size = as_size(size)
 
     def copy(self) -> Self:
@@ -89,11 +89,11 @@ class UnbatchedTensor(Tensor, Contract):
         memo[id(self)] = result
         return result
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
         return super().__reduce_ex__(protocol) if found is None else found  # type: ignore[no-untyped-call]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """`UnbatchedTensor(...)` around what a tensor prints."""
         return f"UnbatchedTensor({self.as_subclass(Tensor)!r})"
 
@@ -182,11 +182,11 @@ class UnbatchedTensor(Tensor, Contract):
                 break
         return self._over(self, size)
 
-    def _compared_with_container(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
+    def _compared_with_container(self, other: object, op: Callable[[Any, Any], Any]) -> Any:
         return self._over(op(self, other), self._batch_size)
 
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
         return self._over(self, size + self._batch_size[batch_dims:])
 
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> NoReturn:
+    def _write_name(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> NoReturn:
         raise KeyError(f"cannot write {joined(path or (name,))!r}: the entry above it is a tensor")

@@ -34,7 +34,7 @@ class _Through(EntryStore, MutableMapping[str, Any]):
 
     __slots__ = ("op", "source")
 
-    def __init__(self, source: Any, op: BatchOp) -> None:
+    def __init__(self, source: object, op: BatchOp) -> None:
         self.source = source
         self.op = op
 
@@ -245,7 +245,7 @@ def _on_leaf(op: BatchOp, leaf: Tensor, name: str) -> Tensor:
         raise named_error(error, (name,)) from error
 
 
-def _on_node(op: BatchOp, node: Any) -> Any:
+def _on_node(op: BatchOp, node: Contract) -> Any:
     """An operation on the first batch dims of a container."""
     return node._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
 

@@ -72,7 +72,7 @@ class Wrapper(TensorCollection):
     # --- wrapping containers --------------------------------------------------------------------------------------
 
     @classmethod
-    def _wrapping(cls, container: Any) -> Self:
+    def _wrapping(cls, container: object) -> Self:
         """The trusted constructor: an instance over `container`, which is not checked."""
         self = object.__new__(cls)
         object.__setattr__(self, "_tensordict", container)
@@ -144,10 +144,10 @@ class Wrapper(TensorCollection):
     ) -> list[Self]:
         return list(map(self._wrapping, self._tensordict._map_many(fn, sizes, batch_dims, rename, on_node)))
 
-    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+    def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         self._tensordict._plan_write(write, container_of(source), prefix)
 
-    def _index(self, index: Any) -> Any:
+    def _index(self, index: object) -> Any:
         return self._rewrap(self._tensordict._index(index))
 
     # --- what lazy stacks, lazy views or containers over files do in their own way ------------------------------------
@@ -184,7 +184,7 @@ class FieldWrapper(Wrapper):
     _setters: ClassVar[dict[str, Callable[[Any, Any], None]]] = {}
     __expected_keys__: ClassVar[frozenset[str]] = frozenset()
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         given = {name: options.pop(name) for name in OPTIONS if name in options}
         super().__init_subclass__(**options)
         for name, chosen in given.items():
@@ -192,7 +192,7 @@ class FieldWrapper(Wrapper):
         if cls._autocast + cls._nocast + cls._tensor_only > 1:
             raise FieldError(f"{cls.__name__}: autocast, nocast and tensor_only are exclusive features: choose one")
 
-    def __class_getitem__(cls, item: Any) -> Any:
+    def __class_getitem__(cls, item: object) -> Any:
         """The base class with these options, or a generic class with these arguments."""
         options = item if isinstance(item, tuple) else (item,)
         if not all(isinstance(option, str) for option in options):
@@ -208,7 +208,7 @@ class FieldWrapper(Wrapper):
 
     # --- what goes in -------------------------------------------------------------------------------------------------
 
-    def _begin(self, batch_size: Any = None, device: Any = None, names: Any = None) -> Any:
+    def _begin(self, batch_size: object = None, device: object = None, names: object = None) -> Any:
         """The container behind this instance: a new one, without entries."""
         if device is None and names is None:
             container = TensorDict._make({}, as_size(batch_size), None, None)
@@ -222,7 +222,7 @@ class FieldWrapper(Wrapper):
         """The type that a field is declared with; `Any` for what is no field."""
         raise NotImplementedError
 
-    def _as_entry(self, name: str, value: Any, keep: bool = False) -> Any:
+    def _as_entry(self, name: str, value: object, keep: bool = False) -> Any:
         """The value of a field as the container takes it; `keep` says that a mapping is a value, no nested container.
 
         Raises:
@@ -257,7 +257,7 @@ class FieldWrapper(Wrapper):
             return wrap(value, container._batch_size, container._device, container._names)
         return value
 
-    def _put(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+    def _put(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
         """Store what `_as_entry` gave; `None` takes the entry away."""
         container = self._tensordict
         if item is None:
@@ -269,14 +269,14 @@ class FieldWrapper(Wrapper):
         except (RuntimeError, TypeError) as error:
             raise with_class_name(error, type(self)) from error
 
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+    def _write_name(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
         if type(item) is not Tensor or not self._stores_tensors:
             item = self._as_entry(name, item)
         if name not in self._setters:
             self._check_field(name)
         self._put(name, item, non_blocking, path)
 
-    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
+    def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         if isinstance(source, (Contract, Mapping)) and (write.adds or isinstance(write, Assign)):
             self._check_fields(source)
             if isinstance(write, Update) and not isinstance(source, Contract):
@@ -300,10 +300,10 @@ class FieldWrapper(Wrapper):
                     del items[key]
         return items
 
-    def _check_fields(self, source: Any) -> None:
+    def _check_fields(self, source: object) -> None:
         """Refuse a mapping or container to be written that has what cannot be an entry."""
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         """Write a field by its name, or assign to a part of the batch; see any container's."""
         if type(index) is str:
             self._write_name(index, value)
@@ -326,7 +326,7 @@ class FieldWrapper(Wrapper):
             value = getattr(self._tensordict, name)
             return partial(self._call_wrapped, value) if callable(value) else value
 
-    def _call_wrapped(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call_wrapped(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Call a method that only the wrapped container has; it takes what has no other fields than this."""
         for arg in args:
             for item in arg if isinstance(arg, (list, tuple)) else [arg]:
@@ -336,7 +336,7 @@ class FieldWrapper(Wrapper):
         return self._rewrap(method(*plain, **kwargs))
 
 
-def container_of(value: Any) -> Any:
+def container_of(value: object) -> Any:
     """The container in a wrapper; any other value itself."""
     return value._wrapped_container() if isinstance(value, Contract) else value
 

@@ -39,7 +39,7 @@ def make_tensordict(
     batch_size: object = None,
     device: object = None,
     auto_batch_size: bool | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> TensorDict:
     """A `TensorDict` made from a (nested) dict, from keyword arguments, or from both.
 

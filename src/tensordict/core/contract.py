@@ -50,7 +50,7 @@ NOT_BACKED = Backing()
 def _backing_field(name: str) -> Any:
     """One of the fields of `_backing`, as an attribute of the container."""
 
-    def read(container: Any) -> Any:
+    def read(container: Contract) -> Any:
         return getattr(container._backing, name)
 
     def write(container: Any, value: Any) -> None:
@@ -66,10 +66,10 @@ def state_of(holder: str, name: str, read: Callable[[Any], Any]) -> Any:
     trace it.
     """
 
-    def write(self: Any, value: Any) -> None:
+    def write(self: object, value: object) -> None:
         setattr(getattr(self, holder), name, value)
 
-    def delete(self: Any) -> None:
+    def delete(self: object) -> None:
         delattr(getattr(self, holder), name)
 
     return property(read, write, delete)
@@ -96,7 +96,7 @@ class EntryStore:
         """A function of leaves as it is called on `writable`; see `Contract._on_read`."""
         return fn
 
-    def write_back(self, restored: Any, leaves: set[Any]) -> set[Any]:
+    def write_back(self, restored: object, leaves: set[Any]) -> set[Any]:
         """Write what can be written into the leaves of these keys, from a container that has them, too; their keys."""
         return set()
 
@@ -485,7 +485,7 @@ class Contract:
         """The stack or concatenation of containers, this one among them; `None` where it is made entry by entry."""
         return None
 
-    def _as_result(self, stack: Any) -> Any:
+    def _as_result(self, stack: object) -> Any:
         """The lazy stack of containers of which this is the first, in the form in which it is read and returned."""
         return stack
 
@@ -500,7 +500,7 @@ class Contract:
         """The container that holds the entries, where this one wraps another."""
         return self
 
-    def _rewrap(self, result: Any) -> Any:
+    def _rewrap(self, result: object) -> Any:
         """What `_wrapped_container` gave, in a wrapper as this one, where it is a container."""
         return result
 
@@ -564,7 +564,7 @@ class Contract:
         return None if names.count(None) == len(names) else names
 
 
-def unchanged(value: Any) -> Any:
+def unchanged(value: object) -> Any:
     """Leaves, or names, as they are."""
     return value
 
@@ -586,7 +586,7 @@ class ByNdim(dict[int, Tensor]):
         return made
 
 
-def underlying(container: Any) -> Any:
+def underlying(container: Contract) -> Any:
     """The container that has the entries: what a wrapper or a lazy view is over; of others, the container itself."""
     entries = container._entries
     if type(entries) is not dict and isinstance(entries, EntryStore) and entries.source is not None:

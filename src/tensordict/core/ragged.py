@@ -417,7 +417,7 @@ class Index:
         return from_jagged(values.movedim(0, len(between)), part.offsets, len(between) + 1)
 
 
-def _as_integers(item: Any) -> tuple[Any, ...]:
+def _as_integers(item: object) -> tuple[Any, ...]:
     """An item of an index; a mask in the form of the integer indices that torch makes of it."""
     return item.nonzero(as_tuple=True) if isinstance(item, Tensor) and item.dtype in _MASKS else (item,)
 
@@ -603,7 +603,7 @@ def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
     return RaggedRows(picked)(Cat(0)((ours, theirs)))
 
 
-def in_place(leaf: Tensor, *operands: Any) -> tuple[list[Any], Callable[[], None] | None]:
+def in_place(leaf: Tensor, *operands: object) -> tuple[list[Any], Callable[[], None] | None]:
     """Plain tensors and numbers in place of a ragged leaf and what stands beside it, to write into the first of them.
 
     Returns:
@@ -628,7 +628,7 @@ def _unfit(operands: Sequence[Any]) -> ShapeError:
     return ShapeError(f"shapes {shapes} do not broadcast to that of the ragged entry")
 
 
-def _spread(value: Any, form: Tensor) -> Any:
+def _spread(value: object, form: Tensor) -> Any:
     """The elements of `value` so that they meet those of `form`, a compact ragged leaf."""
     if value is form or not isinstance(value, Tensor) or not value.ndim:
         return elements(form) if value is form else value
@@ -707,7 +707,7 @@ def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     return list(target.unbind()), list(value.unbind())
 
 
-def assignment(leaf: Tensor, at: Any, value: Any) -> Callable[[], Any]:
+def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
     """Check that `value` can be assigned to the part of a ragged leaf at an index; what is returned does it, in place.
 
     RaggedRows keep their lengths, as whatever is assigned in place keeps its shape.
@@ -737,7 +737,7 @@ def assignment(leaf: Tensor, at: Any, value: Any) -> Callable[[], Any]:
     return _copies(places, _row_values(value, places))
 
 
-def _row_values(value: Any, places: list[Tensor]) -> list[Any]:
+def _row_values(value: object, places: list[Tensor]) -> list[Any]:
     """What each row is assigned: its own part of the value, or the same one as all others."""
     if is_ragged(value) or (places and isinstance(value, Tensor) and value.ndim > places[0].ndim):
         parts = list(value.unbind())

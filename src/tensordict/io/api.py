@@ -49,7 +49,7 @@ def memmap(
     existsok: bool = True,
     robust_key: bool | None = True,
     archive: bool | None = None,
-    compression: Any = None,
+    compression: object = None,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -109,7 +109,7 @@ def save(
     **options: Unpack[_FileOptions],
 ) -> Future[_Container]: ...
 def save(
-    data: Any,
+    data: object,
     prefix: PathLike | None = None,
     copy_existing: bool = False,
     *,
@@ -118,7 +118,7 @@ def save(
     share_non_tensor: bool = False,
     robust_key: bool | None = True,
     archive: bool | None = None,
-    compression: Any = None,
+    compression: object = None,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -157,16 +157,16 @@ def save(
 
 def load_memmap(
     prefix: PathLike,
-    device: Any = None,
+    device: object = None,
     non_blocking: bool = False,
     *,
-    out: Any = None,
+    out: object = None,
     robust_key: bool | None = True,
-    subpath: Any = None,
+    subpath: object = None,
     mode: str = "r",
     num_threads: int = 0,
     allow_pickle: bool | None = None,
-    keys: Any = None,
+    keys: object = None,
     progress: bool = False,
 ) -> TensorCollection:
     """Load the container that was saved in a folder or an archive; see :meth:`TensorDict.load_memmap`.
@@ -203,16 +203,16 @@ def load_memmap(
 
 def load(
     prefix: PathLike,
-    device: Any = None,
+    device: object = None,
     non_blocking: bool = False,
     *,
-    out: Any = None,
+    out: object = None,
     robust_key: bool | None = True,
-    subpath: Any = None,
+    subpath: object = None,
     mode: str = "r",
     num_threads: int = 0,
     allow_pickle: bool | None = None,
-    keys: Any = None,
+    keys: object = None,
     progress: bool = False,
 ) -> TensorCollection:
     """Load a container that was saved, in any format; see :meth:`TensorDict.load`.
@@ -286,7 +286,7 @@ def to_safetensors(
 
 
 def from_safetensors(
-    filename: PathLike, *, separator: str | None = ".", device: Any = None, progress: bool = False
+    filename: PathLike, *, separator: str | None = ".", device: object = None, progress: bool = False
 ) -> TensorCollection:
     """Load a safetensors file, of any program; see :meth:`TensorDict.from_safetensors`.
 
@@ -299,12 +299,12 @@ def from_safetensors(
 
 
 def from_h5(
-    h5_file: Any,
+    h5_file: object,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: object = None,
+    batch_size: object = None,
     mode: str = "r",
 ) -> TensorCollection:
     """Open an HDF5 file as a container; see :meth:`TensorDict.from_h5`.

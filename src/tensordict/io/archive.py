@@ -194,8 +194,8 @@ def _write(fd: int, parts: list[Part], how: Compression, num_threads: int, shown
 def load_archive(
     prefix: PathLike,
     options: LoadOptions,
-    subpath: Any = None,
-    keys: Any = None,
+    subpath: object = None,
+    keys: object = None,
     *,
     mode: str = "r",
     num_threads: int = 0,

@@ -10,7 +10,7 @@ import torch
 _MAX_DIMS = 64
 
 
-def ints(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
+def ints(value: object, what: str, least: int = 0) -> tuple[int, ...]:
     """The sizes of dims; -1 stands for one that differs, where `least` allows it.
 
     Raises:
@@ -26,12 +26,12 @@ def ints(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
     return tuple(value)
 
 
-def sizes(value: Any, what: str, least: int = 0) -> torch.Size:
+def sizes(value: object, what: str, least: int = 0) -> torch.Size:
     """As :func:`ints`, as a batch size."""
     return torch.Size(ints(value, what, least))
 
 
-def shape(value: Any) -> tuple[int, ...]:
+def shape(value: object) -> tuple[int, ...]:
     """The shape of a tensor, which torch must be able to count.
 
     Raises:
@@ -54,14 +54,14 @@ def names(value: Any, ndim: int | None = None) -> list[str | None] | None:
     return list(value)
 
 
-def dim(value: Any, ndim: int = _MAX_DIMS) -> int:
+def dim(value: object, ndim: int = _MAX_DIMS) -> int:
     """The number of one of so many dims; a `ValueError` when it is none."""
     if type(value) is not int or not 0 <= value < ndim:
         raise ValueError(f"its 'stack_dim' is {value!r:.80}, which is the number of none of {ndim} dims")
     return value
 
 
-def device(name: Any) -> torch.device | None:
+def device(name: object) -> torch.device | None:
     """The device of a loaded container: its tensors come from a file, whatever device they were on.
 
     Raises:

@@ -33,7 +33,9 @@ from tensordict.memory.mapped import MemoryMappedTensor
 _PLAIN = (Tensor, torch.nn.Parameter, MemoryMappedTensor)
 
 
-def load_state(container: Any, state: Mapping[str, Any], strict: bool, assign: bool, from_flatten: bool | None) -> None:
+def load_state(
+    container: Contract, state: Mapping[str, Any], strict: bool, assign: bool, from_flatten: bool | None
+) -> None:
     """Load a state dict into a container; see `TensorDict.load_state_dict`."""
     plan = _Plan(strict, assign)
     plan.match(container, levels_of(state, container, from_flatten), ())
@@ -124,7 +126,7 @@ class _Plan:
         except (RuntimeError, TypeError) as error:
             self.misfits.append(str(error))
 
-    def _holder(self, item: Any, size: torch.Size, device: torch.device | None, key: Path) -> Any:
+    def _holder(self, item: object, size: torch.Size, device: torch.device | None, key: Path) -> Any:
         """A holder of this batch size for a value of a state dict."""
         if isinstance(item, Level) and LISTS in item.meta:
             return self._built(item, size, device, key)
@@ -160,7 +162,9 @@ class _Plan:
             else:
                 self.unexpected[path] = None
 
-    def _match_leaf(self, container: Any, name: str, current: Tensor, item: Any, size: torch.Size, key: Path) -> None:
+    def _match_leaf(
+        self, container: object, name: str, current: Tensor, item: object, size: torch.Size, key: Path
+    ) -> None:
         if isinstance(item, (bool, int, float, complex)) or hasattr(item, "__array__"):
             item = torch.as_tensor(item)
         if not isinstance(item, Tensor):
@@ -253,7 +257,7 @@ class _Plan:
                 self._check_shape(ragged.shape_of(item), size, key)
         self._put(container, name, made, key)
 
-    def _takes(self, container: Any, name: str) -> bool:
+    def _takes(self, container: object, name: str) -> bool:
         known = getattr(type(container), "__expected_keys__", None)
         return not known or name in known
 
@@ -278,7 +282,7 @@ class _Plan:
             self.locked = key
         self.actions.append(lambda: container._write_name(name, value))
 
-    def _resize(self, node: Any, level: Level, size: torch.Size, fresh: bool) -> None:
+    def _resize(self, node: Contract, level: Level, size: torch.Size, fresh: bool) -> None:
         names = level.meta.get(NAMES)
         keeps = node._names is not None and len(node._names) == len(size) and not fresh
         if not keeps and not (isinstance(names, list) and len(names) == len(size)):
@@ -379,7 +383,7 @@ class _Plan:
                 action()
 
 
-def _resized(node: Any, size: torch.Size, names: list[str | None] | None) -> None:
+def _resized(node: Contract, size: torch.Size, names: list[str | None] | None) -> None:
     node._batch_size = size
     node._names = names
 

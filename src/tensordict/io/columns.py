@@ -112,12 +112,12 @@ def elements_of_rows(sizes: Tensor, row: Sequence[int] | None) -> int:
     return int(count)
 
 
-def is_ragged(leaf: Any) -> bool:
+def is_ragged(leaf: object) -> bool:
     """Whether a leaf has rows of different shapes."""
     return isinstance(leaf, Column) or (isinstance(leaf, Tensor) and leaf.is_nested)
 
 
-def file_of(leaf: Any) -> str | None:
+def file_of(leaf: object) -> str | None:
     """The path of the file that a leaf, or a part of it, is mapped from; `None` when there is none."""
     flat = leaf.flat if isinstance(leaf, Column) else leaf
     parts = flat.array.parts if type(flat) is StoredTensor and isinstance(flat.array, _Joined) else [flat]
@@ -264,11 +264,11 @@ class _Joined:
     def check(self) -> None:
         """The parts are always there."""
 
-    def write(self, selection: Selection, values: Any) -> NoReturn:
+    def write(self, selection: Selection, values: object) -> NoReturn:
         """Not possible."""
         raise UnsupportedEntryError("tensors that are joined to be saved are not written to")
 
-    def read(self, selection: Selection, dtype: Any) -> Any:
+    def read(self, selection: Selection, dtype: object) -> Any:
         first, *rest = selection or (slice(None),)
         rows = range(self.shape[0])[first] if isinstance(first, slice) else range(first, first + 1)
         low, high = bisect.bisect_right(self.ends, rows[0]), bisect.bisect_right(self.ends, rows[-1])

@@ -175,7 +175,7 @@ class BlockPlan:
         return found
 
 
-def _tail(value: Any) -> bytes:
+def _tail(value: object) -> bytes:
     content = json.dumps(value, separators=(",", ":")).encode()
     return content + _LENGTH.pack(len(content))
 
@@ -328,7 +328,7 @@ def _settled(container: Any, content: _Content, storage: Tensor) -> Any:
     return container
 
 
-def from_parts(description: Any, storage: Any) -> Any:
+def from_parts(description: Any, storage: object) -> Any:
     """The container that the reference describes beside a tensor with the bytes of its tensors, as in its pickles.
 
     Args:
@@ -509,7 +509,7 @@ def _entry(name: str, separator: str) -> str:
     return f"entry {name.replace(separator, '.')!r}: "
 
 
-def _checked(span: Any, name: str, separator: str, end: int) -> int:
+def _checked(span: object, name: str, separator: str, end: int) -> int:
     """Where a tensor ends in the file, whose description is checked for all that a loader relies on."""
     if type(span) is not list or len(span) != 4:
         raise SaveError(f"{_entry(name, separator)}it is described by {span!r:.80}")

@@ -168,7 +168,7 @@ def plan_files(container: Contract, folder: str, options: FolderOptions) -> Fold
 
 
 def _plan_node(
-    container: Any,
+    container: object,
     key: Path,
     folder: str,
     options: FolderOptions,
@@ -227,7 +227,9 @@ def _present(folder: str, key: Path) -> Container[str]:
         raise files.named_os_error(error, "save into the folder", folder, key) from error
 
 
-def _plan_leaf(name: str, value: Any, key: Path, folder: str, options: FolderOptions, present: Container[str]) -> _Leaf:
+def _plan_leaf(
+    name: str, value: object, key: Path, folder: str, options: FolderOptions, present: Container[str]
+) -> _Leaf:
     if is_ragged(value):
         return _plan_ragged(name, value, key, folder, options, present)
     if not isinstance(value, Tensor):
@@ -292,7 +294,7 @@ def _plan_ragged(
     return leaf
 
 
-def _refuse_mapped(value: Any, path: str, key: Path) -> None:
+def _refuse_mapped(value: object, path: str, key: Path) -> None:
     """Refuse what is mapped from another file than the one it is to be saved to."""
     source = file_of(value)
     if source is not None and source != path:
@@ -555,7 +557,7 @@ def _in_place(node: _Node, prefix: pathlib.Path | None, options: FolderOptions) 
     return _memmapped(container, node, prefix, options)
 
 
-def _adopt(container: Any, saved: Any) -> None:
+def _adopt(container: Contract, saved: Any) -> None:
     """Exchange the leaves of a container for those of a saved one of the same structure."""
     for name, value in saved._entries.items():
         if isinstance(value, Contract) and not value._is_non_tensor:

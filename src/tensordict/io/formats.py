@@ -58,7 +58,7 @@ def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
 def open_file(
     path: PathLike,
     format: str,
-    device: Any = None,
+    device: object = None,
     non_blocking: bool = False,
     *,
     mode: str = "r",
@@ -66,7 +66,7 @@ def open_file(
     robust_key: bool | None = True,
     allow_pickle: bool | None = None,
     progress: bool = False,
-    **others: Any,
+    **others: object,
 ) -> Any:
     """The container in a file that is no archive; takes what `TensorDict.load_memmap` takes, as far as it can be had.
 

@@ -72,7 +72,7 @@ Wanted = dict[str, Any]
 _NOWHERE = Specification(DICT, torch.Size(()))
 
 
-def load_directory(prefix: PathLike, options: LoadOptions, subpath: Any = None, keys: Any = None) -> Any:
+def load_directory(prefix: PathLike, options: LoadOptions, subpath: object = None, keys: object = None) -> Any:
     """The container saved in the folder `prefix`, or the nested one at `subpath` in it; of its entries only `keys`.
 
     Raises:
@@ -139,7 +139,7 @@ def _member(stack: Any, path: Path, below: Path, wanted: Wanted | None, prefix: 
     return member if wanted is None else member.select(*_paths(wanted))
 
 
-def _subpath(subpath: Any) -> Path:
+def _subpath(subpath: object) -> Path:
     if subpath is None:
         return ()
     if isinstance(subpath, str):

@@ -220,7 +220,7 @@ def refuse_entry(folder: str, name: str, key: Path) -> None:
         )
 
 
-def is_meta(content: Any) -> bool:
+def is_meta(content: object) -> bool:
     """Whether this is the content of the meta.json of a save, rather than of another program: it names its class."""
     if not isinstance(content, dict):
         return False
@@ -389,7 +389,7 @@ def _kind(meta: dict[str, Any]) -> str:
     return name if module.partition(".")[0] == "tensordict" and name in KINDS else f"{module}.{name}"
 
 
-def _read_entry(node: FolderSpecification, name: str, spec: Any, batch_size: torch.Size) -> None:
+def _read_entry(node: FolderSpecification, name: str, spec: object, batch_size: torch.Size) -> None:
     if not isinstance(spec, dict):
         if name.startswith("_"):
             return

@@ -37,7 +37,7 @@ PARAMS = "_param_td"
 _BACKING = {f"_{name}" for name in Backing._fields}
 
 
-def as_ours(cls: Any, state: dict[str, Any]) -> dict[str, Any]:
+def as_ours(cls: object, state: dict[str, Any]) -> dict[str, Any]:
     """The state of an instance of `cls` for its attributes, of what was pickled; the reference may have done it.
 
     Raises:
@@ -58,7 +58,7 @@ def as_ours(cls: Any, state: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in state.items() if name not in _BACKING}, "_backing": backing}
 
 
-def make(cls: Any, state: Any) -> Any:
+def make(cls: object, state: object) -> Any:
     """The container of a class and a state, as the reference pickles all of its dicts and lazy stacks."""
     if not (isinstance(cls, type) and issubclass(cls, Contract) and type(state) is dict):
         raise SaveError(f"the container that was pickled is said to be a {cls!r:.80}, which is no container")
@@ -67,7 +67,7 @@ def make(cls: Any, state: Any) -> Any:
     return made
 
 
-def rebuild(metadata: Any, storage: Any) -> Any:
+def rebuild(metadata: Any, storage: object) -> Any:
     """The consolidated container of its description and the bytes of its tensors."""
     container = consolidated.from_parts(_described(metadata), storage)
     params = registry.lookup("TensorDictParams")
@@ -89,11 +89,11 @@ def _described(node: Any) -> Any:
     return found
 
 
-def _stored_as_dict(cls: Any) -> bool:
+def _stored_as_dict(cls: object) -> bool:
     return getattr(cls, "_stored_as", None) == DICT
 
 
-def _of_dict(cls: Any, state: dict[str, Any]) -> Any:
+def _of_dict(cls: object, state: dict[str, Any]) -> Any:
     entries: Any = state.get("_tensordict")
     _check(type(entries) is dict, cls, "it has no entries")
     wrong = [
@@ -109,7 +109,7 @@ def _of_dict(cls: Any, state: dict[str, Any]) -> Any:
     return made
 
 
-def _shape(cls: Any, state: Mapping[str, Any]) -> tuple[torch.Size, Any, Any]:
+def _shape(cls: object, state: Mapping[str, Any]) -> tuple[torch.Size, Any, Any]:
     """The batch size, the device and the names of dims."""
     size: Any = state.get("_batch_size")
     device, names = state.get("_device"), state.get(_DICT)
@@ -163,7 +163,7 @@ def is_of_file(state: Mapping[str, Any]) -> bool:
     return "group_name" in state
 
 
-def of_file(cls: Any, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+def of_file(cls: object, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """Our state of an HDF5 container of the reference, and the containers over nested groups that it has opened.
 
     Raises:
@@ -192,7 +192,7 @@ def of_file(cls: Any, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[An
     return ours, list(nested.values())
 
 
-def _check(fits: bool, cls: Any, what: str) -> None:
+def _check(fits: bool, cls: object, what: str) -> None:
     if not fits:
         raise _refused(cls, what)
 

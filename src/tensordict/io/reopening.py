@@ -58,7 +58,7 @@ def _told(found: Difference) -> str:
     return f"{where} has {found.what} {found.other} in the save, and {found.one} is asked for"
 
 
-def as_mapped(wanted: Any, saved: Any) -> Any:
+def as_mapped(wanted: object, saved: object) -> Any:
     """A save that was loaded from a folder as `memmap_like` gives it: of the classes of `wanted`, and locked.
 
     Raises:

@@ -149,7 +149,7 @@ def _stored_dtype(tensor: Tensor, key: Path) -> str | None:
     return name
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -415,7 +415,7 @@ def _read_json(text: str, path: str, what: str) -> dict[str, Any]:
 
 
 def _read_entry(
-    name: str, spec: Any, as_bytes: torch.dtype | None, data: int, path: str
+    name: str, spec: object, as_bytes: torch.dtype | None, data: int, path: str
 ) -> tuple[_Entry, tuple[int, int]]:
     """A tensor of the header, and where its bytes begin and end in the data."""
     bad = f"entry {name!r} of {path!r} is broken: "

@@ -236,7 +236,7 @@ def tensorclass_over(name: str, wrapped: Any, missing: Sequence[str] = ()) -> Sp
     return Specification(name, size, device, names, {WRAPPED: wrapped}, missing=missing)
 
 
-def class_name(container: Any) -> str:
+def class_name(container: object) -> str:
     """How the class of a tensorclass is called in a specification."""
     return f"{type(container).__module__}.{type(container).__qualname__}"
 
@@ -305,7 +305,7 @@ def shape_of(entry: Any) -> torch.Size | None:
     return torch.Size(entry.shape)
 
 
-def _row_shape(entry: Any, stack: Specification) -> torch.Size | None:
+def _row_shape(entry: object, stack: Specification) -> torch.Size | None:
     """The shape that an entry of a stack by columns has in the stack: its rows run along the stack dim."""
     shape, dim = shape_of(entry), stack.stack_dim or 0
     if shape is None or (isinstance(entry, Specification) and not entry.is_value):

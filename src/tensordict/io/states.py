@@ -47,7 +47,7 @@ class StateWriter:
         self.flatten = flatten
         self.values = values
 
-    def write(self, container: Any, destination: MutableMapping[str, Any], prefix: str) -> None:
+    def write(self, container: Contract, destination: MutableMapping[str, Any], prefix: str) -> None:
         """Add the state of a container to a mapping, with this in front of its names.
 
         Raises:
@@ -92,7 +92,7 @@ class StateWriter:
     def _entry(
         self,
         name: str,
-        value: Any,
+        value: object,
         found: dict[str, Any],
         prefix: str,
         metadata: dict[str, Any],
@@ -127,7 +127,7 @@ class StateWriter:
             _add(found, full, inner, key)
 
 
-def _add(found: dict[str, Any], name: str, value: Any, key: Path) -> None:
+def _add(found: dict[str, Any], name: str, value: object, key: Path) -> None:
     if name in found:
         raise SaveError(
             f"entry {joined(key)!r} has the name {name!r} in the state dict, and so has another: pass flatten=False, "
@@ -141,7 +141,7 @@ def _detached(leaf: Any) -> Any:
     return plain.as_subclass(Tensor) if isinstance(plain, MemoryMappedTensor) else plain
 
 
-def _dense_form(container: Any, key: Path) -> Specification:
+def _dense_form(container: Contract, key: Path) -> Specification:
     """The form of a container; that of a lazy stack has stacked entries where all members have the same ones."""
     form = specification_of(container, key)
     if form.kind != LAZY or not _is_even(container):
@@ -168,7 +168,7 @@ def _is_even(stack: Any) -> bool:
     return True
 
 
-def _is_lazy(node: Any) -> bool:
+def _is_lazy(node: Contract) -> bool:
     return hasattr(node._wrapped_container(), "stack_dim") and not node._is_non_tensor
 
 
@@ -206,7 +206,7 @@ _OLDER = {"__batch_size": SIZE, "__device": DEVICE}
 _OLDER_TENSORS, _OLDER_VALUES = "_tensordict", "_non_tensordict"
 
 
-def levels_of(state: Mapping[str, Any], target: Any, from_flatten: bool | None) -> Level:
+def levels_of(state: Mapping[str, Any], target: object, from_flatten: bool | None) -> Level:
     """The tree of levels in a state dict.
 
     Args:
@@ -257,7 +257,7 @@ def _of_older_flat(state: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[
     return found, metadata
 
 
-def _nested(state: Mapping[str, Any], metadata: Any) -> Level:
+def _nested(state: Mapping[str, Any], metadata: object) -> Level:
     if state.keys() == {_OLDER_TENSORS, _OLDER_VALUES} and all(isinstance(part, Mapping) for part in state.values()):
         return _of_older(state)
     level = Level(metadata.get("") if isinstance(metadata, Mapping) else None)
@@ -269,7 +269,7 @@ def _nested(state: Mapping[str, Any], metadata: Any) -> Level:
     return level
 
 
-def _entry(value: Any) -> Any:
+def _entry(value: object) -> Any:
     """What a level has for a value of a state dict."""
     if type(value) is tuple and len(value) == 1 and isinstance(value[0], Contract):
         return value[0]
@@ -278,7 +278,7 @@ def _entry(value: Any) -> Any:
     return value
 
 
-def _unflattened(state: Mapping[str, Any], metadata: Any, target: Any) -> Level:
+def _unflattened(state: Mapping[str, Any], metadata: object, target: object) -> Level:
     given = metadata if isinstance(metadata, Mapping) else {}
     # The metadata of this package and of the reference has all containers: what is left of a name is that of a leaf.
     known = any(isinstance(meta, Mapping) and SIZE in meta for meta in given.values())
@@ -422,7 +422,7 @@ def _parts(value: Any, count: int, dim: int, key: Path, misfits: list[str]) -> l
     return list(value.unbind(dim))
 
 
-def _taken(lists: Any, dim: int, position: int) -> Any:
+def _taken(lists: object, dim: int, position: int) -> Any:
     if type(lists) is not list:
         raise TypeError
     return lists[position] if dim == 0 else [_taken(part, dim - 1, position) for part in lists]

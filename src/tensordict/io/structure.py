@@ -93,10 +93,10 @@ class Described:
                 f"{entry_of(key)}{error}: this format keeps JSON values; a directory does with allow_pickle=True"
             ) from None
 
-    def _item(self, value: Any, key: Path) -> dict[str, Any]:
+    def _item(self, value: object, key: Path) -> dict[str, Any]:
         return self._node(value, key) if isinstance(value, (Contract, Specification)) else self._leaf(value, key)
 
-    def _leaf(self, value: Any, key: Path) -> dict[str, Any]:
+    def _leaf(self, value: object, key: Path) -> dict[str, Any]:
         name = self.separator.join(key)
         if not is_ragged(value):
             if not isinstance(value, Tensor):
@@ -124,7 +124,7 @@ class Described:
         self.tensors[name] = tensor
 
 
-def value_of(form: Any, key: Path) -> Any:
+def value_of(form: object, key: Path) -> Any:
     """The value that stands in a description as `form`.
 
     Raises:
@@ -148,7 +148,7 @@ def naming_file(path: str) -> Iterator[None]:
 
 
 def restore(
-    spec: Any,
+    spec: object,
     tensors: Tensors,
     separator: str,
     value: Callable[[Any, Path], Any] = value_of,
@@ -220,7 +220,7 @@ class _Reader:
         check(node, key)
         return node if tensorclass is None else check(tensorclass_over(tensorclass, node), key)
 
-    def item(self, spec: Any, key: Path, column: bool) -> Any:
+    def item(self, spec: object, key: Path, column: bool) -> Any:
         if type(spec) is not dict:
             raise _bad(key, f"it is described by {spec!r:.80}")
         if "kind" in spec:
@@ -228,7 +228,7 @@ class _Reader:
         leaf = self.tensors.take(self.separator.join(key), key)
         return self.ragged(leaf, spec["ragged"], key, column) if "ragged" in spec else leaf
 
-    def ragged(self, flat: Tensor, form: Any, key: Path, column: bool) -> Tensor | Column:
+    def ragged(self, flat: Tensor, form: object, key: Path, column: bool) -> Tensor | Column:
         table = self.tensors.take(self.separator.join(key) + SIZES, key)
         if table.is_meta:
             raise UnsupportedEntryError(

@@ -29,7 +29,7 @@ from tensordict.io.specification import (
 PROTOCOL = 2
 
 
-def reduced(container: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+def reduced(container: Contract) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """What `__reduce_ex__` gives for a container in a file of `torch.save`; `None` for kinds that have no such form."""
     inner = container._wrapped_container()
     kind = getattr(inner, "_stored_as", type(inner).__name__)
@@ -49,7 +49,14 @@ def reduced(container: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None
 
 
 def restored(
-    kind: Any, batch_size: Any, device: Any, names: Any, entries: Any, stack_dim: Any, value: Any, locked: Any
+    kind: object,
+    batch_size: object,
+    device: object,
+    names: object,
+    entries: object,
+    stack_dim: object,
+    value: object,
+    locked: object,
 ) -> Any:
     """The container of the arguments that `reduced` gave; they may be anything.
 

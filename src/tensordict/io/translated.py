@@ -78,13 +78,13 @@ class Translation:
             return {**_dict(metadata, entries), **face}
         return {**_stack(kind, metadata, entries, key), **face}
 
-    def _value(self, value: Any, key: Path) -> dict[str, Any]:
+    def _value(self, value: object, key: Path) -> dict[str, Any]:
         if type(value) is not list or len(value) != 3:
             _refuse(key, f"it is described by {value!r:.80}")
         form = self._form_of(value[0])
         return {"kind": "NonTensorData", "batch_size": value[1], "device": value[2], "value": form}
 
-    def _leaf(self, name: str, leaf: Any, entries: dict[str, Any], leaves: dict[str, Any], key: Path) -> None:
+    def _leaf(self, name: str, leaf: object, entries: dict[str, Any], leaves: dict[str, Any], key: Path) -> None:
         for prefix in _JAGGED:
             if name.startswith(prefix) and _JAGGED[1] + name[len(prefix) :] in leaves:
                 self.spans[self.separator.join((*key, name))] = _span(leaf, (*key, name))
@@ -105,7 +105,7 @@ class Translation:
         entries[name] = {"ragged": [-1 if position == dim - 1 else size for position, size in enumerate(shape)]}
 
 
-def _span(leaf: Any, key: Path) -> list[Any]:
+def _span(leaf: object, key: Path) -> list[Any]:
     if type(leaf) is not list or len(leaf) not in (5, 6) or type(leaf[3]) is not int or type(leaf[4]) is not int:
         _refuse(key, f"it is described by {leaf!r:.80}")
     dtype, shape, start, stop, padding = leaf[:5]

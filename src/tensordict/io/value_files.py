@@ -184,7 +184,7 @@ class PlaceInList(Place):
         self._write(files_of_value(Specification(saved.kind, size, value=values), (), key, False).meta, key)
 
 
-def regular_size(values: Any, least: int) -> torch.Size:
+def regular_size(values: object, least: int) -> torch.Size:
     """The batch size of a stack of values that says none: at least `least` levels of nested lists, and as many more as
     are regular, as the reference reads it."""
     size: list[int] = []

@@ -19,7 +19,7 @@ class NotJson(TypeError):
     """A value that JSON cannot hold so that it is the same when read again."""
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The value as any reader understands it: a tuple is a list, and a float that is not finite is `null`.
 
     Raises:
@@ -47,7 +47,7 @@ def exact(value: Any) -> Any:
     return _plain(value, "")
 
 
-def restored(form: Any) -> Any:
+def restored(form: object) -> Any:
     """The value of what `exact` gave.
 
     Raises:
@@ -91,7 +91,7 @@ def _plain(value: Any, where: str) -> Any:
     raise NotJson(f"a {kind.__name__}{where} has no form in JSON")
 
 
-def _checked_key(key: Any, where: str) -> str:
+def _checked_key(key: object, where: str) -> str:
     if type(key) is not str or not _is_unicode(key):
         raise NotJson(f"a dict with the key {key!r:.40}{where}, which is no text, has no form in JSON")
     return key

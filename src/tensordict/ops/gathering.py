@@ -325,7 +325,7 @@ def _chosen_values(a: Any, b: Any, masks: ByNdim) -> Any:
     return b.copy()._assigned(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
-def _map_any(value: Any, fn: LeafFn) -> Any:
+def _map_any(value: object, fn: LeafFn) -> Any:
     return value._map(fn) if isinstance(value, Contract) else fn(value)
 
 

@@ -319,7 +319,7 @@ def _longer(node: Contract, size: list[int]) -> Contract:
     return node if new == own else node._map(_padder(pads, 0.0), new, len(own), unchanged)
 
 
-def pad_and_stack(containers: Any, dim: int, value: float, out: Any, return_mask: Any) -> Any:
+def pad_and_stack(containers: Any, dim: int, value: float, out: object, return_mask: object) -> Any:
     """The stack of containers padded along one dim; see :func:`tensordict.pad_sequence`."""
     items = list(containers)
     if not items:

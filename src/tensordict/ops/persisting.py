@@ -70,7 +70,13 @@ class Persisting(Contract):
         )
 
     def to_h5(
-        self, filename: Any, *, durable: bool = False, progress: bool = False, overwrite: bool = False, **kwargs: object
+        self,
+        filename: object,
+        *,
+        durable: bool = False,
+        progress: bool = False,
+        overwrite: bool = False,
+        **kwargs: object,
     ) -> Self:
         """Write this container as an HDF5 file.
 

@@ -50,7 +50,7 @@ class Sizing(Writing):
         return self._batch_size
 
     @shape.setter
-    def shape(self, size: Any) -> None:
+    def shape(self, size: object) -> None:
         self._rebatch(as_size(size))
 
     @property

@@ -76,7 +76,7 @@ def broadcast(
     return container
 
 
-def all_gather(container: Any, group: dist.ProcessGroup, allow_pickle: bool) -> list[Any]:
+def all_gather(container: Contract, group: dist.ProcessGroup, allow_pickle: bool) -> list[Any]:
     """The containers of all ranks; see `TensorDict.all_gather`."""
     devices = MessageDevices(group)
     head, messages, error = _packed(container, devices, allow_pickle)
@@ -254,7 +254,7 @@ class PendingReduction:
         return self._work is None or (self._work.is_completed() and self.wait())
 
 
-def reduce(container: Contract, dst: int | None, op: Any, group: dist.ProcessGroup) -> list[PendingReduction]:
+def reduce(container: Contract, dst: int | None, op: object, group: dist.ProcessGroup) -> list[PendingReduction]:
     """Begin to reduce a container over the ranks of a group, in place; see `TensorDict.all_reduce`.
 
     Args:
@@ -305,7 +305,7 @@ def _unpacking(flat: Tensor, pack: list[Tensor]) -> Callable[[], None]:
     return unpack
 
 
-def _agreed(container: Contract, group: dist.ProcessGroup, call: str, op: Any, dst: int | None) -> list[Tensor]:
+def _agreed(container: Contract, group: dist.ProcessGroup, call: str, op: object, dst: int | None) -> list[Tensor]:
     """The tensors of a container to be reduced, once all ranks have the same ones and mean the same call."""
     error: Exception | None = None
     tensors: list[Tensor] = []

@@ -42,7 +42,7 @@ class LazyCore(TensorDictBase):
         self._size = None
         return self
 
-    def _like(self, containers: list[Any], dim: int | None = None, template: Any = None) -> Self:
+    def _like(self, containers: list[Any], dim: int | None = None, template: object = None) -> Self:
         """A stack of other members, along `dim` or the same dim; without members, `template` stands for them."""
         store = self._entries
         dim = store.dim if dim is None else dim

@@ -52,7 +52,7 @@ class LazyDims(LazyCore):
 
     # --- indexing ---------------------------------------------------------------------------------------------------
 
-    def _index(self, index: Any) -> Any:
+    def _index(self, index: object) -> Any:
         members, dim = self._entries.containers, self._entries.dim
         if type(index) is int and dim == 0 and -len(members) <= index < len(members):
             return members[index]
@@ -80,7 +80,7 @@ class LazyDims(LazyCore):
             taken = [self._over(Members(taken[row : row + length], picks.dim, name=name)) for row in rows]
         return taken[0]
 
-    def _picks(self, at: Any) -> _Picks | None:
+    def _picks(self, at: object) -> _Picks | None:
         """What `at`, an output of `leaf_index`, takes of the members; `None` when it mixes them up."""
         dim = self._entries.dim
         # Torch takes an integer tensor without dims for an int.
@@ -241,11 +241,11 @@ def _uniform(node: Contract) -> bool:
     return all(set(other.keys(True, True)) == keys for other in rest) and all(map(_uniform, node._entries.sample))
 
 
-def _is_scalar(item: Any) -> bool:
+def _is_scalar(item: object) -> bool:
     return isinstance(item, Tensor) and item.ndim == 0 and item.dtype not in _MASKS
 
 
-def _width(item: Any) -> int:
+def _width(item: object) -> int:
     """How many dims one component of an index addresses."""
     if item is None or isinstance(item, bool):
         return 0

@@ -119,13 +119,13 @@ class Members(EntryStore, MutableMapping[str, Any]):
             return None
         return self._outlined(name, column, None) if self.containers else self._outlined(name, [], column[0])
 
-    def _outlined(self, name: str, containers: list[Any], template: Any) -> Any:
+    def _outlined(self, name: str, containers: list[Any], template: object) -> Any:
         """As `_stack`, for those who ask what there is: the first `UnbatchedTensor`, not compared with the others."""
         if containers and isinstance(containers[0], Tensor):
             containers = [containers[0]] * len(containers)
         return self._stack(name, containers, template)
 
-    def taken_in(self, value: Any) -> Any:
+    def taken_in(self, value: object) -> Any:
         """A value as `hook_in` changes it; that of a container changes its leaves."""
         if self.hook_in is None:
             return value

@@ -142,7 +142,7 @@ class LazyStackedTensorDict(LazyWrites):
         def __getitem__(self, index: Key) -> Any: ...
         @overload
         def __getitem__(self, index: Any) -> Self: ...
-        def __getitem__(self, index: Any) -> Any: ...
+        def __getitem__(self, index: object) -> Any: ...
         def __iter__(self) -> Iterator[TensorCollection]: ...  # type: ignore[override]
         def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> TensorDict: ...  # type: ignore[override]
         def densify(self, layout: torch.layout = torch.strided) -> TensorDict: ...  # type: ignore[override]
@@ -181,7 +181,7 @@ class LazyStackedTensorDict(LazyWrites):
         """What is called on every leaf that was stacked, before it is given out."""
         return self._entries.hook_out
 
-    def append(self, tensordict: Any) -> None:
+    def append(self, tensordict: object) -> None:
         """Add a member behind the last one, as `list.append`.
 
         Args:
@@ -201,7 +201,7 @@ class LazyStackedTensorDict(LazyWrites):
         """
         self.insert(len(self._entries.containers), tensordict)
 
-    def insert(self, index: int, tensordict: Any) -> None:
+    def insert(self, index: int, tensordict: object) -> None:
         """Add a member at a position of the stack dim, as `list.insert`; arguments and errors as :meth:`append`."""
         self._refuse_if_locked("add a member")
         self._entries.containers.insert(index, self._fitting_member(tensordict))
@@ -229,7 +229,7 @@ class LazyStackedTensorDict(LazyWrites):
         self._entries.containers += [self._fitting_member(member, members[0]) for member in members]
         self._size = None
 
-    def _fitting_member(self, member: Any, first: Any = None) -> Any:
+    def _fitting_member(self, member: object, first: Any = None) -> Any:
         """`member`, known to be a container with the batch size of the others.
 
         A stack without members, of which nothing else is known, takes any; others with it are as the `first` of them.

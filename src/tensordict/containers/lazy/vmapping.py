@@ -55,7 +55,7 @@ def flatten_stack(stack: Any) -> tuple[list[Any], LazyContext]:
     return members, LazyContext(type(stack), store.dim, store.name, hooks, stack._after, pytree._depth(members))
 
 
-def flatten_stack_with_keys(stack: Any) -> tuple[list[tuple[Any, Any]], LazyContext]:
+def flatten_stack_with_keys(stack: object) -> tuple[list[tuple[Any, Any]], LazyContext]:
     """As `flatten_stack`, with the position of every member."""
     members, context = flatten_stack(stack)
     return [(SequenceKey(position), member) for position, member in enumerate(members)], context
@@ -111,7 +111,7 @@ def map_over_stacks() -> bool:
     enter: Any = originals["_create_batched_inputs"]
     from_form: Any = originals["_unwrap_batched"]
 
-    def process(in_dims: Any, args: tuple[Any, ...], func: Callable[..., Any]) -> Any:
+    def process(in_dims: object, args: tuple[Any, ...], func: Callable[..., Any]) -> Any:
         flat, dims, spec = _flattened(args, in_dims)
         if not any(isinstance(value, Contract) for value in flat):
             return take_apart(in_dims, args, func)
@@ -122,13 +122,15 @@ def map_over_stacks() -> bool:
             in_dims = _unflattened(dims, spec)
         return take_apart(*_transformed(in_dims, args, _entering), func)
 
-    def create(flat_in_dims: list[Any], flat_args: list[Any], vmap_level: int, args_spec: Any) -> Any:
+    def create(flat_in_dims: list[Any], flat_args: list[Any], vmap_level: int, args_spec: object) -> Any:
         if not any(map(is_node, flat_args)):
             return enter(flat_in_dims, flat_args, vmap_level, args_spec)
         pairs = zip(flat_args, flat_in_dims, strict=True)
         return _unflattened([vmapped.entering(value, dim, vmap_level) for value, dim in pairs], args_spec)
 
-    def unwrap(batched_outputs: Any, out_dims: Any, vmap_level: int, batch_size: int, func: Callable[..., Any]) -> Any:
+    def unwrap(
+        batched_outputs: object, out_dims: object, vmap_level: int, batch_size: int, func: Callable[..., Any]
+    ) -> Any:
         one = isinstance(batched_outputs, (Tensor, Contract))
         flat, dims, spec = _flattened((batched_outputs,) if one else batched_outputs, out_dims)
         if not any(isinstance(value, Contract) for value in flat):
@@ -154,7 +156,7 @@ def map_over_stacks() -> bool:
     return True
 
 
-def _flattened(tree: Any, dims: Any) -> tuple[list[Any], list[Any] | None, Any]:
+def _flattened(tree: object, dims: object) -> tuple[list[Any], list[Any] | None, Any]:
     """What is in a tree of tensors and containers, the dim of each (`None` if these do not fit), and the structure.
 
     That of a tuple of tensors and containers is `None`: torch would take 25 us to tell it.
@@ -177,7 +179,7 @@ def _are_wholes(flat: list[Any]) -> bool:
     return all(is_node(value) and _is_plain(value) for value in flat if isinstance(value, Contract))
 
 
-def _transformed(dims: Any, tree: Any, fn: Callable[[Any, int], tuple[Any, int]]) -> tuple[Any, Any]:
+def _transformed(dims: object, tree: object, fn: Callable[[Any, int], tuple[Any, int]]) -> tuple[Any, Any]:
     """`fn` of every lazy stack in a tree and its dim; what has a shape of its own is not mapped.
 
     What was made of one element of the batch differs between them, whatever its class: it leaves as a plain tensor.
@@ -199,7 +201,7 @@ def _transformed(dims: Any, tree: Any, fn: Callable[[Any, int], tuple[Any, int]]
     return tree_unflatten(each, spec), tree_unflatten(flat, spec)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether a value is a tensor, or a container without lazy stacks, whose tensors of a shape of their own are the
     same for all of the batch."""
     if isinstance(value, Tensor):
@@ -212,11 +214,11 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-def _is_stack(value: Any) -> bool:
+def _is_stack(value: object) -> bool:
     return isinstance(value, Contract) and not value._is_non_tensor and isinstance(value._wrapped_container(), LazyCore)
 
 
-def _has_own_shape(value: Any) -> bool:
+def _has_own_shape(value: object) -> bool:
     """Whether a leaf is an `UnbatchedTensor`, which is not mapped over."""
     return type(value) is not Tensor and isinstance(value, Tensor) and isinstance(value, Contract)
 

@@ -30,7 +30,7 @@ _NUMBERS = frozenset((bool, int, float, complex))
 class LazyWrites(LazyDims):
     """Writing to lazy stacks, member by member; all members are checked before the first is written."""
 
-    def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
+    def _write_name(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
         path = path or (name,)
         if type(item) in (list, tuple) and self._entries.containers:
             self._write_to_members((name,), item, path, non_blocking)
@@ -38,7 +38,7 @@ class LazyWrites(LazyDims):
             self._refuse_locked_members(path)
             super()._write_name(name, item, non_blocking, path)
 
-    def _write_to_members(self, target: Path, item: Any, path: Path, non_blocking: bool) -> None:
+    def _write_to_members(self, target: Path, item: object, path: Path, non_blocking: bool) -> None:
         """Store an entry at `target`; `path` leads there from where the write began."""
         self._refuse_locked_members(path)
         members = self._entries.containers
@@ -55,7 +55,7 @@ class LazyWrites(LazyDims):
             if member._locked:
                 raise_locked(f"set the entry {joined(path)!r}")
 
-    def _split(self, item: Any, path: Path, in_place: bool) -> Sequence[Any]:
+    def _split(self, item: object, path: Path, in_place: bool) -> Sequence[Any]:
         """The pieces of a value that belong to the members; a number goes to all when it is copied in place."""
         store = self._entries
         if isinstance(item, Mapping) and not isinstance(item, Contract):

@@ -211,7 +211,7 @@ def made(group: Group, value: Any, options: Mapping[str, Any], key: Path, above:
     return array
 
 
-def _there(store: Store, value: Any, key: Path, above: tuple[int, ...]) -> Item | None:
+def _there(store: Store, value: object, key: Path, above: tuple[int, ...]) -> Item | None:
     """The item that a value is in this very store."""
     if not store.shares:
         return None
@@ -251,7 +251,9 @@ def fill(array: ArrayItem, value: Tensor) -> None:
         array.tensor(None).write(value, None if progress is None else progress.add)
 
 
-def _made_node(group: Group, container: Any, options: Mapping[str, Any], key: Path, above: tuple[int, ...]) -> Item:
+def _made_node(
+    group: Group, container: Contract, options: Mapping[str, Any], key: Path, above: tuple[int, ...]
+) -> Item:
     form = specification_of(container, key, unread=True)
     if form.is_value:
         return _made_value(group, form, key)
@@ -260,7 +262,7 @@ def _made_node(group: Group, container: Any, options: Mapping[str, Any], key: Pa
     return node
 
 
-def write_container(group: Group, container: Any, options: Mapping[str, Any], above: tuple[int, ...] = ()) -> None:
+def write_container(group: Group, container: Contract, options: Mapping[str, Any], above: tuple[int, ...] = ()) -> None:
     """Write a container as an empty group; `above` as in `made`.
 
     Raises:
@@ -288,7 +290,7 @@ def write_container(group: Group, container: Any, options: Mapping[str, Any], ab
         group.put(name, made(group, form.entries[name], options, (*key, name), above))
 
 
-def write_store(store: Store, container: Any, options: Mapping[str, Any], progress: bool) -> None:
+def write_store(store: Store, container: Contract, options: Mapping[str, Any], progress: bool) -> None:
     """Write a container as the outermost group of an empty store, and close that.
 
     Raises:
@@ -306,12 +308,12 @@ def write_store(store: Store, container: Any, options: Mapping[str, Any], progre
             store.flush()
 
 
-def _nbytes(container: Any) -> int:
+def _nbytes(container: Contract) -> int:
     entries = specification_of(container, unread=True).entries.values()
     return sum(_nbytes(value) if isinstance(value, Contract) else value.numel() * value.itemsize for value in entries)
 
 
-def _check_even(stack: Any, key: Path) -> None:
+def _check_even(stack: object, key: Path) -> None:
     """Refuse a lazy stack whose members do not allow that its leaves are read as one tensor each."""
     uneven = _uneven(stack, key)
     if uneven is not None:

@@ -96,10 +96,10 @@ class ArrayItem(Item):
         self.store.check()
 
     @abstractmethod
-    def read(self, selection: Selection, dtype: Any) -> Any: ...
+    def read(self, selection: Selection, dtype: object) -> Any: ...
 
     @abstractmethod
-    def write(self, selection: Selection, values: Any) -> None: ...
+    def write(self, selection: Selection, values: object) -> None: ...
 
     @abstractmethod
     def resize(self, shape: Sequence[int]) -> None:
@@ -206,7 +206,7 @@ class Store(ABC):
 
     @classmethod
     @abstractmethod
-    def open(cls, name: Any, mode: str, *, locking: Any = None) -> Self:
+    def open(cls, name: object, mode: str, *, locking: object = None) -> Self:
         """Open one; `mode` is one of those of a file, `locking` as in `PersistentTensorDict.LOCKING`.
 
         Raises:
@@ -216,7 +216,7 @@ class Store(ABC):
 
     @classmethod
     @abstractmethod
-    def over(cls, handle: Any) -> tuple[Self, Group]:
+    def over(cls, handle: object) -> tuple[Self, Group]:
         """The store and the group of a group that the library of the store has opened."""
 
     @staticmethod
