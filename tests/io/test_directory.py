@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -471,3 +473,16 @@ print(peak() - before)
 def test_threads_of_large_saves(monkeypatch: pytest.MonkeyPatch, asked: int, nbytes: int, used: int) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert files.threads(asked, nbytes) == used
+
+
+@pytest.mark.parametrize("save", ["memmap", "save"])
+def test_what_is_loaded_is_given_back_at_once(save: str, tmp_path: pathlib.Path) -> None:
+    """Nothing that loading made refers to itself: the files are closed with the container, and not some time later."""
+    getattr(TensorDict(a=torch.ones(3), b=TensorDict(c=torch.ones(2))), save)(tmp_path / "saved")
+    gc.collect()
+    gc.disable()
+    try:
+        leaf = weakref.ref(TensorDict.load(tmp_path / "saved")["b", "c"])
+        assert leaf() is None
+    finally:
+        gc.enable()

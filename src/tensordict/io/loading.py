@@ -225,12 +225,12 @@ def _read_container(
     else:
         node.entries = _read_entries(node, folder, shown, key, options, wanted)
     prefix = shown if options.mapped and isinstance(options.source, Folders) else None
-    node.finish = partial(_finished, node, folder, prefix, wanted)
+    node.finish = partial(_finished, folder, prefix, wanted)
     return check(node, key)
 
 
 def _finished(
-    node: FolderSpecification, folder: str, prefix: pathlib.Path | None, wanted: Wanted | None, container: Any
+    folder: str, prefix: pathlib.Path | None, wanted: Wanted | None, node: FolderSpecification, container: Any
 ) -> Any:
     """A container that has been made, knowing where it is saved; of a stack by columns, what is wanted only."""
     if node.columns and wanted is not None:

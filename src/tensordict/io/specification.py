@@ -44,7 +44,7 @@ class Specification:
     missing: the fields of a tensorclass that are `None`.
     columns: whether the entries of a lazy stack are not its members but their entries, see `io/columns.py`: tensors,
         `Column`s, and specifications of nested stacks and of holders of the list of values.
-    finish: what a reader has yet to do with the container, which it gives back.
+    finish: what a reader has yet to do: is given this specification and the container, and gives the container back.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Specification:
     value: Any = None
     missing: Sequence[str] = ()
     columns: bool = False
-    finish: Callable[[Any], Any] | None = None
+    finish: Callable[[Any, Any], Any] | None = None
 
     @property
     def is_value(self) -> bool:
@@ -384,7 +384,7 @@ def to_container(node: Specification, key: Path = ()) -> Any:
         raise UnsupportedEntryError(f"{entry_of(key)}{error}") from None
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         raise _unsound(node, key, error) from error
-    return container if node.finish is None else node.finish(container)
+    return container if node.finish is None else node.finish(node, container)
 
 
 def _made(node: Specification, entries: dict[str, Any]) -> Any:
