@@ -146,6 +146,7 @@ class LazyView(TensorDictBase):
         torch.Size([2, 3, 5])
     """
 
+    _is_over_another = True
     _entries: _Through
     # A view is saved as what is read through it.
     _stored_as = "TensorDict"

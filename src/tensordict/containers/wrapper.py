@@ -57,6 +57,7 @@ class Wrapper(TensorCollection):
     that a kind of container defines again.
     """
 
+    _is_over_another = True
     _tensordict: Any
     # Whether the lazy stack of instances is one.
     _wraps_stacks: ClassVar[bool] = True

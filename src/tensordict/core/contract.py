@@ -125,6 +125,8 @@ class Contract:
     _device: torch.device | None = None
     _names: Names | None = None
     _locked: bool = False
+    # Whether the entries are those of another container, which `underlying` gives.
+    _is_over_another: bool = False
     # Whether the entries are in a file, and stay there.
     _is_in_file: bool = False
     # The names that read as `None` where there is no entry.
@@ -588,6 +590,8 @@ class ByNdim(dict[int, Tensor]):
 
 def underlying(container: Contract) -> Any:
     """The container that has the entries: what a wrapper or a lazy view is over; of others, the container itself."""
+    if not container._is_over_another:
+        return container
     entries = container._entries
     if type(entries) is not dict and isinstance(entries, EntryStore) and entries.source is not None:
         return underlying(entries.source)

@@ -66,7 +66,8 @@ class Converting(Contract):
                 plain[name] = _plain(name, value, convert_tensors)
         if not retain_none:
             return {name: value for name, value in plain.items() if value is not None}
-        plain.update(dict.fromkeys(sorted(self._optional - plain.keys())))
+        if self._optional:
+            plain.update(dict.fromkeys(sorted(self._optional - plain.keys())))
         return plain
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:

@@ -86,7 +86,7 @@ class Locking(Contract):
     def _lock_tree(self, owner: weakref.ref[Any] | None = None) -> None:
         """Lock this container and all nested ones; `owner` is the locked one that it is an entry of."""
         # A wrapper or a view may be gone before the container that it is over.
-        node = underlying(self)
+        node = underlying(self) if self._is_over_another else self
         if owner is not None:
             # The dead are left out, or a child that outlives many parents would remember them all.
             node._lock_owners = [*_locked_owners(node), owner] if node._lock_owners else [owner]
@@ -101,14 +101,14 @@ class Locking(Contract):
                 value._lock_tree(own)
 
     def _unlock_tree(self) -> None:
-        node = underlying(self)
+        node = underlying(self) if self._is_over_another else self
         node._locked = False
         backing = node._backing
         if backing.is_memmap or backing.is_shared or backing.memmap_prefix is not None:
             node._backing = Backing(consolidated=backing.consolidated)
         for value in node._children():
             if type(value) is not Tensor and isinstance(value, Locking):
-                child = underlying(value)
+                child: Any = underlying(value) if value._is_over_another else value
                 owners = _locked_owners(child, node)
                 child._lock_owners = owners or None
                 if not owners and child._locked:
