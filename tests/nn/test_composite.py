@@ -205,9 +205,9 @@ def test_missing_and_refused_arguments_name_the_key():
 @pytest.mark.parametrize("shape", [None, (), (2,), [2], torch.Size([2, 5])])
 def test_samples_lie_in_front_of_the_batch(batch, shape):
     drawn = composite(batch).sample(shape)
-    batch_dims = tuple(shape or ())
-    assert drawn.batch_size == drawn["say"].batch_size == batch_dims + batch
-    assert drawn["move"].shape == (*batch_dims, 3, 4) and drawn["say", "word"].shape == (*batch_dims, 3)
+    lead = tuple(shape or ())
+    assert drawn.batch_size == drawn["say"].batch_size == lead + batch
+    assert drawn["move"].shape == (*lead, 3, 4) and drawn["say", "word"].shape == (*lead, 3)
 
 
 def test_samples_are_those_of_the_parts():

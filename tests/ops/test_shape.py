@@ -45,12 +45,12 @@ def expected(leaf: Tensor, batch_dims: int, op: Callable[[Tensor], Tensor]) -> T
 
 def check(td: TensorDict, op: Callable[[Any], Any]) -> TensorDict:
     result = op(td)
-    batch_dims = td.batch_dims
+    lead = td.batch_dims
     assert result.batch_size == op(torch.zeros(td.batch_size)).shape
     keys = list(td.keys(True, True))
     assert list(result.keys(True, True)) == keys
     for key in keys:
-        want = expected(td[key], batch_dims, op)
+        want = expected(td[key], lead, op)
         assert result[key].shape == want.shape
         assert torch.equal(result[key], want), key
     assert result["nested"].batch_size == result.batch_size

@@ -151,7 +151,7 @@ def train(config: Config) -> float:
         loss = mean_loss(policy, batch, config.gamma)
         optimizer.zero_grad()
         # Torch leaves these two without types.
-        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]  # pyright: ignore[reportUnknownMemberType]
+        loss.backward()  # type: ignore[no-untyped-call]  # pyright: ignore[reportUnknownMemberType]
         optimizer.step()  # pyright: ignore[reportUnknownMemberType]
     saved = Step.load_memmap(config.folder / "replay")
     assert_type(saved[0].task, str)

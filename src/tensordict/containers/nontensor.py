@@ -34,7 +34,7 @@ from tensordict.core.equality import same_value
 from tensordict.core.errors import ShapeError
 from tensordict.core.indexing import checked_size, leaf_index
 from tensordict.core.key_views import is_non_tensor
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import as_size, broadcasts_to, joined_size, nested_lists
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.converting import LinkedList
@@ -688,8 +688,9 @@ def _fitting(item: object, holder: Any, at: Any, size: torch.Size, path: Path) -
         new = new.expand(size)
     theirs = new._batch_size
     if isinstance(new, NonTensorStack) and not (_alike(holder[at], new) if -1 in size else theirs == size):
-        where = f"entry {joined(path)!r}: " if path else ""
-        raise ShapeError(f"{where}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}")
+        raise ShapeError(
+            f"{entry_of(path)}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}"
+        )
     return new
 
 

@@ -477,7 +477,7 @@ class _Maker:
         try:
             leaf = self.tensor(value, shape, dtype, device)
             if value.facts.get("is_shared") and device.type == "cpu":
-                leaf.share_memory_()
+                leaf.share_memory_()  # type: ignore[no-untyped-call]
             if value.facts.get("requires_grad"):
                 leaf.requires_grad_()
         except (RuntimeError, AssertionError) as error:

@@ -181,7 +181,7 @@ class PersistentTensorDict(OnDisk):
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         """The container over a store at a path, or over a group that its library has opened; see `from_h5`."""
-        at_path = isinstance(source, (str, os.PathLike))
+        at_path = isinstance(source, (str, bytes, os.PathLike))
         where: dict[str, Any] = {"filename": source, "mode": mode} if at_path else {"group": source}
         self = cls(
             **where, backend=backend, batch_size=batch_size, device=device, validate_batch_size=False, **(options or {})
@@ -191,13 +191,13 @@ class PersistentTensorDict(OnDisk):
                 with self._store.unnoted():
                     self.auto_batch_size_(batch_dims)
             self._check_shapes()
-            return self._with_face()
+            return self._as_saved_class()
         except BaseException:
             if at_path:
                 self.close()
             raise
 
-    def _with_face(self) -> Any:
+    def _as_saved_class(self) -> Any:
         """This container, as the tensorclass that was saved if one was."""
         name = noted_class(self._group)
         if name is None:
@@ -400,12 +400,12 @@ class PersistentTensorDict(OnDisk):
     def _node_over(self, name: str, group: Group) -> Any:
         known, node = self._nested.get(name, (None, None))
         if known is not group:
-            node = self._over_group(name, group)._with_face()
+            node = self._over_group(name, group)._as_saved_class()
             self._nested[name] = group, node
         return node
 
     def _over_group(self, name: str, group: Group) -> PersistentTensorDict:
-        """The nested container over a group, without the face of a tensorclass."""
+        """The nested container over a group, as a plain one even where a tensorclass was saved."""
         if name in self._nested and self._nested[name][0] is group:
             return self._nested[name][1]._wrapped_container()  # type: ignore[no-any-return]
         child = object.__new__(PersistentTensorDict)

@@ -85,11 +85,11 @@ class _Through(EntryStore, MutableMapping[str, Any]):
 
     def structure(self) -> Mapping[str, Any]:
         # The leaves of the source will do, so that no leaf has to be reshaped, or might not let itself be.
-        outline: Mapping[str, Any] = self.source._structure()
-        if is_flat(outline):
-            return outline
+        structure: Mapping[str, Any] = self.source._structure()
+        if is_flat(structure):
+            return structure
         shown = self.shown
-        return {name: shown(name, value) if isinstance(value, Contract) else value for name, value in outline.items()}
+        return {name: shown(name, value) if isinstance(value, Contract) else value for name, value in structure.items()}
 
     def fact(self) -> str:
         name, *arguments = self.op.call()

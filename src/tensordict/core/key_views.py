@@ -238,7 +238,7 @@ def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, ou
 
 def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
     mapping = node._entries
-    # Asked of the outline, since a lazy stack stacks its leaves to give its entries.
+    # Asked of the structure, since a lazy stack stacks its leaves to give its entries.
     if is_flat(node._structure()):
         out.extend(mapping.values())
         return
@@ -252,7 +252,7 @@ def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
 
 def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[Pair]) -> None:
     mapping = node._entries
-    # Asked of the outline, since a lazy stack stacks its leaves to give its entries.
+    # Asked of the structure, since a lazy stack stacks its leaves to give its entries.
     if is_flat(node._structure()):
         out.extend(zip(_level_keys(prefix, mapping), mapping.values()) if prefix else mapping.items())
         return

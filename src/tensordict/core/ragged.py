@@ -395,7 +395,7 @@ class Index:
         """The rows and, for each, the place in every further dim that is indexed."""
         if not all(isinstance(item, (int, Tensor)) for item in self.rest):
             raise _formless(f"slices and index tensors together, as in {self.at!r}, cannot index a ragged entry")
-        items = torch.broadcast_tensors(*[torch.as_tensor(item).cpu() for item in (self.head, *self.rest)])
+        items = torch.broadcast_tensors(*[torch.as_tensor(item).cpu() for item in (self.head, *self.rest)])  # type: ignore[no-untyped-call]
         if items[0].ndim != 1:
             raise _formless(f"index tensors of shape {list(items[0].shape)} cannot take the place of ragged rows")
         return list(items)
@@ -616,7 +616,7 @@ def in_place(leaf: Tensor, *operands: object) -> tuple[list[Any], Callable[[], N
     form = compact(leaf)
     values = [elements(form), *[_spread(value, form) for value in operands]]
     shapes = [value.shape for value in values if isinstance(value, Tensor)]
-    if torch.broadcast_shapes(*shapes) != shapes[0]:
+    if torch.broadcast_shapes(*shapes) != shapes[0]:  # type: ignore[no-untyped-call]
         raise _unfit((leaf, *operands))
     if _is_compact(leaf):
         return values, None

@@ -220,8 +220,8 @@ def _reduce(file_map: FileMap) -> tuple[Callable[..., Tensor], tuple[object, ...
     if file_map.storage is not None:
         # As torch does, so that what comes back from there is known. It does so with its "file_descriptor" strategy
         # only; with the other one it would move the bytes out of the file.
-        known = reductions.StorageWeakRef(file_map.storage)
-        reductions.shared_cache[reductions.fd_id(fd)] = known
+        known = reductions.StorageWeakRef(file_map.storage)  # type: ignore[no-untyped-call]
+        reductions.shared_cache[reductions.fd_id(fd)] = known  # type: ignore[no-untyped-call]
     return _received_shared, (system.sent(fd), file_map.nbytes, file_map.path)
 
 
@@ -241,7 +241,7 @@ def _received(descriptor: system.Descriptor, nbytes: int, path: str, pieces: lis
 
 
 def _received_shared(descriptor: object, nbytes: int, path: str) -> Tensor:
-    storage = reductions.rebuild_storage_fd(torch.UntypedStorage, descriptor, nbytes)
+    storage = reductions.rebuild_storage_fd(torch.UntypedStorage, descriptor, nbytes)  # type: ignore[no-untyped-call]
     return _over(storage, path, os.fstat(storage._share_fd_cpu_()[0]))
 
 

@@ -172,7 +172,7 @@ class MemoryMappedTensor(Tensor):
             plain = _plain(self)
             whole = self.is_nested or plain.untyped_storage().nbytes() == plain.nbytes
             plain = plain if whole else plain.clone()
-            return plain.__reduce_ex__(protocol)  # type: ignore[no-any-return]
+            return plain.__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]
         if self.is_nested:
             shapes = self._nested_tensor_size().as_subclass(Tensor)
             if isinstance(source, FileSource):

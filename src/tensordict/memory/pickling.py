@@ -88,18 +88,20 @@ def for_torch(container: Any) -> Reduced | None:
     if not all(leaf.is_contiguous() and not leaf.is_nested for leaf in leaves):
         # What has no such form is saved as the same container is that is not consolidated.
         return container.clone().__reduce_ex__(_FIRST_PROTOCOL - 1)  # type: ignore[no-any-return]
-    outline = container._rebuilt(_as(leaf, torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")) for leaf in leaves)
+    template = container._rebuilt(
+        _as(leaf, torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")) for leaf in leaves
+    )
     starts = [leaf.storage_offset() * leaf.itemsize for leaf in leaves]
-    return over_storage, (outline, container._consolidated[0], starts, bool(container._locked))
+    return over_storage, (template, container._consolidated[0], starts, bool(container._locked))
 
 
-def over_storage(outline: Any, storage: object, starts: object, locked: object) -> Any:
+def over_storage(template: Any, storage: object, starts: object, locked: object) -> Any:
     """The container of the arguments that `for_torch` gave; they may be anything.
 
     Raises:
         SaveError: they do not add up.
     """
-    leaves = outline._leaves() if isinstance(outline, Contract) else None
+    leaves = template._leaves() if isinstance(template, Contract) else None
     if (
         leaves is None
         or not (type(storage) is Tensor and storage.dtype is torch.uint8 and storage.dim() == 1)
@@ -114,7 +116,7 @@ def over_storage(outline: Any, storage: object, starts: object, locked: object) 
         if type(start) is not int or start < 0 or start % leaf.itemsize or start + nbytes > storage.numel():
             raise SaveError(f"a tensor that was saved is said to be at byte {start!r:.30} of {storage.numel()}")
         made.append(_as(leaf, block.tensor(leaf.dtype, leaf.shape, start)))
-    container: Any = outline._rebuilt(iter(made))
+    container: Any = template._rebuilt(iter(made))
     container._consolidated = (storage, len(made))
     if locked is True:
         container._lock_tree()

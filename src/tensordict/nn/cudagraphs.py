@@ -173,7 +173,7 @@ class CudaGraphModule:
         """Call the function on a side stream, as torch asks for before a recording."""
         with torch.cuda.device(self.device):
             if self._stream is None:
-                self._stream = torch.cuda.Stream()
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):

@@ -14,7 +14,7 @@ from tensordict.containers.wrapper import Wrapper
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Clones, Contract, is_node
 from tensordict.core.errors import ContainerExpected, ModuleError, SaveError
-from tensordict.core.keys import Path, is_nested_key, joined
+from tensordict.core.keys import Path, entry_of, is_nested_key
 from tensordict.io import pickled
 from tensordict.io.specification import is_typed
 from tensordict.memory.mapped import MemoryMappedTensor
@@ -375,7 +375,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What a module that has this one does to its tensors when it is moved or cast."""
-        nn.Module._apply(self, fn, recurse)
+        nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
         _settle_devices(self._tensordict)
         return self
 
@@ -544,10 +544,9 @@ def _check_holds_leaves(container: Any, path: Path) -> None:
     if inner._is_non_tensor or isinstance(inner, Tensor):
         return
     if type(entries) is not dict:
-        where = f"entry {joined(path)!r}: " if path else ""
         raise ContainerExpected(
-            f"{where}TensorDictParams holds parameters, and a {type(inner).__name__} makes its entries when they are "
-            "read: pass to_tensordict() of it"
+            f"{entry_of(path)}TensorDictParams holds parameters, and a {type(inner).__name__} makes its entries when "
+            "they are read: pass to_tensordict() of it"
         )
     for name, value in entries.items():
         if type(value) is not Tensor and isinstance(value, Contract):

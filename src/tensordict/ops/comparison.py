@@ -150,7 +150,7 @@ class Comparison(Leaves):
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
             return self._merge((self, other), fn, size, len(size), list, on_node=on_node)
         if len(size) == len(theirs):
-            size = torch.broadcast_shapes(size, theirs)
+            size = torch.broadcast_shapes(size, theirs)  # type: ignore[no-untyped-call]
         fn = partial(_pairwise, op, size)
         return self._merge((self, other), fn, size, len(self._batch_size), list, (), on_node)
 

@@ -263,7 +263,7 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
     if pin:
         return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=True)
     if share and nbytes:
-        shared = torch.UntypedStorage._new_shared(nbytes)
+        shared = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
     return flat_buffers.fresh(nbytes)
 

@@ -218,8 +218,8 @@ def _spelled_out(names: tuple[Any, ...], own: Names, call: str) -> Names:
 
 def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path, Contract, Names]]) -> None:
     """All nested containers, their paths, and the names that their leading dims are to have."""
-    outline = node._structure()
-    for name, value in outline.items():
+    structure = node._structure()
+    for name, value in structure.items():
         if type(value) is not Tensor and isinstance(value, Contract):
             path = (*prefix, name)
             found.append((path, value, names))
@@ -230,7 +230,7 @@ def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path,
         rest = names[:dim] + names[dim + 1 :]
         for member in members:
             for name, value in member._structure().items():
-                if name not in outline and isinstance(value, Contract):
+                if name not in structure and isinstance(value, Contract):
                     found.append(((*prefix, name), value, rest))
                     _collect(value, (*prefix, name), rest, found)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract, LeafFn, merged_device, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import DimError, ShapeError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import PerNdim
 from tensordict.ops.gathering import written
 from tensordict.ops.refusals import retried
@@ -275,10 +275,9 @@ class _Sequences:
         joint = list(shapes[0])
         for shape in shapes:
             if len(shape) != ndim or any(a != b for d, (a, b) in enumerate(zip(joint, shape, strict=True)) if d != dim):
-                where = f"entry {joined(path)!r}: " if path else ""
                 raise ShapeError(
-                    f"{where}{what} {list(shapes[0])} and {list(shape)} differ in more than dim {self.dim}, the one "
-                    "that pad_sequence pads"
+                    f"{entry_of(path)}{what} {list(shapes[0])} and {list(shape)} differ in more than dim {self.dim}, "
+                    "the one that pad_sequence pads"
                 )
             if 0 <= dim < ndim:
                 joint[dim] = max(joint[dim], shape[dim])

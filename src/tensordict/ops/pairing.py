@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict.core import ragged, registry
 from tensordict.core.contract import ByNdim, ContainerT, Contract, is_node, named_error, raise_key_mismatch
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
 
 _NUMBERS = frozenset((int, float, bool, complex))
 _PLAIN = {Tensor}
@@ -48,7 +48,7 @@ def grown(container: ContainerT, size: torch.Size) -> ContainerT:
     if size == own or len(size) < len(own) or -1 in own or -1 in size:
         return container
     try:
-        common = torch.broadcast_shapes(own, size)
+        common = torch.broadcast_shapes(own, size)  # type: ignore[no-untyped-call]
     except RuntimeError:
         return container
     if common == own:
@@ -239,10 +239,9 @@ def _parts(node: Any, other: Contract, path: Path) -> Any:
         return node._paired(grown(other, size))
     if all(leaf.shape[: len(size)] == size for leaf in other._leaves()):
         return node._paired(other._map(lambda leaf: leaf, size, batch_dims))
-    where = f"entry {joined(path)!r}: " if path else ""
     raise RuntimeError(
-        f"{where}a container of batch size {list(theirs)} cannot be split among the members of a lazy stack of batch "
-        f"size {list(size)}: give it that batch size first"
+        f"{entry_of(path)}a container of batch size {list(theirs)} cannot be split among the members of a lazy stack "
+        f"of batch size {list(size)}: give it that batch size first"
     )
 
 
@@ -285,7 +284,7 @@ def _refuse_uneven(node: Contract, other: Contract, one: Tensor, two: Tensor, pa
     if size == other._batch_size and (len(size) < 2 or one.dim() == two.dim()):
         return
     try:
-        shape = torch.broadcast_shapes(one.shape, two.shape)
+        shape = torch.broadcast_shapes(one.shape, two.shape)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise named_error(error, path) from error
     if shape[: len(size)] != size:

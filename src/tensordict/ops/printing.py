@@ -174,11 +174,11 @@ class ShownLeaf:
 
 def shown(container: Contract) -> dict[str, Any]:
     """The entries of a container as they are shown, a nested container or a :class:`ShownLeaf` each; it makes none."""
-    outline = container._structure()
-    made = outline is not container._entries
+    structure = container._structure()
+    made = structure is not container._entries
     return {
         name: value if is_node(value) else _leaf_of(container, name, value) if made else ShownLeaf(value)
-        for name, value in outline.items()
+        for name, value in structure.items()
     }
 
 
@@ -268,7 +268,7 @@ def in_order(lines: Iterable[str]) -> list[str]:
 
 def _is_shared(leaf: Tensor) -> bool:
     try:
-        return bool(leaf.is_shared())
+        return bool(leaf.is_shared())  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError, ValueError):
         # Sparse tensors, the wrappers of function transforms and the parameters of lazy modules (a ValueError) have no
         # storage, so none that could be shared.

@@ -76,12 +76,12 @@ class Schemas(Contract):
         result = registry.lookup("TensorDict")(batch_size=size, device=device if storage is None else None)
         on_disk = storage in ("memmap", "h5")
         for path, (shape, dtype) in flat.items():
-            whole = torch.Size((*size, *shape))
+            full = torch.Size((*size, *shape))
             if on_disk:
                 # On its way there one zero stands for all.
-                zeros = torch.zeros((), dtype=dtype, device="cpu").expand(whole)
+                zeros = torch.zeros((), dtype=dtype, device="cpu").expand(full)
             else:
-                zeros = torch.zeros(whole, dtype=dtype, device=device)
+                zeros = torch.zeros(full, dtype=dtype, device=device)
             result.set(path, zeros)
         if storage == "memmap":
             return result.memmap_like(kwargs.pop("prefix", None), **kwargs)  # type: ignore[no-any-return]
@@ -101,10 +101,10 @@ def _in_h5(zeros: Any, filename: Any, overwrite: bool = False, **kwargs: Any) ->
 
 def _flatten(schema: Mapping[Any, Any], path: Path, flat: dict[Path, tuple[torch.Size, torch.dtype]]) -> None:
     for key, spec in schema.items():
-        whole = (*path, *path_of(key))
+        full = (*path, *path_of(key))
         if isinstance(spec, Mapping):
-            _flatten(spec, whole, flat)
+            _flatten(spec, full, flat)
             continue
         if not isinstance(spec, (tuple, list)) or len(spec) != 2 or not isinstance(spec[1], torch.dtype):
-            raise TypeError(f"entry {joined(whole)!r}: a schema has pairs (shape, dtype), got {spec!r:.80}")
-        flat[whole] = (as_size(spec[0]), spec[1])
+            raise TypeError(f"entry {joined(full)!r}: a schema has pairs (shape, dtype), got {spec!r:.80}")
+        flat[full] = (as_size(spec[0]), spec[1])

@@ -170,9 +170,9 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
         dim: int = node.stack_dim
         return None if common is None else torch.Size((*common[:dim], len(members), *common[dim:])[:limit])
     # What a lazy stack makes on reading is asked for its shape only: where its members differ it cannot be made.
-    outline = node._structure()
-    made = outline is not node._entries
-    for name, value in outline.items():
+    structure = node._structure()
+    made = structure is not node._entries
+    for name, value in structure.items():
         shape: torch.Size | None
         if not isinstance(value, Contract):
             shape = (_before_uneven(node._shape_of(name)) if made else _leading_size(value))[:limit]

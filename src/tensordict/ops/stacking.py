@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.core import ragged, registry, settings
 from tensordict.core.contract import Contract, Names, Rename, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import KeyMismatchError, ShapeError
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.keys import Path, entry_of, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.core.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
 from tensordict.ops import uneven
@@ -560,10 +560,10 @@ def _check_one_class(items: Sequence[object], what: str, path: Path = ()) -> Non
     classes = [kind for kind in kinds if getattr(kind, "_is_tensorclass", False) and not kind._is_non_tensor]
     for other in classes[1:]:
         if not issubclass(other, classes[0]) and not issubclass(classes[0], other):
-            where = f"entry {joined(path)!r}: " if path else ""
             raise TypeError(
-                f"{where}{what} cannot join instances of the tensorclasses {classes[0].__name__} and {other.__name__}: "
-                f"convert them to one class first, with {classes[0].__name__}.from_tensordict(...) or to_tensordict()"
+                f"{entry_of(path)}{what} cannot join instances of the tensorclasses {classes[0].__name__} and "
+                f"{other.__name__}: convert them to one class first, with {classes[0].__name__}.from_tensordict(...) "
+                "or to_tensordict()"
             )
 
 

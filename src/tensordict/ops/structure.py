@@ -438,9 +438,9 @@ class _Flatten:
 
     def __init__(self, separator: str, source: Contract) -> None:
         self.separator = separator
-        outlines = [member._structure() for member in source._members() or (source,)]
-        self.nodes = {name for outline in outlines for name, value in outline.items() if is_node(value)}
-        self.names = {tuple(name.split(separator)): name for outline in outlines for name in outline}
+        structures = [member._structure() for member in source._members() or (source,)]
+        self.nodes = {name for structure in structures for name, value in structure.items() if is_node(value)}
+        self.names = {tuple(name.split(separator)): name for structure in structures for name in structure}
 
     def __call__(self, tree: Any) -> Any:
         if (members := tree._members(or_template=True)) is not None:

@@ -87,7 +87,7 @@ class Handle(NamedTuple):
         """The memory, as bytes; takes the descriptor over."""
         if self.is_block:
             return received(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
-        storage = rebuild_storage_fd(torch.UntypedStorage, self.descriptor, self.nbytes)
+        storage = rebuild_storage_fd(torch.UntypedStorage, self.descriptor, self.nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
@@ -262,7 +262,7 @@ class _Pickler(pickle.Pickler):
         if not storage.is_shared() or storage.filename is not None:
             return None
         # With the other strategy torch would give a descriptor of a copy, unless it has a file mapped.
-        if mp.get_sharing_strategy() != "file_descriptor" and Finder().of(tensor) is None:
+        if mp.get_sharing_strategy() != "file_descriptor" and Finder().of(tensor) is None:  # type: ignore[no-untyped-call]
             return None
         return self._handed_over(storage.data_ptr(), storage._share_fd_cpu_, False)
 

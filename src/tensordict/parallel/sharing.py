@@ -39,7 +39,7 @@ def share(container: Contract, private_maps: bool = True) -> None:
         try:
             for part in parts(leaf):
                 if part.is_cpu and not _is_mapped(part, maps, private_maps):
-                    part.share_memory_()
+                    part.share_memory_()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise named_error(error, path) from error
 
@@ -78,7 +78,7 @@ def is_seen_by_others(tensor: Tensor) -> bool:
     if isinstance(tensor, MemoryMappedTensor):
         source = tensor._source
         return isinstance(source, SharedBlock) or (isinstance(source, FileSource) and source.shared)
-    return not tensor.is_meta and tensor.is_shared()
+    return not tensor.is_meta and tensor.is_shared()  # type: ignore[no-untyped-call]
 
 
 def _reaches_file(tensor: Tensor, maps: Finder) -> bool:

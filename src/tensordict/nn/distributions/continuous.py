@@ -189,7 +189,7 @@ class Delta(D.Distribution):
     @property
     def support(self) -> constraints.Constraint:
         """Real values of the shape of an event."""
-        return constraints.independent(constraints.real, len(self._event_shape))
+        return constraints.independent(constraints.real, len(self._event_shape))  # type: ignore[no-untyped-call]
 
     @property
     def mean(self) -> Tensor:

@@ -127,7 +127,7 @@ class OneHotCategorical(D.Categorical):
                 f"one-hot vectors over {self._num_events} categories end in a dim of that size, got {list(value.shape)}"
             )
         index = (value.byte() if value.dtype is torch.bool else value).argmax(-1, keepdim=True)
-        size = torch.broadcast_shapes(index.shape, self.logits.shape)
+        size = torch.broadcast_shapes(index.shape, self.logits.shape)  # type: ignore[no-untyped-call]
         index, logits = index.expand(*size[:-1], 1), self.logits.expand(size)
         return logits.gather(-1, index).squeeze(-1)
 

@@ -87,7 +87,7 @@ def _is_differentiated(tensor: Tensor) -> bool:
     """Whether a derivative with respect to a tensor can be asked for, in reverse or in forward mode."""
     if torch.compiler.is_compiling():
         return torch.is_grad_enabled()
-    return tensor.requires_grad or unpack_dual(tensor).tangent is not None
+    return tensor.requires_grad or unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class TruncatedNormal(D.Distribution):
@@ -155,7 +155,7 @@ class TruncatedNormal(D.Distribution):
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> constraints.Constraint:
         """The interval."""
-        return constraints.interval(self.a, self.b)
+        return constraints.interval(self.a, self.b)  # type: ignore[no-untyped-call]
 
     @property
     def auc(self) -> Tensor:
