@@ -16,7 +16,7 @@ from tensordict.core.errors import SaveError
 
 pytest.importorskip("h5py")
 
-URLS = ["s3://bucket/x", "gs://bucket/x", "https://host/x", "file:///x", "FTP://host/x", "odd+scheme://x", "hf://a/b"]
+URLS = ["s3://bucket/x", "gs://bucket/x", "https://host/x", "FTP://host/x", "odd+scheme://x", "hf://a/b"]
 
 
 def make() -> TensorDict:
@@ -67,9 +67,9 @@ def test_a_url_is_no_folder(call: Any, tmp_path: pathlib.Path, monkeypatch: pyte
     assert sorted(os.listdir()) == before
 
 
-def test_file_urls_say_the_path(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(SaveError, match=f"pass the path itself, {str(tmp_path)!r}"):
-        make().save(f"file://{tmp_path}")
+def test_file_urls_of_other_machines(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(SaveError, match="URL"):
+        make().save(f"file://elsewhere{tmp_path}")
 
 
 @pytest.mark.parametrize("name", ["a:b", "c:/x", "time 12://x", "x/s3:/y"])

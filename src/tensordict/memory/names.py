@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Container
+from urllib.parse import unquote
 
 from tensordict.core.errors import SaveError
 
@@ -22,23 +23,30 @@ _SPECIAL = re.compile(r'[\x00-\x20"%*/:<>?\\|\x7f]')
 _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E"}
 
 
+def scheme_of(path: object) -> str:
+    """The scheme of a URL; empty for a path, and for what is neither."""
+    given = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    found = _URL.match(given) if isinstance(given, str) else None
+    return "" if found is None else found[1].lower()
+
+
 def local_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a local file or folder.
+    """The absolute path of a local file or folder, which a URL `file:///...` names, too.
 
     Raises:
-        SaveError: it is a URL, which is named: nothing is written to a folder of that name.
+        SaveError: it is another URL, which is named: nothing is written to a folder of that name.
     """
     given = os.fspath(path)
     found = _URL.match(given) or _COLLAPSED.match(given)
     if found is None:
         return os.path.abspath(given)
     scheme = found[1].lower()
-    advice = (
-        f"pass the path itself, {given[given.find(':') + 1 :].replace('//', '', 1) or '/'!r}"
-        if scheme == "file"
-        else "mount it, or save to a local path and copy that"
-    )
-    raise SaveError(f"{given!r} is a URL ({scheme}:), and saves are local files and folders: {advice}")
+    if scheme == "file" and _URL.match(given):
+        host, slash, rest = unquote(given[len("file://") :]).partition("/")
+        if host in ("", "localhost"):
+            return os.path.abspath(slash + rest)
+    advice = "save and load take URLs as strings, which pathlib breaks; anything else takes local paths"
+    raise SaveError(f"{given!r} is a URL ({scheme}:), and this takes the path of a local file or folder: {advice}")
 
 
 def file_name(name: str, robust: bool) -> str:

@@ -1,0 +1,318 @@
+"""Files behind URLs (`s3://`, `gs://`, `http://`, `memory://`), through fsspec: what is there, ranges of it, uploads.
+
+Whatever fails in a way that may pass (connections that drop, answers 5xx, too few bytes) is tried again, after a delay
+that doubles each time and is partly random; what then still fails is an error that names the URL.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from tensordict.core import extras
+from tensordict.core.errors import SaveError
+from tensordict.memory import files
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import scheme_of
+
+# How often one thing is tried: `TENSORDICT_REMOTE_ATTEMPTS` says otherwise.
+_ATTEMPTS = 6
+# The first delay in seconds, which doubles up to the longest.
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
+# So many requests are under way at once.
+IN_FLIGHT = 8
+
+# Answers of HTTP and errors of the system that may pass.
+_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_PASSING_ERRNO = frozenset(
+    getattr(errno, name, 0)
+    for name in ("EIO", "EREMOTEIO", "EAGAIN", "EBUSY", "ETIMEDOUT", "ECONNRESET", "ECONNABORTED", "EPIPE")
+)
+# What clients of HTTP call the errors of a connection.
+_PASSING_NAMES = ("Timeout", "Disconnected", "Payload", "Incomplete", "HTTPClientError", "ConnectionError")
+_FINAL = {
+    FileNotFoundError: errno.ENOENT,
+    PermissionError: errno.EACCES,
+    FileExistsError: errno.EEXIST,
+    IsADirectoryError: errno.EISDIR,
+    NotADirectoryError: errno.ENOTDIR,
+}
+# What says which content a file has, in the terms of various stores.
+_TAGS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "generation",
+    "version_id",
+    "LastModified",
+    "Last-Modified",
+    "mtime",
+    "updated",
+    "last_modified",
+    "created",
+)
+
+StorageOptions = Mapping[str, Any]
+Content = bytes | str
+T = TypeVar("T")
+
+
+def is_url(path: object) -> bool:
+    """Whether a path is a URL of something that is not local: `file://` is."""
+    return scheme_of(path) not in ("", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file behind a URL.
+
+    Attributes:
+        name: its path below the URL, empty for that of the URL itself.
+        size: in bytes.
+        tag: a text that is another one when the content is: of the etag or, where there is none, the time.
+    """
+
+    name: str
+    size: int
+    tag: str
+
+
+class _ShortError(OSError):
+    """Fewer bytes came than were asked for."""
+
+
+class Remote:
+    """What is at a URL, and below it, for reading and writing of whole files and of ranges.
+
+    The one door to what is not on this machine; data sets, too, read manifests and write shards through it::
+
+        store = Remote("s3://bucket/data", storage_options)
+        store.put("shards/0.tdz", "/local/staged.tdz")      # a local file; readers see all of it or nothing
+        store.put("claim", b"who", new=True)                # an error when there is one already
+        [file.name for file in store.files("shards")]       # all below, at any depth
+        store.read("manifest.json"); store.read("shards/0.tdz", -100); store.read("shards/0.tdz", 10, 20)
+        store.delete(["claim"])
+
+    Containers in it are saved and loaded under `store.url_of(name)` by `save` and `load` as under paths. All methods
+    may be called from several threads. It pickles as its URL and options.
+
+    Args:
+        url: where; `file://` too.
+        storage_options: what the file system of fsspec for the scheme takes (`endpoint_url`, `key`, `token`, ...);
+            fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL=...`, `~/.config/fsspec/`) holds as well.
+
+    Raises:
+        ModuleNotFoundError: fsspec is missing, or what it needs for the scheme.
+        SaveError: the scheme is unknown.
+
+    Example:
+        >>> from tensordict.io.remote import Remote
+        >>> store = Remote("memory://docs")
+        >>> store.put("a/b", b"0123456789")
+        >>> store.read("a/b", 2, 5), [(file.name, file.size) for file in store.files()]
+        (b'234', [('a/b', 10)])
+    """
+
+    def __init__(self, url: PathLike, storage_options: StorageOptions | None = None) -> None:
+        self.url = os.fspath(url).rstrip("/")
+        self.storage_options = dict(storage_options or {})
+        core = extras.require("fsspec.core", "remote")
+        try:
+            self._fs, self._root = core.url_to_fs(self.url, **self.storage_options)
+        except ImportError as error:
+            # fsspec says what to install.
+            raise ModuleNotFoundError(f"{self.url!r} cannot be reached: {error}") from error
+        except ValueError as error:
+            raise SaveError(f"{self.url!r} cannot be reached: {error}") from error
+        self._root = self._root.rstrip("/")
+        self.is_http = scheme_of(self.url) in ("http", "https")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Remote, (self.url, self.storage_options)
+
+    def url_of(self, name: str) -> str:
+        """The URL of a file below."""
+        return f"{self.url}/{quote(name) if self.is_http else name}" if name else self.url
+
+    def _path(self, name: str) -> str:
+        # What is percent-encoded in the name of a file is so once more in a URL.
+        return f"{self._root}/{quote(name) if self.is_http else name}" if name else self._root
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str = "") -> RemoteFile | None:
+        """The file of this name; `None` when there is none, or a folder."""
+
+        def ask() -> RemoteFile | None:
+            self._fs.invalidate_cache()
+            try:
+                info = self._fs.info(self._path(name))
+            except FileNotFoundError as error:
+                # fsspec takes whatever an HTTP server answers for "not found".
+                if _status(error.__cause__) in (None, 404, 410) and not _may_pass(error):
+                    return None
+                raise
+            if info["type"] == "directory":
+                return None
+            if info.get("size") is None:
+                raise SaveError(f"the server does not say how long {self.url_of(name)!r} is")
+            return _file(name, info)
+
+        return self._try("look for", name, ask)
+
+    def files(self, name: str = "") -> list[RemoteFile]:
+        """All files below a folder, at any depth, by name; none when there is no such folder.
+
+        Raises:
+            SaveError: the store has no listing (`http://`), or cannot be reached.
+        """
+        if self.is_http:
+            raise SaveError(f"what is below {self.url_of(name)!r} cannot be listed: servers of HTTP do not say")
+
+        def ask() -> dict[str, Any]:
+            self._fs.invalidate_cache()
+            found: dict[str, Any] = self._fs.find(self._path(name), detail=True)
+            return found
+
+        start = len(self._root.lstrip("/")) + 1
+        found = self._try("list", name, ask)
+        # Without the file of the very name, and the empty ones that stand for folders.
+        listed = ((path.lstrip("/")[start:], info) for path, info in found.items() if not path.endswith("/"))
+        return sorted((_file(path, info) for path, info in listed if path), key=lambda file: file.name)
+
+    def read(self, name: str = "", start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of a file, from `start` (negative: counted from the end) to `stop`.
+
+        Raises:
+            FileNotFoundError: there is none.
+            SaveError: it is shorter than that.
+        """
+
+        def ask() -> bytes:
+            part = {} if start == 0 and stop is None else {"start": start, "end": stop}
+            content: bytes = self._fs.cat_file(self._path(name), **part)
+            if stop is not None and start >= 0 and len(content) != stop - start:
+                raise _ShortError(f"it has {len(content)} bytes from byte {start} on, where {stop - start} should be")
+            return content
+
+        return b"" if stop is not None and start == stop else self._try("read", name, ask)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def put(self, name: str, content: Content, *, new: bool = False) -> None:
+        """Upload a file; readers see what was there before until all of it has arrived.
+
+        Large files go in several parts at once; when that fails, the parts are given up.
+
+        Args:
+            name: where, below the URL; empty for the URL itself.
+            content: the bytes, or the path of a local file.
+            new: only when there is none of that name, even if others upload it at the same time: one of them succeeds.
+                It must tell its writers apart (a random number in it), as finding one's own bytes is success, too: the
+                answer to the upload may have been lost.
+
+        Raises:
+            FileExistsError: there is one, with `new`.
+            OSError: it cannot be written.
+        """
+        self._refuse_http("upload")
+        path = self._path(name)
+        mode = {"mode": "create"} if new else {}
+        if isinstance(content, bytes):
+            call = partial(self._fs.pipe_file, path, content, **mode)
+        else:
+            call = partial(self._fs.put_file, content, path, **mode)
+        try:
+            self._try("upload", name, call)
+        except FileExistsError:
+            if not isinstance(content, bytes) or self.read(name) != content:
+                raise
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; those that are not there any more do not matter."""
+        self._refuse_http("delete")
+        jobs = [partial(self._delete, name) for name in names]
+        files.run_all(jobs, IN_FLIGHT)
+
+    def _delete(self, name: str) -> None:
+        try:
+            self._try("delete", name, partial(self._fs.rm_file, self._path(name)))
+        except FileNotFoundError:
+            return
+
+    def _refuse_http(self, doing: str) -> None:
+        if self.is_http:
+            raise SaveError(f"cannot {doing} {self.url!r}: servers of HTTP are read, and not written to")
+
+    # --- again --------------------------------------------------------------------------------------------------------
+
+    def _try(self, doing: str, name: str, call: Callable[[], T]) -> T:
+        attempts = int(os.environ.get("TENSORDICT_REMOTE_ATTEMPTS", _ATTEMPTS))
+        delay = _FIRST_DELAY
+        for attempt in range(1, attempts + 1):
+            try:
+                return call()
+            except Exception as error:
+                if attempt >= attempts or not _may_pass(error):
+                    raise _named(error, doing, self.url_of(name), attempt) from error
+                # Partly random, so that many who failed together do not come back together.
+                time.sleep(delay * random.uniform(0.5, 1))
+                delay = min(2 * delay, _LONGEST_DELAY)
+        raise SaveError(f"TENSORDICT_REMOTE_ATTEMPTS must be 1 or more, got {attempts}")
+
+
+def _file(name: str, info: dict[str, Any]) -> RemoteFile:
+    said = {key: _text(info[key]) for key in _TAGS if info.get(key)}
+    # The time of a listing is not written as that of a file: an etag is enough.
+    etag = said.get("ETag") or said.get("etag")
+    text = etag if etag else repr(sorted(said.items()))
+    return RemoteFile(name, int(info["size"]), hashlib.sha256(text.encode()).hexdigest()[:32])
+
+
+def _text(said: Any) -> str:
+    # The time in a listing of `memory://` is a number, and that of a file an object.
+    return str(said.timestamp() if hasattr(said, "timestamp") else said)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether it may go well when it is tried again."""
+    if isinstance(error, (TimeoutError, ConnectionError, EOFError, _ShortError)):
+        return True
+    status = _status(error)
+    if status is not None:
+        return status in _PASSING_STATUS
+    if isinstance(error, tuple(_FINAL)):
+        return isinstance(error, FileNotFoundError) and error.__cause__ is not None and _may_pass(error.__cause__)
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _PASSING_ERRNO
+    return any(known in cls.__name__ for cls in type(error).__mro__ for known in _PASSING_NAMES)
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The status that an HTTP server answered, as aiohttp, botocore and gcsfs tell it."""
+    status = getattr(error, "status", None) or getattr(error, "code", None)
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) and status >= 100 else None
+
+
+def _named(error: Exception, doing: str, url: str, attempts: int) -> Exception:
+    """The error again, naming the URL."""
+    if isinstance(error, (SaveError, ImportError)):
+        return error
+    if 401 in (statuses := (_status(error), _status(error.__cause__))) or 403 in statuses:
+        return PermissionError(errno.EACCES, f"cannot {doing}: the server refuses it ({error.__cause__ or error})", url)
+    for kind, code in _FINAL.items():
+        if isinstance(error, kind):
+            return kind(code, f"cannot {doing} ({error.args[-1] if error.args else os.strerror(code)})", url)
+    tries = f" after {attempts} attempts" if attempts > 1 else ""
+    return SaveError(f"cannot {doing} {url!r}{tries}: {type(error).__name__}: {error}")

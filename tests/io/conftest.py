@@ -1,0 +1,32 @@
+"""What the tests of URLs have in common: a server of S3 for all of them, and a bucket for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from remote_server import Proxy, new_bucket, options_of, s3_server
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Proxy]:
+    """A server of S3 behind a proxy, for the whole session."""
+    pytest.importorskip("s3fs")
+    with s3_server() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bucket(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Proxy, dict[str, Any]]]:
+    """The URL of a new bucket, the proxy before its server, and the options to reach it; 3 attempts are made."""
+    import s3fs
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    monkeypatch.setattr("tensordict.io.remote._FIRST_DELAY", 0.01)
+    monkeypatch.setenv("TENSORDICT_REMOTE_ATTEMPTS", "3")
+    name = new_bucket(s3)
+    s3.clear()
+    yield f"s3://{name}", s3, options_of(s3)
+    s3.clear()
+    s3.before = None

@@ -1,0 +1,203 @@
+"""A server of S3 on this machine, and a proxy before it that counts what is fetched and does what networks do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+DROP, FAIL, SLOW, SHORT, REFUSE = "drop", "fail", "slow", "short", "refuse"
+
+
+@dataclass
+class Fault:
+    """What happens to requests: `times` of them, of a method, whose path has a text in it.
+
+    kind: the connection drops in the middle of the body, the answer is 500, it comes late, it is cut short and says so,
+        or it is 403.
+    """
+
+    kind: str
+    method: str = "GET"
+    path: str = ""
+    times: int = 1
+    after: int = 0
+
+
+@dataclass
+class Proxy:
+    """Where clients go; `server` is the real one."""
+
+    server: tuple[str, int]
+    faults: list[Fault] = field(default_factory=list)
+    # Method and path of every request, and how many bytes of a body went to the client.
+    requests: list[tuple[str, str, int]] = field(default_factory=list)
+    # Called with method and path before a request is passed on.
+    before: Callable[[str, str], None] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    url: str = ""
+
+    def fetched(self, path: str = "") -> int:
+        """The bytes of all bodies of GET whose path has this in it."""
+        with self.lock:
+            return sum(nbytes for method, where, nbytes in self.requests if method == "GET" and path in where)
+
+    def count(self, method: str, path: str = "") -> int:
+        with self.lock:
+            return sum(method == one and path in where for one, where, _ in self.requests)
+
+    def clear(self) -> None:
+        with self.lock:
+            self.requests.clear()
+            self.faults.clear()
+
+    def fault(self, method: str, path: str) -> Fault | None:
+        with self.lock:
+            for fault in self.faults:
+                if fault.times and fault.method == method and fault.path in path:
+                    if fault.after:
+                        fault.after -= 1
+                        continue
+                    fault.times -= 1
+                    return fault
+        return None
+
+
+def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def _answer(self) -> None:
+            body = self._body()
+            if proxy.before is not None:
+                proxy.before(self.command, self.path)
+            fault = proxy.fault(self.command, self.path)
+            if fault is not None and fault.kind == SLOW:
+                time.sleep(0.3)
+            if fault is not None and fault.kind in (FAIL, REFUSE):
+                status = 500 if fault.kind == FAIL else 403
+                self._send(status, [], b"<Error><Code>AccessDenied</Code></Error>" if status == 403 else b"")
+                return
+            status, headers, content = self._ask(body)
+            if fault is not None and fault.kind == SHORT:
+                content = content[: len(content) // 2]
+            if fault is not None and fault.kind == DROP:
+                self._head(status, headers, len(content))
+                self.wfile.write(content[: len(content) // 2])
+                self.wfile.flush()
+                self._note(len(content) // 2)
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+                return
+            self._send(status, headers, content)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _answer
+
+        def _body(self) -> bytes:
+            if "chunked" in self.headers.get("Transfer-Encoding", ""):
+                parts = []
+                while size := int(self.rfile.readline().split(b";")[0], 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+        def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+            connection = http.client.HTTPConnection(*proxy.server)
+            headers = {key: value for key, value in self.headers.items() if key.lower() != "transfer-encoding"}
+            headers["Content-Length"] = str(len(body))
+            connection.request(self.command, self.path, body or None, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+            connection.close()
+            return answer.status, answer.getheaders(), content
+
+        def _head(self, status: int, headers: list[tuple[str, str]], length: int) -> None:
+            self.send_response_only(status)
+            left_out = {"transfer-encoding", "connection", *(() if self.command == "HEAD" else ("content-length",))}
+            for key, value in headers:
+                if key.lower() not in left_out:
+                    self.send_header(key, value)
+            if self.command != "HEAD":
+                self.send_header("Content-Length", str(length))
+            self.end_headers()
+
+        def _send(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+            self._head(status, headers, len(content))
+            self._note(len(content))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(content)
+
+        def _note(self, nbytes: int) -> None:
+            with proxy.lock:
+                proxy.requests.append((self.command, self.path, nbytes))
+
+    return Handler
+
+
+@contextlib.contextmanager
+def proxied(server: tuple[str, int]) -> Iterator[Proxy]:
+    """A proxy before a server."""
+    proxy = Proxy(server)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(proxy))
+    httpd.daemon_threads = True
+    proxy.url = f"http://127.0.0.1:{httpd.server_address[1]}"
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[Proxy]:
+    """A server of S3, which moto starts in this process, behind a proxy."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        with proxied(server.get_host_and_port()) as proxy:
+            yield proxy
+    finally:
+        server.stop()
+
+
+def options_of(proxy: Proxy) -> dict[str, Any]:
+    """The `storage_options` of s3fs for the server; nothing is tried again but by us."""
+    return {
+        "endpoint_url": proxy.url,
+        "key": "test",
+        "secret": "test",
+        "config_kwargs": {"retries": {"total_max_attempts": 1, "mode": "standard"}},
+    }
+
+
+def new_bucket(proxy: Proxy) -> str:
+    """The name of a new bucket."""
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    connection = http.client.HTTPConnection(*proxy.server)
+    connection.request(
+        "PUT",
+        f"/{name}",
+        headers={"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"},
+    )
+    assert connection.getresponse().status == 200
+    connection.close()
+    return name
