@@ -3,6 +3,7 @@
 from tensordict import llm as llm  # makes its records known to the loaders
 from tensordict.base import TensorDictBase
 from tensordict.compat import pickles as pickles  # makes itself known to torch.load
+from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from tensordict.containers.parsing import parse_tensor_dict_string
@@ -35,6 +36,7 @@ from tensordict.functional import (
     from_module,
     from_modules,
     is_batchedtensor,
+    lazy_cat,
     lazy_stack,
     maybe_dense_stack,
     merge_tensordicts,
@@ -71,6 +73,7 @@ __path__.append(f"{__path__[0]}/compat/paths")
 __version__ = "0.14.100"
 
 __all__ = [
+    "LazyConcatenatedTensorDict",
     "LazyStackedTensorDict",
     "LazyView",
     "MemmapTensor",
@@ -120,6 +123,7 @@ __all__ = [
     "is_tensor_collection",
     "is_tensorclass",
     "kernel_memory_info",
+    "lazy_cat",
     "lazy_legacy",
     "lazy_stack",
     "list_to_stack",

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from contract.model import Path, Plain
-from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack, set_lazy_legacy
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorClass,
+    TensorDict,
+    TensorDictParams,
+    lazy_cat,
+    lazy_stack,
+    set_lazy_legacy,
+)
 
 # The nested containers that have a batch size longer than their parent's, and by what.
 EXTRA: dict[Path, tuple[int, ...]] = {("b", "d"): (5,)}
@@ -174,6 +182,11 @@ def build_h5_locked(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     return build_h5(plain, kind, folder).lock_()
 
 
+def build_lazy_cat(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    dense = build_dense(plain, kind, folder)
+    return lazy_cat([part.clone() for part in dense.split([1, 0, len(dense) - 1], 0)])
+
+
 def build_params(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     """Of buffers, which may be written in place as parameters may not."""
     return TensorDictParams(build_dense(plain, kind, folder), no_convert=True)
@@ -196,6 +209,8 @@ FILE = dict.fromkeys(
     ("keeps_identity", "keeps_order", "holds_views", "gives_own_class", "reads_memory", "in_memory", "any_values"),
     False,
 )
+
+CAT = dict.fromkeys(("keeps_identity", "holds_views", "resizes", "gives_own_class", "reads_memory", "in_memory"), False)
 
 PARAMS: dict[str, Any] = {"gives_own_class": False, "is_module": True}
 
@@ -225,6 +240,8 @@ KINDS: list[Kind] = [
     Kind("h5", build_h5, **FILE),
     Kind("h5-named", build_h5, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE),
     Kind("h5-locked", build_h5_locked, locked=True, **FILE),
+    Kind("lazy-cat", build_lazy_cat, **CAT),
+    Kind("lazy-cat-named", build_lazy_cat, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **CAT),
     Kind("params", build_params, **PARAMS),
     Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
     Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),

@@ -97,10 +97,10 @@ def test_set_in_place_keeps_the_memory(td: Any, plain: Plain, kind: Kind) -> Non
     for path, leaf in leaves(plain).items():
         assert td.set(path, changed(leaf), inplace=True) is td
         assert_leaf(td[path], changed(leaf), path)
-        assert addresses(td) == memory
+        assert not kind.in_memory or addresses(td) == memory
         assert td.set_(path, leaf) is td
         assert_leaf(td[path], leaf, path)
-        assert addresses(td) == memory
+        assert not kind.in_memory or addresses(td) == memory
     assert_matches(td, plain, kind.batch_size, kind.extra)
 
 

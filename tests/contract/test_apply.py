@@ -61,7 +61,7 @@ def test_apply_in_place(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(td, mapped(changed, plain), kind.batch_size, kind.extra)
     assert td.apply_(changed) is td
     assert_matches(td, plain, kind.batch_size, kind.extra)
-    assert addresses(td) == memory
+    assert not kind.in_memory or addresses(td) == memory
 
 
 def test_apply_in_place_runs_for_its_effect(td: Any, plain: Plain, kind: Kind) -> None:

@@ -349,7 +349,7 @@ def test_data_loader(td: Any, plain: Plain, kind: Kind) -> None:
     torch.manual_seed(0)
     loader = DataLoader(td, batch_size=2, shuffle=True, collate_fn=lambda batch: batch)
     batches = list(loader)
-    assert all(type(batch).__name__ == type(td[:2]).__name__ for batch in batches)
+    assert all(type(batch).__name__ == type(td[[0, 1]]).__name__ for batch in batches)
     assert sum(len(batch) for batch in batches) == len(td)
     joined = torch.cat(batches)
     order = joined["a"].reshape(len(td), -1)[:, 0].argsort()

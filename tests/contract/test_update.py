@@ -65,7 +65,7 @@ def test_update_inplace(writable: Any, plain: Plain, kind: Kind) -> None:
     fresh = torch.rand(kind.batch_size)
     assert writable.update(new | {"fresh": fresh}, inplace=True) is writable
     assert_matches(writable, new | {"fresh": fresh}, kind.batch_size, kind.extra)
-    assert addresses(writable.exclude("fresh")) == memory
+    assert not kind.in_memory or addresses(writable.exclude("fresh")) == memory
 
 
 def test_update_keys_to_update(writable: Any, plain: Plain, kind: Kind) -> None:
@@ -111,7 +111,7 @@ def test_update_underscore(td: Any, plain: Plain, kind: Kind) -> None:
     for source in (new, dict(leaves(mapped(changed, new))), TensorDict(new, kind.batch_size)):
         assert td.update_(source) is td
     assert_matches(td, new, kind.batch_size, kind.extra)
-    assert addresses(td) == memory
+    assert not kind.in_memory or addresses(td) == memory
     td.update_({"a": plain["a"], "mask": plain["mask"]}, keys_to_update=["a"])
     assert_matches(td, new | {"a": plain["a"]}, kind.batch_size, kind.extra)
 

@@ -83,6 +83,8 @@ class EntryStore:
 
     # The container whose entries these are, in another form.
     source: Any = None
+    # Whether the container is cut along its first dim piece by piece, by indexing it.
+    cuts_by_index: bool = False
 
     def structure(self) -> Mapping[str, Any]:
         """The names with nested containers, and any tensor in the place of a leaf."""
@@ -127,7 +129,7 @@ class Contract:
     _locked: bool = False
     # Whether the entries are those of another container, which `underlying` gives.
     _is_over_another: bool = False
-    # Whether the entries are in a file, and stay there.
+    # Whether the entries are in a file, or in other containers, and stay there.
     _is_in_file: bool = False
     # The names that read as `None` where there is no entry.
     _optional: frozenset[str] = frozenset()

@@ -89,8 +89,8 @@ class Array(Protocol):
     def check(self) -> None:
         """Raise a `SaveError` when the store was closed."""
 
-    def read(self, selection: Selection, dtype: np.dtype[Any]) -> Values:
-        """The selected elements as a NumPy array of this dtype."""
+    def read(self, selection: Selection, dtype: np.dtype[Any]) -> Values | Tensor:
+        """The selected elements as a NumPy array of this dtype, or as the tensor itself, on any device."""
 
     def write(self, selection: Selection, values: Values) -> None:
         """Write an array to the selection; a `SaveError` when the store cannot be written to."""
@@ -200,10 +200,8 @@ class StoredTensor(Tensor):
             array = self.array.read(selection, _NUMPY.get(dtype) or _BITS[dtype.itemsize])
             if order is not None:
                 # By NumPy: threads of torch's would cost more than they bring for a few rows.
-                array = array[order]
-            tensor = torch.from_numpy(np.asarray(array)).reshape(tuple(shape))
-            if dtype not in _NUMPY:
-                tensor = tensor.view(dtype)
+                array = array[order] if isinstance(array, np.ndarray) else array[torch.from_numpy(order)]
+            tensor = tensor_of(array, dtype).reshape(tuple(shape))
             return tensor if device == _CPU else tensor.to(device)
 
     def write(self, value: Tensor, watch: Callable[[int], None] | None = None) -> None:
@@ -399,6 +397,14 @@ def as_array(value: Tensor, dtype: torch.dtype) -> Values:
     if dtype not in _NUMPY:
         value = value.view(_INTEGERS[dtype.itemsize])
     return value.numpy()
+
+
+def tensor_of(values: Values | Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor of this dtype over an array as `as_array` gives it; a tensor is one already."""
+    if isinstance(values, Tensor):
+        return values
+    tensor = torch.from_numpy(np.asarray(values))
+    return tensor if dtype in _NUMPY else tensor.view(dtype)
 
 
 def slabs(value: Tensor) -> Iterator[tuple[int, int]]:

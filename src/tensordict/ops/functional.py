@@ -17,6 +17,7 @@ from tensordict.core.shapes import as_new_dim
 from tensordict.ops.padding import pad_and_stack
 from tensordict.ops.stacking import (
     cat_containers,
+    lazy_cat_containers,
     lazy_stack_containers,
     maybe_dense_stack_containers,
     stack_containers,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
     from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.concatenated import LazyConcatenatedTensorDict
     from tensordict.containers.dense import TensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.nn.params import TensorDictParams
@@ -46,6 +48,7 @@ __all__ = [
     "from_module",
     "from_modules",
     "is_batchedtensor",
+    "lazy_cat",
     "lazy_stack",
     "maybe_dense_stack",
     "merge_tensordicts",
@@ -103,6 +106,38 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: object = None) -> Any:
     if _are_tensors(input):
         return torch.cat(input, dim, out=out)  # type: ignore[arg-type]
     return cat_containers(input, dim, out)
+
+
+@overload
+def lazy_cat(input: Iterable[TensorDictBase], dim: int = ...) -> LazyConcatenatedTensorDict: ...
+@overload
+def lazy_cat(input: Iterable[_Container], dim: int = ...) -> _Container: ...
+def lazy_cat(input: Iterable[Any], dim: int = 0) -> Any:
+    """Concatenate containers of equal schema along their first batch dim, without copying them.
+
+    What is in files stays there: of a concatenation of memory-mapped containers, an index reads the rows that it takes.
+
+    Args:
+        input: the containers, at least one. They have the same keys, dtypes, devices and shapes, but for the number of
+            rows, and the same class if they are tensorclasses.
+        dim: 0; :func:`cat` makes a copy along any other.
+
+    Returns:
+        a :class:`~tensordict.LazyConcatenatedTensorDict` of these very containers, which also takes parts that are
+        loaded when they are used; over tensorclasses, one of their class.
+
+    Raises:
+        RuntimeError: there is no container, or one differs from the first; the entry is named.
+        TypeError: one of them is not a container.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, lazy_cat
+        >>> td = lazy_cat([TensorDict(a=torch.zeros(2), batch_size=2), TensorDict(a=torch.ones(3), batch_size=3)])
+        >>> td[[0, 4]]["a"], td[1:3]["a"]
+        (tensor([0., 1.]), tensor([0., 1.]))
+    """
+    return lazy_cat_containers(input, dim)
 
 
 @overload

@@ -109,6 +109,11 @@ class Stacking(Writing):
         """The pieces of this container, with its lock; those of a memory-mapped or shared one are that, too."""
         if type(self._entries) is not dict and self._members() is not None:
             pieces = self._rewrap(self._wrapped_container()._cut_by_members(op))
+        elif op.dim == 0 and getattr(self._entries, "cuts_by_index", False):
+            at: Any = (
+                range(op.old[0]) if op.lengths is None else itertools.starmap(_span, zip(*op.bounds(), strict=True))
+            )
+            pieces = list(map(self._index, at))
         else:
             sizes, batch_dims = op.sizes(), len(op.old)
             try:
@@ -402,6 +407,19 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> 
     except (NotImplementedError, ShapeError):
         # No tensor has the form of ragged rows over two batch dims: the stack keeps the containers as they are.
         return registry.lookup("LazyStackedTensorDict").lazy_stack(items, dim)
+
+
+def lazy_cat_containers(input: Iterable[Any], dim: int = 0) -> Any:
+    """Concatenate containers lazily along a batch dim; see :func:`tensordict.lazy_cat`."""
+    items = _checked(input, "lazy_cat")
+    _check_one_class(items, "lazy_cat")
+    if as_dim(dim, len(items[0]._batch_size)):
+        raise ShapeError(f"lazy_cat concatenates along dim 0, got dim={dim}: cat makes a copy along any dim")
+    return items[0]._rewrap(registry.lookup("LazyConcatenatedTensorDict")(items))
+
+
+def _span(start: int, length: int) -> slice:
+    return slice(start, start + length)
 
 
 def lazy_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: Any) -> Any:
