@@ -75,8 +75,7 @@ def fromkeys(keys: Iterable[object], value: object = 0) -> TensorDict:
 
 def refuse_exclusive(container: Contract, method: str) -> None:
     """Raise when a lazy stack has entries that only some of its members have, which a dense form would lose."""
-    members = container._members()
-    if not members:
+    if type(container._entries) is dict or not (members := container._members()):
         return
     for member in members:
         refuse_exclusive(member, method)

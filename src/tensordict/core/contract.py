@@ -202,8 +202,9 @@ class Contract:
 
     def _shape_of(self, name: str) -> torch.Size:
         """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
-        if (members := self._members(or_template=True)) is None:
-            value = self._writable()[name]
+        entries = self._entries
+        if type(entries) is dict or (members := self._members(or_template=True)) is None:
+            value = self._writable()[name] if type(entries) is not dict else entries[name]
             return ragged.shape_of(value) if isinstance(value, Tensor) else value.shape
         shapes = [member._shape_of(name) for member in members]
         if len({len(shape) for shape in shapes}) > 1:
@@ -277,12 +278,12 @@ class Contract:
     def _gather(self, found: list[Any]) -> None:
         """Append all leaves of the tree, in the order in which `_map` goes."""
         mapping: Mapping[str, Any] = self._entries
-        if type(mapping) is not dict:
-            if (members := self._members()) is not None:
+        if type(mapping) is not dict and isinstance(mapping, EntryStore):
+            if (members := mapping.members(False)) is not None:
                 for member in members:
                     member._gather(found)
                 return
-            mapping = self._writable()
+            mapping = mapping.writable()
         for value in mapping.values():
             if type(value) is not Tensor and isinstance(value, Contract):
                 value._gather(found)
@@ -291,11 +292,14 @@ class Contract:
 
     def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
         """The (path, leaf) pairs of the tree; those of a lazy stack are the paths in its members."""
-        if (members := self._members()) is not None:
-            for member in members:
-                yield from member._walk(prefix)
-            return
-        for name, value in self._writable().items():
+        mapping: Mapping[str, Any] = self._entries
+        if type(mapping) is not dict and isinstance(mapping, EntryStore):
+            if (members := mapping.members(False)) is not None:
+                for member in members:
+                    yield from member._walk(prefix)
+                return
+            mapping = mapping.writable()
+        for name, value in mapping.items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 yield from value._walk((*prefix, name))
             else:
@@ -372,8 +376,10 @@ class Contract:
             # No comprehension: its frame would halve the depth of nesting that Python's recursion limit leaves.
             entries = {}
             for name, value in mapping.items():
-                nested = isinstance(value, Contract)
-                entries[name] = value._map(fn, size, batch_dims, rename, on_node) if nested else on_leaf(value)
+                if isinstance(value, Contract):
+                    entries[name] = value._map(fn, size, batch_dims, rename, on_node)
+                else:
+                    entries[name] = on_leaf(value)
         if size is None:
             return self._build(entries, self._batch_size, self._device, self._names)
         own = self._batch_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from itertools import repeat
 from typing import Any
 
@@ -224,7 +224,9 @@ def _dotted(key: str | tuple[str, ...]) -> str:
 
 
 def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[FlatKey]) -> None:
-    mapping = node._structure()
+    mapping: Mapping[str, Any] = node._entries
+    if type(mapping) is not dict:
+        mapping = node._structure()
     if is_flat(mapping):
         out.extend(_level_keys(prefix, mapping))
         return
@@ -239,7 +241,7 @@ def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, ou
 def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
     mapping = node._entries
     # Asked of the structure, since a lazy stack stacks its leaves to give its entries.
-    if is_flat(node._structure()):
+    if is_flat(mapping if type(mapping) is dict else node._structure()):
         out.extend(mapping.values())
         return
     for value in mapping.values():
@@ -253,7 +255,7 @@ def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
 def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[Pair]) -> None:
     mapping = node._entries
     # Asked of the structure, since a lazy stack stacks its leaves to give its entries.
-    if is_flat(node._structure()):
+    if is_flat(mapping if type(mapping) is dict else node._structure()):
         out.extend(zip(_level_keys(prefix, mapping), mapping.values()) if prefix else mapping.items())
         return
     for name, value in mapping.items():
@@ -276,7 +278,9 @@ def _all_leaves(node: Contract) -> list[Pair]:
 
 
 def _count(node: Contract, leaves_only: bool) -> int:
-    mapping = node._structure()
+    mapping: Mapping[str, Any] = node._entries
+    if type(mapping) is not dict:
+        mapping = node._structure()
     count = len(mapping)
     for value in mapping.values():
         if type(value) is not Tensor and is_node(value):

@@ -39,9 +39,10 @@ class Autograd(Leaves):
             >>> TensorDict(a=torch.zeros(2)).requires_grad_()["a"].requires_grad
             True
         """
-        # Buffers beside parameters stay as they are.
-        kind = nn.Parameter if self._holds_parameters else Tensor
-        pairs = [(path, leaf) for path, leaf in _walk(self) if isinstance(leaf, kind)]
+        pairs = list(_walk(self))
+        if self._holds_parameters:
+            # Buffers beside them stay as they are.
+            pairs = [(path, leaf) for path, leaf in pairs if isinstance(leaf, nn.Parameter)]
         for path, leaf in pairs:
             if requires_grad and not (leaf.is_floating_point() or leaf.is_complex()):
                 raise RuntimeError(

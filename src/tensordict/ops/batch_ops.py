@@ -223,6 +223,12 @@ class Transpose(Permute):
         order[dim0], order[dim1] = dim1, dim0
         return order
 
+    def rename(self, names: Names) -> Names:
+        dim0, dim1 = self.args
+        swapped = list(names)
+        swapped[dim0], swapped[dim1] = names[dim1], names[dim0]
+        return swapped
+
     def inverse(self) -> BatchOp:
         return Transpose(self.size, *self.args)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -230,16 +230,21 @@ class Casting(Leaves):
 
     def _placed(self, fn: Callable[[Any], object], device: torch.device) -> Self:
         """The same structure with leaves `fn(leaf)`, on `device` at every level."""
-        if (members := self._members(or_template=True)) is not None:
-            return self._restacked([member._placed(fn, device) for member in members])
-        # A tensor in a file that only changes its device stays there, and is moved when it is read.
+        mapping: Mapping[str, Any] = self._entries
+        if type(mapping) is not dict:
+            if (members := self._members(or_template=True)) is not None:
+                return self._restacked([member._placed(fn, device) for member in members])
+            # A tensor in a file that only changes its device stays there, and is moved when it is read.
+            mapping = self._writable()
         entries = {
             name: fn(value)
             if type(value) is Tensor
             else (value._placed(fn, device) if isinstance(value, Casting) else fn(value))
-            for name, value in self._writable().items()
+            for name, value in mapping.items()
         }
-        return self._subset(entries, device)
+        if type(mapping) is not dict:
+            return self._subset(entries, device)
+        return self._build(entries, self._batch_size, device, self._names)
 
     # --- dtype ----------------------------------------------------------------------------------------------
 

@@ -84,15 +84,16 @@ class Converting(Contract):
         if self._is_non_tensor:
             return self.clone()  # type: ignore[no-any-return]
         # Its state is read from it at once, and not by way of a wrapper.
-        container = self._wrapped_container()
-        if container._members() is not None:
+        container: Any = self._wrapped_container() if self._is_over_another else self
+        stored = container._entries
+        if type(stored) is not dict and container._members() is not None:
             entries = container._dense(hooked=True)._entries
         else:
             entries = {
                 name: value.to_tensordict(retain_none=retain_none)
                 if isinstance(value, Converting)
                 else (value.clone() if isinstance(value, Tensor) else value)
-                for name, value in container._entries.items()
+                for name, value in stored.items()
                 if value is not None or retain_none is not False
             }
         state = (container._batch_size, container._device, container._names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -36,15 +36,18 @@ class Leaves(Locking):
 
         `fn` is called in the order of `_leaves`.
         """
-        if (members := self._members()) is not None:
-            found = [member._map_some(fn) for member in members]
-            if self._is_non_tensor or all(result is None for result in found):
-                return None
-            pairs = zip(members, found, strict=True)
-            return self._restacked([member.empty() if result is None else result for member, result in pairs])
-        on_leaf = self._on_read(fn)
+        mapping: Mapping[str, Any] = self._entries
+        on_leaf = fn
+        if type(mapping) is not dict:
+            if (members := self._members()) is not None:
+                found = [member._map_some(fn) for member in members]
+                if self._is_non_tensor or all(result is None for result in found):
+                    return None
+                pairs = zip(members, found, strict=True)
+                return self._restacked([member.empty() if result is None else result for member, result in pairs])
+            mapping, on_leaf = self._writable(), self._on_read(fn)
         entries: dict[str, Any] = {}
-        for name, value in self._writable().items():
+        for name, value in mapping.items():
             # An `UnbatchedTensor` stays one.
             of = getattr(value, "_map_some", None) if type(value) is not Tensor else None
             result = on_leaf(value) if of is None else of(fn)

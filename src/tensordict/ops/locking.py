@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tensordict.core.context import remember_state
-from tensordict.core.contract import Backing, Contract, underlying
+from tensordict.core.contract import NOT_BACKED, Backing, Contract, underlying
 from tensordict.core.errors import LockedError
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ class Locking(Contract):
             )
         was_locked = self._locked
         if was_locked:
-            if _locked_owners(underlying(self)):
+            if _locked_owners(underlying(self) if self._is_over_another else self):
                 raise LockedError(
                     "Cannot unlock a tensordict that is part of a locked graph: this container is nested in a locked "
                     "one. Call unlock_() on the outermost container"
                 )
             self._unlock_tree()
-            if self._consolidated is not None:
+            if self._backing is not NOT_BACKED and self._consolidated is not None:
                 self._consolidated = None
         return remember_state(self, _lock if was_locked else _keep)
 
@@ -94,7 +94,8 @@ class Locking(Contract):
                 return
         node._locked = True
         own = None
-        for value in node._children():
+        entries = node._entries
+        for value in entries.values() if type(entries) is dict else node._children():
             if type(value) is not Tensor and isinstance(value, Locking):
                 if own is None:
                     own = weakref.ref(node)
@@ -104,13 +105,16 @@ class Locking(Contract):
         node = underlying(self) if self._is_over_another else self
         node._locked = False
         backing = node._backing
-        if backing.is_memmap or backing.is_shared or backing.memmap_prefix is not None:
+        if backing is not NOT_BACKED and (backing.is_memmap or backing.is_shared or backing.memmap_prefix is not None):
             node._backing = Backing(consolidated=backing.consolidated)
-        for value in node._children():
+        entries = node._entries
+        for value in entries.values() if type(entries) is dict else node._children():
             if type(value) is not Tensor and isinstance(value, Locking):
                 child: Any = underlying(value) if value._is_over_another else value
-                owners = _locked_owners(child, node)
-                child._lock_owners = owners or None
+                if owners := child._lock_owners:
+                    # Nearly always this container alone.
+                    alone = len(owners) == 1 and owners[0]() is node
+                    child._lock_owners = owners = None if alone else _locked_owners(child, node) or None
                 if not owners and child._locked:
                     value._unlock_tree()
 

@@ -218,13 +218,13 @@ def _spelled_out(names: tuple[Any, ...], own: Names, call: str) -> Names:
 
 def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path, Contract, Names]]) -> None:
     """All nested containers, their paths, and the names that their leading dims are to have."""
-    structure = node._structure()
+    structure = entries if type(entries := node._entries) is dict else node._structure()
     for name, value in structure.items():
         if type(value) is not Tensor and isinstance(value, Contract):
             path = (*prefix, name)
             found.append((path, value, names))
             _collect(value, path, names, found)
-    if members := node._members():
+    if type(entries) is not dict and (members := node._members()):
         # What only some members have lies in these, which lack the stack dim.
         dim: int = node.stack_dim
         rest = names[:dim] + names[dim + 1 :]

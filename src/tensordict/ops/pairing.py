@@ -94,7 +94,9 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Tensor], right: 
         for mine, theirs in parts:
             _pair_exactly(mine, theirs, path, left, right)
         return
-    entries, others = node._writable(), other._entries
+    entries, others = node._entries, other._entries
+    if type(entries) is not dict:
+        entries = node._writable()
     names = list(entries)
     if names == list(others):
         values, counterparts = list(entries.values()), list(others.values())
@@ -228,6 +230,8 @@ def _second(leaf: object, part: Tensor) -> Tensor:
 
 def _parts(node: Any, other: Contract, path: Path) -> Any:
     """What `_paired` gives, once `other` has the batch size that it asks for; `None` for a container without parts."""
+    if type(node._entries) is dict:
+        return None
     size = node._batch_size
     if other._batch_size == size:
         return node._paired(other)

@@ -176,7 +176,7 @@ class Structure(Writing):
         ):
             return self._build({}, self._batch_size, self._device, self._names)
         size = None if batch_size is None else as_size(batch_size)
-        if (members := self._members(or_template=True)) is not None:
+        if type(self._entries) is not dict and (members := self._members(or_template=True)) is not None:
             stack = self._restacked([member.empty(recurse, device=device) for member in members])
             if size is not None and size != self._batch_size:
                 return stack._dense().empty(recurse, batch_size=size, device=device, names=names)

@@ -26,7 +26,7 @@ def check_form(as_list: bool, as_padded_tensor: bool, as_nested_tensor: bool, re
 def column(stack: Any, name: str) -> list[Any]:
     """The leaves of one name, in lists of lists where members are lazy stacks."""
     return [
-        column(member, name) if member._members() is not None else member._entries[name]
+        entries[name] if type(entries := member._entries) is dict or member._members() is None else column(member, name)
         for member in stack._entries.containers
     ]
 

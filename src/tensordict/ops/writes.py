@@ -162,10 +162,12 @@ class Update(Write):
                         if fits:
                             fresh[key] = item
                             continue
-                    elif inplace and isinstance(target := mapping.get(key), Tensor) and item.shape == target.shape:
-                        targets.append(target)
-                        values.append(item)
-                        continue
+                    elif inplace:
+                        target = mapping.get(key)
+                        if (type(target) is Tensor or isinstance(target, Tensor)) and item.shape == target.shape:
+                            targets.append(target)
+                            values.append(item)
+                            continue
                 except RuntimeError:
                     fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
             path = (*prefix, key)
