@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import types
+import unittest
 from collections import namedtuple
 from typing import Any
 
@@ -411,7 +412,7 @@ def test_lock_blocked(counted: Counted) -> None:
     assert Counted.change.__name__ == "change"
 
 
-def test_timeit(caplog: pytest.LogCaptureFixture) -> None:
+def test_timeit() -> None:
     timeit._REG.clear()
     with timeit("block"):
         pass
@@ -424,9 +425,9 @@ def test_timeit(caplog: pytest.LogCaptureFixture) -> None:
     assert [timeit._REG[name][2] for name in ("block", "function")] == [1, 3]
     mean, total, count = timeit._REG["function"]
     assert mean == pytest.approx(total / count) and total > 0
-    with caplog.at_level("INFO", "tensordict"):
+    with unittest.TestCase().assertLogs("tensordict", "INFO") as logged:
         timeit.print("run")
-    assert [record.getMessage().split(" took")[0] for record in caplog.records] == ["run block", "run function"]
+    assert [record.getMessage().split(" took")[0] for record in logged.records] == ["run block", "run function"]
     timeit.erase()
     assert timeit._REG == {"block": [0.0, 0.0, 0], "function": [0.0, 0.0, 0]}
     timeit._REG.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -17,15 +18,30 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param  # type: ignore[no-any-return]
 
 
+class Folder:
+    """An empty folder, made when something is put into it: most kinds put nothing there, and making it takes time."""
+
+    def __init__(self, request: pytest.FixtureRequest, name: str) -> None:
+        self._request = request
+        self._name = name
+
+    @functools.cached_property
+    def path(self) -> pathlib.Path:
+        path: pathlib.Path = self._request.getfixturevalue("tmp_path") / self._name
+        path.mkdir()
+        return path
+
+    def __truediv__(self, name: str) -> pathlib.Path:
+        return self.path / name
+
+
 @pytest.fixture
-def build(kind: Kind, tmp_path: pathlib.Path) -> Callable[[], Any]:
+def build(kind: Kind, request: pytest.FixtureRequest) -> Callable[[], Any]:
     """Makes one more container of the kind, with the same content."""
     made = iter(range(1000))
 
     def make() -> Any:
-        folder = tmp_path / str(next(made))
-        folder.mkdir()
-        return kind.build(kind.plain(), kind, folder)
+        return kind.build(kind.plain(), kind, Folder(request, str(next(made))))  # type: ignore[arg-type]
 
     return make
 
