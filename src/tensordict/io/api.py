@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote_saves import CacheDir
     from tensordict.ops.collection import TensorCollection
     from tensordict.ops.saving import _Save as _FileOptions
 
@@ -55,13 +57,14 @@ def memmap(
     checksum: bool | str = False,
     progress: bool = False,
     overwrite: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> Any:
     """Save a container and return its memory-mapped version; see :meth:`TensorDict.memmap`.
 
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite: as in the method.
+            allow_pickle, durable, checksum, progress, overwrite, storage_options: as in the method.
 
     Example:
         >>> import tempfile
@@ -87,6 +90,7 @@ def memmap(
         checksum=checksum,
         progress=progress,
         overwrite=overwrite,
+        storage_options=storage_options,
     )
 
 
@@ -124,6 +128,7 @@ def save(
     checksum: bool | str = False,
     progress: bool = False,
     overwrite: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> Any:
     """Save a container to a folder; the same as :func:`memmap`.
 
@@ -152,6 +157,7 @@ def save(
         checksum=checksum,
         progress=progress,
         overwrite=overwrite,
+        storage_options=storage_options,
     )
 
 
@@ -168,13 +174,15 @@ def load_memmap(
     allow_pickle: bool | None = None,
     keys: object = None,
     progress: bool = False,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
 ) -> TensorCollection:
     """Load the container that was saved in a folder or an archive; see :meth:`TensorDict.load_memmap`.
 
     Args:
-        prefix: the folder, or the archive.
-        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress: as in the
-            method.
+        prefix: the folder, or the archive, or its URL.
+        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress,
+            storage_options, cache_dir: as in the method.
 
     Example:
         >>> import tempfile
@@ -198,6 +206,8 @@ def load_memmap(
         allow_pickle=allow_pickle,
         keys=keys,
         progress=progress,
+        storage_options=storage_options,
+        cache_dir=cache_dir,
     )
 
 
@@ -214,13 +224,16 @@ def load(
     allow_pickle: bool | None = None,
     keys: object = None,
     progress: bool = False,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
 ) -> TensorCollection:
     """Load a container that was saved, in any format; see :meth:`TensorDict.load`.
 
     Args:
-        prefix: the folder or the file.
-        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress: as in
-            :func:`load_memmap`; `out`, `subpath` and `keys` are for folders and archives, `mode` for HDF5 files too.
+        prefix: the folder or the file, or its URL.
+        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress,
+            storage_options, cache_dir: as in :func:`load_memmap`; `out`, `subpath` and `keys` are for folders and archives,
+            `mode` for HDF5 files too.
 
     Example:
         >>> import tempfile
@@ -244,6 +257,8 @@ def load(
         allow_pickle=allow_pickle,
         keys=keys,
         progress=progress,
+        storage_options=storage_options,
+        cache_dir=cache_dir,
     )
 
 

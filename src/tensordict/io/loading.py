@@ -95,10 +95,13 @@ def load_directory(prefix: PathLike, options: LoadOptions, subpath: object = Non
     return container
 
 
-def read_directory(prefix: PathLike, options: LoadOptions) -> Specification:
-    """The specification of the container saved in the folder `prefix`, and of those in it; fails as loading it does,
-    but for tensorclasses that this program does not know."""
-    return _consistently(prefix, options, lambda shown, options: _read(shown, options, (), None)[0])
+def read_directory(
+    prefix: PathLike, options: LoadOptions, subpath: object = None, keys: object = None
+) -> Specification:
+    """The specification of what `load_directory` loads, and of the containers in it; fails as loading it does, but for
+    tensorclasses that this program does not know."""
+    path, wanted = _subpath(subpath), _wanted(keys)
+    return _consistently(prefix, options, lambda shown, options: _read(shown, options, path, wanted)[0])
 
 
 def _consistently(prefix: PathLike, options: LoadOptions, read: Callable[[pathlib.Path, LoadOptions], T]) -> T:

@@ -84,12 +84,21 @@ class Entry(NamedTuple):
     record: int
 
 
-class _Index:
-    """Reads the index of one archive, and makes the errors about it."""
+class Index:
+    """Reads the index of one archive, and makes the errors about it.
 
-    def __init__(self, data: mmap, path: str) -> None:
+    Args:
+        data: the file.
+        path: of the file, for errors.
+        headers: look at the header before each entry, too. Without, as of a file whose other bytes are not there yet,
+            the entries begin where their headers do, until `placed` has looked.
+    """
+
+    def __init__(self, data: mmap, path: str, headers: bool = True) -> None:
         self.data = data
         self.path = path
+        self._headers = headers
+        self._central, self._start = b"", 0
 
     def bad(self, what: str, name: str | None = None) -> SaveError:
         entry = f"entry {name!r}: " if name is not None else ""
@@ -135,6 +144,7 @@ class _Index:
     def entries(self) -> dict[str, Entry]:
         count, start, stop = self.end()
         central = self.data[start:stop]
+        self._central, self._start = central, start
         found: dict[str, Entry] = {}
         at = 0
         for _ in range(count):
@@ -149,6 +159,15 @@ class _Index:
             raise self.bad(f"its directory has more than the {count} entries that it says")
         self._check_extents(found)
         return found
+
+    def placed(self, entry: Entry) -> Entry:
+        """An entry of `entries`, knowing where its content begins: its header is looked at now.
+
+        Raises:
+            SaveError: the header is not that of the entry.
+        """
+        self._headers = True
+        return self._entry(self._central, entry.record - self._start, self._start)[0]
 
     def _entry(self, central: bytes, at: int, start: int) -> tuple[Entry, int]:
         fields = _CENTRAL.unpack_from(central, at)
@@ -179,7 +198,9 @@ class _Index:
             raise self.bad(f"it is not compressed, but has {stored} and {size} bytes", name)
         if header + _LOCAL.size > start:
             raise self.bad(f"it begins at byte {header}, outside of the entries", name)
-        content = self._content(header, raw, flags, method, stored, size, name)
+        content = header + _LOCAL.size + names
+        if self._headers:
+            content = self._content(header, raw, flags, method, stored, size, name)
         if content + stored > start:
             raise self.bad(f"its {stored} bytes from {content} on do not end before the directory at {start}", name)
         return Entry(name, method, crc, stored, size, content, header, start + at), length
@@ -249,7 +270,7 @@ def read_index(data: mmap, path: str) -> dict[str, Entry]:
     Raises:
         SaveError: it is no zip file, or one that does not add up; names `path` and the entry.
     """
-    return _Index(data, path).entries()
+    return Index(data, path).entries()
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

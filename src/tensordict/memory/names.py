@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Container
+from typing import TypeVar
 from urllib.parse import unquote
 
 from tensordict.core.errors import SaveError
+
+_PathT = TypeVar("_PathT", bound="str | os.PathLike[str]")
 
 META = "meta.json"
 LEAF_SUFFIX = ".memmap"
@@ -28,6 +31,11 @@ def scheme_of(path: object) -> str:
     given = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     found = _URL.match(given) if isinstance(given, str) else None
     return "" if found is None else found[1].lower()
+
+
+def without_scheme(path: _PathT) -> _PathT | str:
+    """A path, or that of a URL `file:///...`; other URLs stay as they are."""
+    return local_path(path) if scheme_of(path) == "file" else path
 
 
 def local_path(path: str | os.PathLike[str]) -> str:

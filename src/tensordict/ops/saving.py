@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -19,9 +22,13 @@ from tensordict.io.detect import detect_format
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import bytes_on_disk, progress_bar
+from tensordict.io.remote import is_url
+from tensordict.io.remote_saves import Access, RemoteSave, read_remote
 from tensordict.io.specification import specification_of
+from tensordict.io.uploads import save_file, save_folder
 from tensordict.io.value_files import unpickle
 from tensordict.memory.mapped import MemoryMappedTensor, PathLike
+from tensordict.memory.names import without_scheme
 from tensordict.ops.adding import add, refuse_nested_shape
 from tensordict.ops.refreshing import check_fit, take_over
 
@@ -29,6 +36,9 @@ if TYPE_CHECKING:
     import pathlib
 
     from typing_extensions import Self, TypedDict, Unpack
+
+    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote_saves import CacheDir
 
     class _Options(TypedDict, total=False):
         num_threads: int
@@ -52,6 +62,7 @@ if TYPE_CHECKING:
         compression: str | int | None
         checksum: bool | str
         progress: bool
+        storage_options: StorageOptions | None
 
     class _Memmap(_Save, total=False):
         existsok: bool
@@ -94,6 +105,7 @@ class Saving(Contract):
         checksum: bool | str = False,
         progress: bool = False,
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
     ) -> Self | Future[Self]:
         """Save to a folder, or an archive, and return a memory-mapped copy.
 
@@ -105,7 +117,10 @@ class Saving(Contract):
 
         Args:
             prefix: the folder, created when needed; `None` copies to anonymous memory that other processes can
-                share. A name that ends with `.tdz` is that of an archive, see `archive`.
+                share. A name that ends with `.tdz` is that of an archive, see `archive`. A URL (`s3://`, `gs://`,
+                `memory://`; needs the extra `remote`) is saved to by way of a temporary folder: readers see all of it
+                or nothing. What is there is replaced with `overwrite=True` only; an archive in one step, while a
+                folder that is replaced is no save in between. The result is mapped privately, and not locked.
             copy_existing: allow entries that are memory-mapped from other files, and copy these.
             num_threads: the number of threads that write. 0 has those of torch (`torch.get_num_threads()`) write what
                 is larger than 64 MiB, and the calling one the rest; 1 has the calling one write all.
@@ -130,6 +145,8 @@ class Saving(Contract):
             progress: show a progress bar (needs tqdm).
             overwrite: replace what is there, whatever `existsok` says: also files that belong to no save, at the path
                 of an archive or in the folder under a name that the save has. Without it they are an error.
+            storage_options: of a URL: what fsspec's file system for it takes, such as `endpoint_url` and `key`;
+                fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too.
 
         Returns:
             A new container, locked and on the CPU, of `MemoryMappedTensor`s; unlocking it ends `is_memmap()`.
@@ -156,7 +173,7 @@ class Saving(Contract):
         common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
         options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive, compression)
+        return _save(self, prefix, options, return_early, archive, compression, storage_options)
 
     @overload
     def memmap_(
@@ -314,12 +331,13 @@ class Saving(Contract):
         checksum: bool | str = False,
         progress: bool = False,
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
     ) -> Self | Future[Self]:
         """Save to a folder; the same as :meth:`memmap`."""
         common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
         options = FolderOptions(*common, copy_existing, robust=robust_key is not False)
         options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive, compression)
+        return _save(self, prefix, options, return_early, archive, compression, storage_options)
 
     dumps = save
 
@@ -356,6 +374,8 @@ class Saving(Contract):
         allow_pickle: bool | None = None,
         keys: Any = None,
         progress: bool = False,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
     ) -> Self:
         """Load a container that was saved to a folder or an archive.
 
@@ -364,7 +384,9 @@ class Saving(Contract):
         of an archive are plain tensors over one map of it; where it is compressed, they are read into memory.
 
         Args:
-            prefix: the folder, or the archive.
+            prefix: the folder, or the archive; or the URL of one (`s3://`, `gs://`, `http://`, `memory://`; needs the
+                extra `remote`), of which the descriptions and the bytes of what is loaded are fetched to a local copy,
+                which is mapped. What is written to the tensors stays in memory then.
             device: send the tensors there. `"meta"` gives their shapes and dtypes, and no file of theirs is
                 opened; the same holds in `FakeTensorMode`.
             non_blocking: do not wait for the transfer to `device`.
@@ -380,6 +402,10 @@ class Saving(Contract):
                 it, nothing is unpickled, and such a value is an error that names its entry.
             keys: load only the entries at these nested keys (of the container at `subpath`); no other file is opened.
             progress: show a progress bar (needs tqdm). Mapping a file takes no time; sending it to a device does.
+            storage_options: of a URL, as in :meth:`memmap`.
+            cache_dir: of a URL: a folder, or a :class:`~tensordict.RemoteCache`, that keeps what is fetched, so that it
+                is not fetched again as long as it is the same behind the URL; the environment variable
+                `TENSORDICT_CACHE_DIR` names one for all calls. Without, the copy is gone when the tensors are.
 
         Returns:
             A new container (of the class that was saved), or `out`. It is not locked.
@@ -400,6 +426,7 @@ class Saving(Contract):
             >>> inner["c"], list(part.keys())
             (MemoryMappedTensor([1., 1.]), ['a'])
         """
+        prefix = without_scheme(prefix)
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', got {mode!r}")
         target = None if device is None else as_device(device)
@@ -414,8 +441,15 @@ class Saving(Contract):
         options = LoadOptions(target, non_blocking, robust_key is not False)
         if allow_pickle:
             options.unpickle = unpickle
-        with progress_bar(progress, "loading", bytes_on_disk(prefix) if progress else 0) as options.progress:
-            if os.path.isfile(prefix):
+        remote = isinstance(prefix, RemoteSave) or is_url(prefix)
+        nbytes = bytes_on_disk(prefix) if progress and not remote else None
+        with progress_bar(progress, "loading", nbytes) as options.progress:
+            if isinstance(prefix, RemoteSave):
+                loaded = prefix.load(options, subpath, keys, mode)
+            elif remote:
+                access = Access.of(storage_options, cache_dir)
+                loaded = read_remote(prefix, access, lambda save: save.load(options, subpath, keys, mode))
+            elif os.path.isfile(prefix):
                 loaded = load_archive(prefix, options, subpath, keys, mode=mode, num_threads=num_threads)
             else:
                 loaded = load_directory(prefix, options, subpath, keys)
@@ -437,7 +471,8 @@ class Saving(Contract):
         what it is, and not its name.
 
         Args:
-            prefix: the folder or the file.
+            prefix: the folder or the file, or its URL: of a folder or an archive, what is loaded is fetched, and
+                otherwise all of the file.
             *args, **kwargs: as in :meth:`load_memmap`; of the other formats, `device` and `non_blocking` can be had,
                 and `mode` of HDF5.
 
@@ -459,6 +494,16 @@ class Saving(Contract):
             ...     [bool((TensorDict.load(f"{folder}/{name}") == td).all()) for name in ("1", "2.tdz", "3", "4")]
             [True, True, True, True]
         """
+        prefix = without_scheme(prefix)
+        access = Access.of(kwargs.pop("storage_options", None), kwargs.pop("cache_dir", None))
+        if is_url(prefix):
+
+            def load(save: RemoteSave) -> Any:
+                if save.format in (formats.DIRECTORY, formats.ARCHIVE):
+                    return cls.load_memmap(save, *args, **kwargs)  # type: ignore[arg-type]
+                return save.kept_for(formats.open_file(save.local(), save.format, *args, **kwargs))
+
+            return read_remote(prefix, access, load)  # type: ignore[no-any-return]
         format = detect_format(prefix) if os.path.isfile(prefix) else formats.DIRECTORY
         if format in (formats.DIRECTORY, formats.ARCHIVE):
             return cls.load_memmap(prefix, *args, **kwargs)
@@ -610,9 +655,25 @@ def _save(
     return_early: bool,
     archive: bool | None = None,
     compression: str | int | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> ContainerT | Future[ContainerT]:
     options.existsok |= options.overwrite
-    if wants_archive(prefix, archive, compression):
+    is_archive = wants_archive(prefix, archive, compression)
+    if prefix is not None and is_url(prefix):
+        if options.like or options.inplace:
+            raise SaveError(
+                f"{os.fspath(prefix)!r} is a URL, which has no files for a container to be over: memmap() uploads it"
+            )
+        # What is mapped from elsewhere is copied in any case.
+        staged = replace(options, copy_existing=True, durable=False)
+
+        def write(path: str) -> Any:
+            plan = partial(plan_archive, compression=compression) if is_archive else plan_save
+            return plan(container, path, staged)()
+
+        upload = save_file if is_archive else save_folder
+        run: Callable[[], Any] = partial(upload, prefix, storage_options, options.overwrite, write)
+    elif is_archive:
         run = plan_archive(container, prefix or "", options, compression)
     else:
         run = plan_save(container, prefix, options)

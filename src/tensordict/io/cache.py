@@ -1,0 +1,325 @@
+"""What was fetched from URLs, on this machine: files as long as those behind the URLs, which have the bytes asked for.
+
+A file in a cache is called by a hash of its URL, its size and its tag, so that another content is another file. Beside
+it stands which ranges of it are there, each with a checksum, which is compared before the range is used: what has been
+damaged is fetched again. Many processes may use one cache: who fetches a file holds a lock on it, and who waited finds
+the bytes there. What has been mapped stays so when it is evicted, as a file that is deleted does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from tensordict.core.errors import SaveError
+from tensordict.io import commit
+from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile
+from tensordict.memory import files, system
+from tensordict.memory.mapped import PathLike
+
+# Larger ranges are fetched in pieces of this, several at once.
+_PIECE = 8 << 20
+# What lies between two ranges is fetched too when it is no longer than this: less than a request costs.
+_GAP = 64 << 10
+_CHECKED = 4 << 20
+# How long to wait for another process that fetches the same file, in seconds.
+_PATIENCE = 3600.0
+# How much a cache keeps unless it is told otherwise.
+_MAX_BYTES = 16 << 30
+
+Range = tuple[int, int]
+
+
+class ChangedError(SaveError):
+    """What is behind a URL was replaced while it was read."""
+
+
+class RemoteCache:
+    """A folder that keeps what was fetched from URLs, for the argument `cache_dir` of `load` and the others.
+
+    Args:
+        path: the folder, made when it is needed. Any number of processes may use it at once.
+        max_bytes: what it keeps at most on the disk, once a load is done: the files that have not been used for longest
+            are deleted first. 16 GiB unless the environment variable `TENSORDICT_CACHE_BYTES` says otherwise.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import RemoteCache, TensorDict
+        >>> _ = TensorDict(a=torch.arange(3)).save("memory://docs/cached.tdz", overwrite=True)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cache = RemoteCache(folder, max_bytes=1 << 30)
+        ...     td = TensorDict.load("memory://docs/cached.tdz", cache_dir=cache)
+        ...     cache.nbytes > 0
+        True
+        >>> td["a"]
+        tensor([0, 1, 2])
+    """
+
+    def __init__(self, path: PathLike, max_bytes: int | None = None) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self.max_bytes = int(os.environ.get("TENSORDICT_CACHE_BYTES", _MAX_BYTES)) if max_bytes is None else max_bytes
+        if self.max_bytes < 0:
+            raise ValueError(f"max_bytes is the size of a cache in bytes, got {self.max_bytes}")
+
+    def __repr__(self) -> str:
+        return f"RemoteCache({self.path!r}, max_bytes={self.max_bytes})"
+
+    @property
+    def nbytes(self) -> int:
+        """What the files in it take on the disk."""
+        return sum(taken for _, taken, _ in self._files())
+
+    def _files(self) -> list[tuple[float, int, str]]:
+        """When each file was last used, how much it takes, and its path without a suffix."""
+        found: list[tuple[float, int, str]] = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.name.endswith(".data"):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat()
+                        taken = status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size
+                        found.append((status.st_atime_ns / 1e9, taken, entry.path.removesuffix(".data")))
+        return sorted(found)
+
+    def evict(self) -> None:
+        """Delete the files that have not been used for longest, until the others fit; those in use are left."""
+        found = self._files()
+        total = sum(taken for _, taken, _ in found)
+        for _, taken, path in found:
+            if total <= self.max_bytes:
+                return
+            # Who holds the lock is about to use it.
+            with contextlib.suppress(SaveError), self.locked(path, 0):
+                for suffix in (".json", ".data"):
+                    commit.unless_it_fails(os.unlink, path + suffix)
+                total -= taken
+
+    def locked(self, path: str, patience: float = _PATIENCE) -> contextlib.AbstractContextManager[bool]:
+        """Hold the lock on a file of the cache: one of 256, by the first two digits of its name."""
+        lock = f"{self.path}/{os.path.basename(path)[:2]}.lock"
+        return commit.locked(lock, f"{path}, in the cache", os.O_RDWR | os.O_CREAT, patience)
+
+
+class Place:
+    """Where fetched files are while they are used: in a cache, or in a folder that is removed when it is closed."""
+
+    def __init__(self, cache: RemoteCache | None) -> None:
+        self.cache = cache
+        self.path = tempfile.mkdtemp(prefix="tensordict-remote-") if cache is None else cache.path
+        os.makedirs(self.path, exist_ok=True)
+
+    def file(self, remote: Remote, file: RemoteFile, check: bool = True) -> CachedFile:
+        """The local copy of a file, of which nothing need be there yet; arguments as for `CachedFile`."""
+        return CachedFile(remote, file, self, check)
+
+    def close(self) -> None:
+        """Give up what is not to be kept."""
+        if self.cache is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self.cache.evict()
+
+
+class CachedFile:
+    """The local copy of a file behind a URL.
+
+    Args:
+        remote: where the file is.
+        file: which one it is.
+        place: where the copy goes.
+        check: look whether it was replaced while it was read.
+
+    Attributes:
+        path: that of the copy, as long as the file; only what was asked of `ensure` has content.
+    """
+
+    def __init__(self, remote: Remote, file: RemoteFile, place: Place, check: bool = True) -> None:
+        self._check = check
+        self.remote, self.file, self._place = remote, file, place
+        self.url = remote.url_of(file.name)
+        key = hashlib.sha256(f"{self.url}\n{file.size}\n{file.tag}".encode()).hexdigest()[:40]
+        self._base = f"{place.path}/{key}"
+        self.path = f"{self._base}.data"
+        # What is known to be there, and right, in the file of this number.
+        self._have: list[Range] = []
+        self._inode = -1
+        self.fd = -1
+        self._lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[int]:
+        """The descriptor of the copy, for a block: what is there then stays, whatever others evict."""
+        with self._lock:
+            if self.fd >= 0:
+                yield self.fd
+                return
+            self.hold()
+            try:
+                yield self.fd
+            finally:
+                self.close()
+
+    def hold(self) -> int:
+        """The descriptor of the copy, from now on until `close`."""
+        with self._lock, self._locked(), self._naming():
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | system.CLOEXEC, 0o666)
+            status = os.fstat(self.fd)
+            if status.st_size != self.file.size:
+                os.ftruncate(self.fd, self.file.size)
+            if status.st_ino != self._inode:
+                self._have, self._inode = [], status.st_ino
+            return self.fd
+
+    def close(self) -> None:
+        """Close the descriptor; what was mapped through it stays."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
+
+    def _naming(self) -> contextlib.AbstractContextManager[None]:
+        return files.naming(f"keep what is fetched from {self.url!r} in the file", self.path)
+
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of a range."""
+        stop = self.file.size if stop is None else stop
+        with self.held() as fd:
+            self.ensure([(start, stop)])
+            return b"".join(_pieces(fd, start, stop))
+
+    def ensure(self, ranges: Iterable[Range] | None = None) -> None:
+        """Have these ranges (all of it by default) here, fetching what is missing; neighbours go in one request.
+
+        Raises:
+            ChangedError: the file behind the URL was replaced.
+            OSError: it cannot be fetched, or has no room on the disk.
+        """
+        wanted = merged([(0, self.file.size)] if ranges is None else ranges)
+        with self.held():
+            if not without(wanted, self._have):
+                return
+            with self._locked():
+                kept = self._kept(without(wanted, self._have))
+                missing = merged(without(wanted, self._have), _GAP)
+                if missing:
+                    fetched = self._fetch(missing)
+                    self._have = merged([*self._have, *missing])
+                    self._keep([*kept, *fetched])
+
+    def _locked(self) -> contextlib.AbstractContextManager[object]:
+        cache = self._place.cache
+        return contextlib.nullcontext() if cache is None else cache.locked(self._base)
+
+    def _fetch(self, missing: Iterable[Range]) -> list[tuple[int, int, int]]:
+        pieces = [(at, min(at + _PIECE, stop)) for start, stop in missing for at in range(start, stop, _PIECE)]
+        found: list[tuple[int, int, int]] = []
+
+        def fetch(start: int, stop: int) -> None:
+            content = self.remote.read(self.file.name, start, stop)
+            with self._naming():
+                files.write_bytes(self.fd, content, start)
+            found.append((start, stop, zlib.crc32(content)))
+
+        files.run_all([partial(fetch, start, stop) for start, stop in pieces], IN_FLIGHT)
+        if self._check and self.remote.find(self.file.name) != self.file:
+            raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
+        return found
+
+    # --- what is kept -------------------------------------------------------------------------------------------------
+
+    def _kept(self, wanted: list[Range]) -> list[tuple[int, int, int]]:
+        """The ranges that are noted to be there; of those that are wanted, only the ones whose checksums are right."""
+        if self._place.cache is None or not self._is_there():
+            return []
+        kept: list[tuple[int, int, int]] = []
+        for start, stop, crc in self._noted():
+            if any(start < other_stop and other_start < stop for other_start, other_stop in wanted):
+                if self._crc(start, stop) != crc:
+                    continue
+                self._have = merged([*self._have, (start, stop)])
+            kept.append((start, stop, crc))
+        # The time of its last use, by which it is evicted.
+        status = os.fstat(self.fd)
+        os.utime(self.path, ns=(time.time_ns(), status.st_mtime_ns))
+        return kept
+
+    def _keep(self, ranges: list[tuple[int, int, int]]) -> None:
+        if self._place.cache is None or not self._is_there():
+            return
+        note = {"url": self.url, "size": self.file.size, "tag": self.file.tag, "ranges": sorted(ranges)}
+        files.write_file(f"{self._base}.json", json.dumps(note).encode())
+
+    def _is_there(self) -> bool:
+        """Whether the file at the path is the one that is open: it may have been evicted, and made again."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self.fd))
+        except FileNotFoundError:
+            return False
+
+    def _noted(self) -> Iterator[tuple[int, int, int]]:
+        """What is noted beside the file, as far as it can be: anybody may have written there."""
+        try:
+            with open(f"{self._base}.json", "rb") as file:
+                note = json.load(file)
+        except (FileNotFoundError, ValueError, RecursionError):
+            return
+        ranges = note.get("ranges") if isinstance(note, dict) else None
+        for noted in ranges if isinstance(ranges, list) else ():
+            fits = type(noted) is list and len(noted) == 3 and all(type(number) is int for number in noted)
+            if fits and 0 <= noted[0] < noted[1] <= self.file.size:
+                yield noted[0], noted[1], noted[2]
+
+    def _crc(self, start: int, stop: int) -> int:
+        crc = 0
+        for piece in _pieces(self.fd, start, stop):
+            crc = zlib.crc32(piece, crc)
+        return crc
+
+
+def _pieces(fd: int, start: int, stop: int) -> Iterator[bytes]:
+    """What a file has there, in pieces."""
+    while start < stop and (piece := system.pread(fd, min(_CHECKED, stop - start), start)):
+        yield piece
+        start += len(piece)
+
+
+def merged(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
+    """Ranges in order, those that overlap, touch or lie at most `gap` apart made one; empty ones left out."""
+    found: list[Range] = []
+    for start, stop in sorted(ranges):
+        if start >= stop:
+            continue
+        if found and start <= found[-1][1] + gap:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    return found
+
+
+def without(ranges: Iterable[Range], others: Iterable[Range]) -> list[Range]:
+    """What of ranges is in none of the others; both as `merged` gives them."""
+    found: list[Range] = []
+    taken = list(others)
+    for start, stop in ranges:
+        for other_start, other_stop in taken:
+            if other_stop <= start or stop <= other_start:
+                continue
+            if start < other_start:
+                found.append((start, other_start))
+            start = max(start, other_stop)
+        if start < stop:
+            found.append((start, stop))
+    return found

@@ -1,0 +1,415 @@
+"""Reading saves behind URLs: the structure first, then the bytes of the entries that are asked for, several at once.
+
+An archive or a folder is loaded twice: first with its tensors left out, which says what is needed, and again when that
+is here. All other formats are fetched whole and read as the local files that they are then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, entry_of
+from tensordict.io import zipping
+from tensordict.io.archive_reader import Archive
+from tensordict.io.cache import CachedFile, ChangedError, Place, Range, RemoteCache
+from tensordict.io.detect import ZIP, detect_format
+from tensordict.io.loading import LoadOptions, load_directory, read_directory
+from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile, StorageOptions
+from tensordict.io.specification import LeafSpec, Specification
+from tensordict.io.value_files import left_pickled
+from tensordict.io.zipping import Entry
+from tensordict.memory import file_maps, files
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX
+
+# What is fetched of the end of an archive at first: all that an end record with a comment can take, and zip64 records.
+_TAIL = (1 << 16) + 256
+# So much of the descriptions that follow the one that is read is fetched with it.
+_AHEAD = 256 << 10
+# How often a save is read again that was replaced while it was read.
+_TRIES = 5
+
+CacheDir = PathLike | RemoteCache
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a URL is reached, and where what is fetched is kept; `cache` is `None` for nowhere."""
+
+    storage_options: StorageOptions | None = None
+    cache: RemoteCache | None = None
+
+    @staticmethod
+    def of(storage_options: StorageOptions | None, cache_dir: CacheDir | None = None) -> Access:
+        """What the arguments of these names ask for; `TENSORDICT_CACHE_DIR` stands in for the second."""
+        given = cache_dir or os.environ.get("TENSORDICT_CACHE_DIR") or None
+        return Access(storage_options, given if given is None or isinstance(given, RemoteCache) else RemoteCache(given))
+
+
+def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T]) -> T:
+    """What `use` makes of the save at a URL; called again when the save was replaced meanwhile.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        SaveError: it cannot be reached, or does not add up; names the URL.
+    """
+    for attempt in range(1, _TRIES + 1):
+        save = RemoteSave(url, access)
+        try:
+            with save.naming():
+                found = use(save)
+                save.check()
+                return found
+        except ChangedError:
+            if attempt == _TRIES:
+                raise
+        finally:
+            save.close()
+    raise AssertionError
+
+
+class RemoteSave:
+    """The save at a URL, open.
+
+    Attributes:
+        url: where it is.
+        path: of the local copy, or what stands for it, of which errors speak.
+    """
+
+    def __init__(self, url: PathLike, access: Access) -> None:
+        self.remote = Remote(url, access.storage_options)
+        self.url = self.remote.url
+        file = self.remote.find()
+        self._top = None if file is not None else self.remote.find(META)
+        if file is None and self._top is None:
+            what = f"there is no save at this URL: no file, and no folder with {META}"
+            raise FileNotFoundError(errno.ENOENT, what, self.url)
+        self._place = Place(access.cache)
+        self._leaves_place = False
+        self._file = None if file is None else self._place.file(self.remote, file)
+        stands = hashlib.sha256(self.url.encode()).hexdigest()
+        self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
+        self._format = "" if file is not None else "directory"
+
+    @property
+    def format(self) -> str:
+        """The format, as `detect_format` says; what is no archive and no folder is fetched for that."""
+        if self._file is not None and not self._format:
+            size = self._file.file.size
+            self._file.ensure([(0, min(size, len(ZIP[0]))), (max(0, size - _TAIL), size)])
+            self._format = (
+                "archive" if self._file.read(0, min(size, len(ZIP[0]))) in ZIP else detect_format(self.local())
+            )
+        return self._format
+
+    def local(self) -> str:
+        """The path of a copy of all of the file."""
+        if self._file is None:
+            raise SaveError(f"{self.url!r} is a folder, and this reads a file")
+        self._file.ensure()
+        return self._file.path
+
+    def mirror(self, folder: str) -> str:
+        """Copy all of the save to a local folder, in which it is as on disk; gives its path there."""
+        if self._file is not None:
+            return self.local()
+        source = RemoteFolder(self, self.remote, self._place)
+        jobs: list[Callable[[], None]] = []
+        root = f"{folder}/save"
+        for name in source.names():
+            target = f"{root}/{name}"
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            jobs.append(partial(source.copy, name, target))
+        files.run_all(jobs, IN_FLIGHT)
+        return root
+
+    def source(self) -> RemoteArchive | RemoteFolder:
+        """Where a loader finds the files of an archive or a folder."""
+        if self._file is None:
+            return RemoteFolder(self, self.remote, self._place)
+        return RemoteArchive(self._file)
+
+    def load(self, options: LoadOptions, subpath: object, keys: object, mode: str) -> Any:
+        """The container in an archive or a folder; arguments as of `load_archive`."""
+        if mode != "r":
+            raise ValueError(f"mode={mode!r} writes to the file, and {self.url!r} is only read: mode='r' can be had")
+        source = self.source()
+        plain = options.device is None or options.device.type == "meta"
+        planning = LoadOptions(
+            device=options.device if plain else None, robust=options.robust, source=source, unpickle=left_pickled
+        )
+        source.wanted = []
+        source.ahead = keys is None
+        read_directory(self.path, planning, subpath, keys)
+        source.fetch(source.wanted)
+        source.wanted = None
+        return load_directory(self.path, replace(options, source=source), subpath, keys)
+
+    def describe(self, options: LoadOptions) -> Specification:
+        """The specification of an archive or a folder; tensors are fetched when they are asked for."""
+        options.source = _Unread(self.source())
+        self._keep_for(options.source)
+        return read_directory(self.path, options)
+
+    def kept_for(self, container: T) -> T:
+        """A container that reads its local copy when it is used: the copy stays as long as the container does."""
+        self._keep_for(container)
+        return container
+
+    def _keep_for(self, owner: Any) -> None:
+        self._leaves_place = True
+        weakref.finalize(owner, self._place.close)
+
+    def check(self) -> None:
+        """Refuse what was read of a folder that was replaced meanwhile: its `meta.json` is taken away first.
+
+        Raises:
+            ChangedError: it was.
+        """
+        if self._top is not None and self.remote.find(META) != self._top:
+            raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """A block whose errors speak of the URL, and not of the local copy."""
+        with naming_url(self.path, self.url):
+            yield
+
+    def close(self) -> None:
+        """Give up what is not to be kept."""
+        if not self._leaves_place:
+            self._place.close()
+
+
+@contextlib.contextmanager
+def naming_url(path: str, url: str) -> Iterator[None]:
+    """A block whose errors speak of a URL where they would of a local path."""
+    try:
+        yield
+    except (OSError, LookupError, ValueError) as error:
+        error.args = tuple(arg.replace(path, url) if isinstance(arg, str) else arg for arg in error.args)
+        if isinstance(error, OSError) and isinstance(error.filename, str):
+            error.filename = error.filename.replace(path, url)
+        raise
+
+
+class RemoteArchive(Archive):
+    """An archive of which those entries are here that were asked for.
+
+    Attributes:
+        wanted: is told of the tensors that are mapped, which then are not fetched; `None` fetches them.
+        ahead: fetch descriptions before they are asked for.
+    """
+
+    def __init__(self, file: CachedFile) -> None:
+        size = file.file.size
+        super().__init__(file.path, fd=file.hold(), entries={})
+        self._file = file
+        file.ensure([(max(0, size - _TAIL), size)])
+        self._index = zipping.Index(self.data, file.path, headers=False)
+        start = self._index.end()[1]
+        file.ensure([(start, size)])
+        self.entries = self._index.entries()
+        if META not in self.entries:
+            raise SaveError(f"{file.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
+        headers = [*sorted(entry.header for entry in self.entries.values()), start]
+        self._ends = dict(itertools.pairwise(headers))
+        self._at = {entry.header: entry for entry in self.entries.values()}
+        self._here: set[str] = set()
+        self._ragged = _Ragged()
+        self.wanted: list[str] | None = None
+        self.ahead = True
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Have these entries here."""
+        self._file.ensure([self._range(self.entries[name]) for name in names])
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """The tensor over a file; while it is asked what is wanted, one without content."""
+        name = path[len(self.path) + 1 :]
+        is_ragged = self._ragged.is_of_one(path)
+        if self.wanted is None or name not in self.entries or is_ragged:
+            return super().map(path, dtype, shape, key)
+        self.wanted.append(name)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def _find(self, path: str) -> Entry:
+        entry = super()._find(path)
+        if entry.name in self._here:
+            return entry
+        stop = self._range(entry)[1]
+        self._file.ensure([(entry.header, self._ahead_of(entry, stop))])
+        placed = self._index.placed(entry)
+        if placed.start + placed.stored > stop:
+            raise self._index.bad(f"its content does not end before byte {stop}, where the next one begins", entry.name)
+        self.entries[entry.name] = placed
+        self._here.add(entry.name)
+        return placed
+
+    def _range(self, entry: Entry) -> Range:
+        """All of an entry, with the header before it."""
+        return entry.header, self._ends[entry.header]
+
+    def _ahead_of(self, entry: Entry, stop: int) -> int:
+        """Where to stop fetching when an entry is read: descriptions follow one another."""
+        most = entry.header + _AHEAD
+        following = self._at.get(stop)
+        while self.ahead and following is not None and following.name.endswith(META):
+            if self._ends[stop] > most:
+                break
+            stop = self._ends[stop]
+            following = self._at.get(stop)
+        return stop
+
+
+class RemoteFolder:
+    """The files of a save below a URL, as a `Source` of loaders: attributes as those of `RemoteArchive`."""
+
+    def __init__(self, save: RemoteSave, remote: Remote, place: Place) -> None:
+        self.path = save.path
+        self._remote, self._place = remote, place
+        # An HTTP server does not say what it has: it is asked for each file.
+        self._listed = None if remote.is_http else {file.name: file for file in remote.files()}
+        self._folders = zipping.folders_of(self._listed or ())
+        self._files: dict[str, CachedFile] = {}
+        self._ragged = _Ragged()
+        self.wanted: list[str] | None = None
+        self.ahead = True
+
+    def names(self) -> list[str]:
+        """The names of all files of the save.
+
+        Raises:
+            SaveError: the store has no listing.
+        """
+        if self._listed is None:
+            raise SaveError(
+                f"what is below {self._remote.url!r} cannot be listed: servers of HTTP do not say. An archive can be "
+                "checked there"
+            )
+        return list(self._listed)
+
+    def read(self, path: str) -> bytes:
+        """The content of a small file."""
+        name = self._name(path)
+        if self.ahead and name.rpartition("/")[2] == META and name not in self._files:
+            # Those of the containers in this one, in one go.
+            folder = name[: -len(META)]
+            below = (other for other in self._listed or () if other.endswith(f"/{META}") and other.startswith(folder))
+            level = folder.count("/") + 1
+            self.fetch([name, *(other for other in below if other.count("/") == level)])
+        return self._cached(name).read()
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """The tensor over a private map of the copy; while it is asked what is wanted, one without content."""
+        name, numel = self._name(path), math.prod(shape)
+        nbytes = numel * dtype.itemsize
+        cached = self._cached(name)
+        if cached.file.size < nbytes:
+            raise SaveError(
+                f"{entry_of(key)}the file {path!r} has {cached.file.size} bytes, but shape {list(shape)} of {dtype} "
+                f"needs {nbytes}; it was cut off or belongs to another save"
+            )
+        is_ragged = self._ragged.is_of_one(path)
+        if self.wanted is not None and not is_ragged:
+            self.wanted.append(name)
+            return torch.empty(shape, dtype=dtype, device="meta")
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        with cached.held() as fd:
+            cached.ensure([(0, nbytes)])
+            return file_maps.bytes_of(fd, nbytes, cached.path).view(dtype).view(shape)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a folder."""
+        name = self._name(path)
+        return self._find(name) is not None or self.is_folder(path)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder of a container."""
+        name = self._name(path)
+        return self._find(f"{name}/{META}") is not None if self._listed is None else name in self._folders
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Have these files here."""
+        files.run_all([self._cached(name).ensure for name in names], IN_FLIGHT)
+
+    def copy(self, name: str, target: str) -> None:
+        """Copy a file to a local path."""
+        cached = self._cached(name)
+        with cached.held() as source, files.closing(files.create(target)) as fd:
+            cached.ensure()
+            files.copy_file(source, fd, cached.file.size)
+
+    def asked(self) -> list[str]:
+        """The names of the files that a loader has asked for."""
+        return list(self._files)
+
+    def _name(self, path: str) -> str:
+        return path[len(self.path) + 1 :]
+
+    def _find(self, name: str) -> RemoteFile | None:
+        if self._listed is not None:
+            return self._listed.get(name)
+        return self._files[name].file if name in self._files else self._remote.find(name)
+
+    def _cached(self, name: str) -> CachedFile:
+        if name not in self._files:
+            found = self._find(name)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.path}/{name}")
+            # What is not kept is of one state if the `meta.json` at the top stays: `RemoteSave.check` asks.
+            self._files[name] = self._place.file(self._remote, found, check=self._place.cache is not None)
+        return self._files[name]
+
+
+class _Ragged:
+    """The files of ragged tensors, whose sizes are part of the structure: their tables are asked for first."""
+
+    def __init__(self) -> None:
+        self._stems: set[str] = set()
+
+    def is_of_one(self, path: str) -> bool:
+        """Whether a file, all of which are asked about as they come, is of a ragged tensor."""
+        if path.endswith(TABLE_SUFFIX):
+            self._stems.add(path.removesuffix(TABLE_SUFFIX))
+            return True
+        return path.removesuffix(LEAF_SUFFIX) in self._stems
+
+
+class _Unread:
+    """A source whose tensors are described, and read when they are asked for, except ragged ones."""
+
+    def __init__(self, source: RemoteArchive | RemoteFolder) -> None:
+        self._source = source
+        self.read, self.exists, self.is_folder = source.read, source.exists, source.is_folder
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
+        """The tensor, or what reads it."""
+        self._source.wanted = []
+        try:
+            tensor = self._source.map(path, dtype, shape, key)
+        finally:
+            self._source.wanted = None
+        if not tensor.is_meta:
+            return tensor
+        nbytes = math.prod(shape) * dtype.itemsize
+        return LeafSpec(dtype, shape, nbytes, False, partial(self._read, path, dtype, shape, key))
+
+    def _read(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        return self._source.map(path, dtype, shape, key)
