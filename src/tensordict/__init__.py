@@ -54,6 +54,7 @@ from tensordict.io.api import (
     to_safetensors,
 )
 from tensordict.io.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
+from tensordict.io.cache import RemoteCache
 from tensordict.io.verify import verify
 from tensordict.memmap import MemmapTensor, MemoryMappedTensor
 from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
@@ -84,6 +85,7 @@ __all__ = [
     "NonTensorDataBase",
     "NonTensorStack",
     "PersistentTensorDict",
+    "RemoteCache",
     "TensorAttrs",
     "TensorClass",
     "TensorClassModuleBase",

@@ -29,14 +29,14 @@ def _depth(text: str) -> int:
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="the save: a folder or a file")
+    parser.add_argument("path", metavar="PATH", help="the save: a folder, a file, or its URL")
     parser.add_argument("--key", help="print only what is at this nested key, written with dots")
     parser.add_argument("--depth", type=_depth, metavar="N", help="go so many levels down (0: one line)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def _verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="the save: a folder or a file")
+    parser.add_argument("path", metavar="PATH", help="the save: a folder, a file, or its URL")
     parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that read")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
@@ -91,7 +91,8 @@ tensorclasses that it names need not be known. An entry that is broken is shown 
 error, and the others are printed all the same; the command exits with 1 then.
 
 With --json, one object: "path", "format", "nbytes" (of all tensors), "bytes_on_disk" (the lengths of the files),
-"bytes_allocated" (what they take on the disk: less where they have holes, more for many small ones), "tensors",
+"bytes_allocated" (what they take on the disk: less where they have holes, more for many small ones; null at a URL, as
+"bytes_on_disk" is where an HTTP server does not list what it has), "tensors",
 "values" and "containers" (their numbers), "problems" (one line for each broken entry), and "root", a node: of --key, if
 it is given. Every node has a "type":
   "tensor"      "dtype", "shape" (-1 for ragged dims), "nbytes", "ragged"

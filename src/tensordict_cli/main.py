@@ -26,6 +26,10 @@ examples:
   tensordict verify runs/1 && echo sound
   tensordict convert runs/1 run.tdz
   tensordict diff runs/1 run.tdz
+  tensordict inspect s3://bucket/run.tdz
+
+URLs (s3://, gs://, http://; pip install 'tensordict[remote]') are reached as the configuration of fsspec says, such as
+FSSPEC_S3_ENDPOINT_URL; the folder TENSORDICT_CACHE_DIR keeps what is fetched.
 
 exit codes:
   0    done; sound (verify); the same (diff)

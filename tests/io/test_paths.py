@@ -23,21 +23,26 @@ def make() -> TensorDict:
     return TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3)}}, [3])
 
 
-WRITING: dict[str, Any] = {
-    "memmap": lambda url: make().memmap(url),
+# What a URL has no files for.
+LOCAL: dict[str, Any] = {
     "memmap_": lambda url: make().memmap_(url),
     "memmap_like": lambda url: make().memmap_like(url),
+    "h5": lambda url: PersistentTensorDict(filename=url, mode="w"),
+    "from_tensor": lambda url: MemoryMappedTensor.from_tensor(torch.ones(2), filename=url),
+    "empty": lambda url: MemoryMappedTensor.empty(2, filename=url, existsok=True),
+    "pack": lambda url: tensordict.pack_memmap("saved", url),
+    "unpack": lambda url: tensordict.unpack_memmap("saved.tdz", url),
+    "from_filename": lambda url: MemoryMappedTensor.from_filename(url, torch.float32, (2,)),
+    "unpack from": lambda url: tensordict.unpack_memmap(url, "elsewhere"),
+}
+WRITING: dict[str, Any] = {
+    "memmap": lambda url: make().memmap(url),
     "save": lambda url: tensordict.save(make(), url),
     "archive": lambda url: make().save(url, archive=True),
     "consolidate": lambda url: make().consolidate(url),
     "to_h5": lambda url: make().to_h5(url),
     "to_safetensors": lambda url: make().to_safetensors(url),
     "from_schema": lambda url: TensorDict.from_schema({"a": ([], torch.float32)}, storage="h5", filename=url),
-    "h5": lambda url: PersistentTensorDict(filename=url, mode="w"),
-    "from_tensor": lambda url: MemoryMappedTensor.from_tensor(torch.ones(2), filename=url),
-    "empty": lambda url: MemoryMappedTensor.empty(2, filename=url, existsok=True),
-    "pack": lambda url: tensordict.pack_memmap("saved", url),
-    "unpack": lambda url: tensordict.unpack_memmap("saved.tdz", url),
 }
 READING: dict[str, Any] = {
     "load_memmap": TensorDict.load_memmap,
@@ -45,31 +50,42 @@ READING: dict[str, Any] = {
     "from_consolidated": TensorDict.from_consolidated,
     "from_h5": TensorDict.from_h5,
     "from_safetensors": TensorDict.from_safetensors,
-    "from_filename": lambda url: MemoryMappedTensor.from_filename(url, torch.float32, (2,)),
     "verify": verify,
-    "unpack": lambda url: tensordict.unpack_memmap(url, "elsewhere"),
 }
+CALLS = {**LOCAL, **WRITING, **READING}
 
 
-@pytest.mark.parametrize("call", [*WRITING.values(), *READING.values()], ids=[*WRITING, *READING])
-def test_a_url_is_no_folder(call: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", CALLS)
+def test_a_url_is_no_folder(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make().save("saved")
     make().save("saved.tdz")
     before = sorted(os.listdir())
-    for url in URLS:
+    for url in URLS if name in LOCAL else ():
         scheme = url.partition(":")[0].lower()
         with pytest.raises(SaveError, match=rf"URL \({scheme.replace('+', '.')}:\)"):
-            call(url)
+            CALLS[name](url)
     for url in ("s3://bucket/x", "https://host/x", "file:///x"):
+        # What `pathlib` leaves of it.
         with pytest.raises(SaveError, match="URL"):
-            call(pathlib.Path(url))
+            CALLS[name](pathlib.Path(url))
+    with pytest.raises(SaveError, match="URL"):
+        CALLS[name]("file://elsewhere/x")
     assert sorted(os.listdir()) == before
 
 
-def test_file_urls_of_other_machines(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(SaveError, match="URL"):
-        make().save(f"file://elsewhere{tmp_path}")
+@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "FILE://{}"])
+def test_file_urls_are_paths(form: str, tmp_path: pathlib.Path) -> None:
+    for name, saved in (("x", "memmap"), ("x.tdz", "save"), ("c", "consolidate"), ("s", "to_safetensors")):
+        url = form.format(tmp_path / f"a b{name}")
+        getattr(make(), saved)(url)
+        assert (tensordict.load(url.replace(" ", "%20")) == make()).all()
+        assert verify(url).ok and (tmp_path / f"a b{name}").exists()
+    make().memmap_(form.format(tmp_path / "in_place"))
+    assert (TensorDict.load_memmap(tmp_path / "in_place") == make()).all()
+    make().to_h5(form.format(tmp_path / "h")).close()
+    with TensorDict.from_h5(form.format(tmp_path / "h")) as opened:
+        assert opened["a"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["a:b", "c:/x", "time 12://x", "x/s3:/y"])

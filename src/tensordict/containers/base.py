@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.persistent import PersistentTensorDict
     from tensordict.core.keys import Key
+    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote_saves import CacheDir
 
 
 class TensorDictBase(TensorCollection):
@@ -34,6 +36,7 @@ class TensorDictBase(TensorCollection):
             durable: bool = False,
             progress: bool = False,
             overwrite: bool = False,
+            storage_options: StorageOptions | None = None,
             **kwargs: object,
         ) -> PersistentTensorDict: ...
         @classmethod
@@ -46,6 +49,8 @@ class TensorDictBase(TensorCollection):
             batch_dims: int | None = None,
             batch_size: object = None,
             device: object = None,
+            storage_options: StorageOptions | None = None,
+            cache_dir: CacheDir | None = None,
         ) -> PersistentTensorDict: ...
 
     @classmethod

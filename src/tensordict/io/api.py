@@ -232,8 +232,8 @@ def load(
     Args:
         prefix: the folder or the file, or its URL.
         device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress,
-            storage_options, cache_dir: as in :func:`load_memmap`; `out`, `subpath` and `keys` are for folders and archives,
-            `mode` for HDF5 files too.
+            storage_options, cache_dir: as in :func:`load_memmap`; `out`, `subpath` and `keys` are for folders and
+            archives, `mode` for HDF5 files too.
 
     Example:
         >>> import tempfile
@@ -272,12 +272,13 @@ def to_safetensors(
     checksum: bool | str = False,
     progress: bool = False,
     overwrite: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> None:
     """Save a container to one file in the safetensors format; see :meth:`TensorDict.to_safetensors`.
 
     Args:
         data: the container.
-        filename, separator, num_threads, durable, checksum, progress, overwrite: as in the method.
+        filename, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
 
     Example:
         >>> import tempfile
@@ -297,19 +298,31 @@ def to_safetensors(
         checksum=checksum,
         progress=progress,
         overwrite=overwrite,
+        storage_options=storage_options,
     )
 
 
 def from_safetensors(
-    filename: PathLike, *, separator: str | None = ".", device: object = None, progress: bool = False
+    filename: PathLike,
+    *,
+    separator: str | None = ".",
+    device: object = None,
+    progress: bool = False,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
 ) -> TensorCollection:
     """Load a safetensors file, of any program; see :meth:`TensorDict.from_safetensors`.
 
     Args:
-        filename, separator, device, progress: as in the method.
+        filename, separator, device, progress, storage_options, cache_dir: as in the method.
     """
     return registry.lookup("TensorDict").from_safetensors(
-        filename, separator=separator, device=device, progress=progress
+        filename,
+        separator=separator,
+        device=device,
+        progress=progress,
+        storage_options=storage_options,
+        cache_dir=cache_dir,
     )
 
 
@@ -321,12 +334,14 @@ def from_h5(
     device: object = None,
     batch_size: object = None,
     mode: str = "r",
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
 ) -> TensorCollection:
     """Open an HDF5 file as a container; see :meth:`TensorDict.from_h5`.
 
     Args:
-        h5_file: the path of the file, or an `h5py.File` or `h5py.Group` that is open.
-        auto_batch_size, batch_dims, device, batch_size, mode: as in the method.
+        h5_file: the path of the file or its URL, or an `h5py.File` or `h5py.Group` that is open.
+        auto_batch_size, batch_dims, device, batch_size, mode, storage_options, cache_dir: as in the method.
 
     Example:
         >>> import tempfile
@@ -345,14 +360,18 @@ def from_h5(
         batch_dims=batch_dims,
         batch_size=batch_size,
         device=device,
+        storage_options=storage_options,
+        cache_dir=cache_dir,
     )
 
 
-def from_consolidated(filename: PathLike) -> TensorCollection:
+def from_consolidated(
+    filename: PathLike, *, storage_options: StorageOptions | None = None, cache_dir: CacheDir | None = None
+) -> TensorCollection:
     """The container in a file that :meth:`TensorDict.consolidate` wrote; see :meth:`TensorDict.from_consolidated`.
 
     Args:
-        filename: the file.
+        filename, storage_options, cache_dir: as in the method.
 
     Example:
         >>> import tempfile
@@ -364,4 +383,6 @@ def from_consolidated(filename: PathLike) -> TensorCollection:
         >>> again["a"]
         tensor([0, 1, 2])
     """
-    return registry.lookup("TensorDict").from_consolidated(filename)
+    return registry.lookup("TensorDict").from_consolidated(
+        filename, storage_options=storage_options, cache_dir=cache_dir
+    )

@@ -214,11 +214,11 @@ def load_archive(
     """
     path = local_path(prefix)
     with Archive(path, mode, num_threads) as source:
-        _check_top(source)
+        check_top(source)
         return load_directory(prefix, replace(options, source=source), subpath, keys)
 
 
-def _check_top(archive: Archive) -> None:
+def check_top(archive: Archive) -> None:
     """Refuse a zip file of something else."""
     if META not in archive.entries:
         raise SaveError(f"{archive.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
@@ -365,7 +365,7 @@ def unpack_memmap(
         MemoryMappedTensor([1., 1.])
     """
     archive = Archive(local_path(archive_path))
-    _check_top(archive)
+    check_top(archive)
     root = local_path(prefix)
     _check_space(archive, root)
     total = sum(entry.size for entry in archive.entries.values())

@@ -150,9 +150,8 @@ class CachedFile:
         key = hashlib.sha256(f"{self.url}\n{file.size}\n{file.tag}".encode()).hexdigest()[:40]
         self._base = f"{place.path}/{key}"
         self.path = f"{self._base}.data"
-        # What is known to be there, and right, in the file of this number.
+        # What is known to be there, and right.
         self._have: list[Range] = []
-        self._inode = -1
         self.fd = -1
         self._lock = threading.RLock()
 
@@ -173,11 +172,11 @@ class CachedFile:
         """The descriptor of the copy, from now on until `close`."""
         with self._lock, self._locked(), self._naming():
             self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | system.CLOEXEC, 0o666)
-            status = os.fstat(self.fd)
-            if status.st_size != self.file.size:
+            if os.fstat(self.fd).st_size != self.file.size:
                 os.ftruncate(self.fd, self.file.size)
-            if status.st_ino != self._inode:
-                self._have, self._inode = [], status.st_ino
+            if self._place.cache is not None:
+                # It may have been evicted and made again since it was closed.
+                self._have = []
             return self.fd
 
     def close(self) -> None:

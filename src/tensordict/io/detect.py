@@ -15,7 +15,7 @@ from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, local_path
 
-ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 # As its own library has it.
 _MOST_HEADER = 100_000_000
 _TORCH = "torch"
@@ -105,7 +105,7 @@ def _of_file(path: str) -> str:
 
 def _format_of(path: str, fd: int, size: int) -> str:
     head = system.pread(fd, 9, 0)
-    if head[:4] in ZIP:
+    if head[:4] in _ZIP:
         return "archive"
     if found := backend_at(path):
         return found

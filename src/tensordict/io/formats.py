@@ -16,6 +16,8 @@ from tensordict.io import consolidated, safetensors
 from tensordict.io.archive_reader import Archive
 from tensordict.io.detect import detect_format
 from tensordict.io.loading import LoadOptions, read_directory
+from tensordict.io.remote import StorageOptions, is_url
+from tensordict.io.remote_saves import Access, CacheDir, RemoteSave, read_remote
 from tensordict.io.specification import DICT, LeafSpec, Specification
 from tensordict.io.stores.backends import BACKENDS, backend_of
 from tensordict.io.stores.entries import specification_in
@@ -23,7 +25,7 @@ from tensordict.io.structure import Complain
 from tensordict.io.value_files import left_pickled
 from tensordict.io.zipping import STORED
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, TABLE_SUFFIX, local_path
+from tensordict.memory.names import LEAF_SUFFIX, TABLE_SUFFIX, local_path, without_scheme
 
 DIRECTORY, ARCHIVE, CONSOLIDATED, SAFETENSORS = "directory", "archive", "consolidated", "safetensors"
 FORMATS = (DIRECTORY, ARCHIVE, CONSOLIDATED, *BACKENDS, SAFETENSORS)
@@ -49,6 +51,9 @@ def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
         SaveError: it is of no format that is known, or broken.
         UnsupportedEntryError: it holds a tensorclass that this program does not know, or a pickled value.
     """
+    path = without_scheme(path)
+    if is_url(path):
+        return registry.lookup(DICT).load(path, allow_pickle=allow_pickle)
     format = detect_format(path)
     if format in (DIRECTORY, ARCHIVE):
         return registry.lookup(DICT).load_memmap(path, allow_pickle=allow_pickle)
@@ -98,17 +103,27 @@ def open_file(
     return container if target is None else container.to(target, non_blocking=non_blocking)
 
 
-def describe_save(path: PathLike, complain: Complain | None = None) -> tuple[str, Specification]:
+def describe_save(
+    path: PathLike,
+    complain: Complain | None = None,
+    *,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
+) -> tuple[str, Specification]:
     """The format of the save at `path`, and its specification; no tensor is read.
 
     Args:
-        path: a folder or a file.
+        path: a folder or a file, or a URL: then only the descriptions of a folder or an archive are fetched.
         complain: is told what is wrong with an entry, and gives what stands in its place; without it, it is raised.
+        storage_options, cache_dir: of a URL, as in `TensorDict.load_memmap`.
 
     Raises:
         FileNotFoundError: there is nothing.
         SaveError: it is of no format that is known, or broken.
     """
+    path = without_scheme(path)
+    if is_url(path):
+        return read_remote(path, Access.of(storage_options, cache_dir), partial(_described, complain))
     format = detect_format(path)
     if format in BACKENDS:
         return format, specification_in(backend_of(format).open(path, "r").root, complain)
@@ -120,6 +135,12 @@ def describe_save(path: PathLike, complain: Complain | None = None) -> tuple[str
     if format == ARCHIVE:
         options.source = _PackedSource(Archive(local_path(path)))
     return format, read_directory(path, options)
+
+
+def _described(complain: Complain | None, save: RemoteSave) -> tuple[str, Specification]:
+    if save.format in (DIRECTORY, ARCHIVE):
+        return save.format, save.describe(LoadOptions(unpickle=left_pickled, complain=complain))
+    return describe_save(save.local(), complain)
 
 
 class _PackedSource:
@@ -186,6 +207,6 @@ def write_save(
         container.consolidate(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)
     elif format in BACKENDS:
         options = {} if compression is None else {"compression": compression}
-        container._to_store(format, path, overwrite=overwrite, **options).close()
+        getattr(container, f"to_{format}")(path, overwrite=overwrite, **options).close()
     else:
         container.to_safetensors(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)

@@ -37,7 +37,15 @@ _PASSING_ERRNO = frozenset(
     for name in ("EIO", "EREMOTEIO", "EAGAIN", "EBUSY", "ETIMEDOUT", "ECONNRESET", "ECONNABORTED", "EPIPE")
 )
 # What clients of HTTP call the errors of a connection.
-_PASSING_NAMES = ("Timeout", "Disconnected", "Payload", "Incomplete", "HTTPClientError", "ConnectionError")
+_PASSING_NAMES = (
+    "Timeout",
+    "Disconnected",
+    "Payload",
+    "Incomplete",
+    "HTTPClientError",
+    "ConnectionError",
+    "ChecksumError",
+)
 _FINAL = {
     FileNotFoundError: errno.ENOENT,
     PermissionError: errno.EACCES,

@@ -24,17 +24,18 @@ from torch import Tensor
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, entry_of
 from tensordict.io import zipping
+from tensordict.io.archive import check_top
 from tensordict.io.archive_reader import Archive
 from tensordict.io.cache import CachedFile, ChangedError, Place, Range, RemoteCache
-from tensordict.io.detect import ZIP, detect_format
+from tensordict.io.detect import detect_format
 from tensordict.io.loading import LoadOptions, load_directory, read_directory
-from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile, StorageOptions
+from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile, StorageOptions, is_url
 from tensordict.io.specification import LeafSpec, Specification
 from tensordict.io.value_files import left_pickled
 from tensordict.io.zipping import Entry
 from tensordict.memory import file_maps, files
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, without_scheme
 
 # What is fetched of the end of an archive at first: all that an end record with a comment can take, and zip64 records.
 _TAIL = (1 << 16) + 256
@@ -75,12 +76,40 @@ def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T]) -
                 found = use(save)
                 save.check()
                 return found
-        except ChangedError:
-            if attempt == _TRIES:
+        except (OSError, LookupError) as error:
+            # Loaders say of the errors in between which entry they concern, and make others of them.
+            if attempt == _TRIES or not (isinstance(error, ChangedError) or save.is_replaced()):
                 raise
         finally:
             save.close()
     raise AssertionError
+
+
+def read_file(
+    path: Any,
+    storage_options: StorageOptions | None,
+    cache_dir: CacheDir | None,
+    use: Callable[[Any], T],
+) -> T:
+    """What `use` makes of a file at a path; at a URL, of a copy of it, which is there as long as the result is."""
+    if not is_url(path):
+        return use(without_scheme(path))
+    return read_remote(path, Access.of(storage_options, cache_dir), lambda save: save.kept_for(use(save.local())))
+
+
+def is_saved_at(url: PathLike) -> bool:
+    """Whether there is a file or a saved folder at a URL."""
+    remote = Remote(url)
+    return remote.find() is not None or remote.find(META) is not None
+
+
+def remote_bytes(url: PathLike) -> int | None:
+    """The lengths of all files of the save at a URL; `None` where the server does not say."""
+    save = RemoteSave(url, Access())
+    try:
+        return save.nbytes()
+    finally:
+        save.close()
 
 
 class RemoteSave:
@@ -104,6 +133,7 @@ class RemoteSave:
         self._file = None if file is None else self._place.file(self.remote, file)
         stands = hashlib.sha256(self.url.encode()).hexdigest()
         self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
+        self._source: RemoteArchive | RemoteFolder | None = None
         self._format = "" if file is not None else "directory"
 
     @property
@@ -111,11 +141,17 @@ class RemoteSave:
         """The format, as `detect_format` says; what is no archive and no folder is fetched for that."""
         if self._file is not None and not self._format:
             size = self._file.file.size
-            self._file.ensure([(0, min(size, len(ZIP[0]))), (max(0, size - _TAIL), size)])
-            self._format = (
-                "archive" if self._file.read(0, min(size, len(ZIP[0]))) in ZIP else detect_format(self.local())
-            )
+            self._file.ensure([(0, min(size, 4)), (max(0, size - _TAIL), size)])
+            is_zip = self._file.read(0, min(size, 4)) in zipping.SIGNATURES
+            # A zip file may be of something else.
+            is_archive = is_zip and self._is_archive(RemoteArchive(self._file))
+            self._format = "archive" if is_archive else detect_format(self.local())
         return self._format
+
+    def _is_archive(self, archive: RemoteArchive) -> bool:
+        if META in archive.entries:
+            self._source = archive
+        return META in archive.entries
 
     def local(self) -> str:
         """The path of a copy of all of the file."""
@@ -128,7 +164,8 @@ class RemoteSave:
         """Copy all of the save to a local folder, in which it is as on disk; gives its path there."""
         if self._file is not None:
             return self.local()
-        source = RemoteFolder(self, self.remote, self._place)
+        source = self.source()
+        assert isinstance(source, RemoteFolder)
         jobs: list[Callable[[], None]] = []
         root = f"{folder}/save"
         for name in source.names():
@@ -140,9 +177,13 @@ class RemoteSave:
 
     def source(self) -> RemoteArchive | RemoteFolder:
         """Where a loader finds the files of an archive or a folder."""
-        if self._file is None:
-            return RemoteFolder(self, self.remote, self._place)
-        return RemoteArchive(self._file)
+        if self._source is None:
+            if self._file is None:
+                self._source = RemoteFolder(self, self.remote, self._place)
+            else:
+                self._source = RemoteArchive(self._file)
+                check_top(self._source)
+        return self._source
 
     def load(self, options: LoadOptions, subpath: object, keys: object, mode: str) -> Any:
         """The container in an archive or a folder; arguments as of `load_archive`."""
@@ -160,6 +201,12 @@ class RemoteSave:
         source.wanted = None
         return load_directory(self.path, replace(options, source=source), subpath, keys)
 
+    def nbytes(self) -> int | None:
+        """The lengths of all files; `None` where the server does not say."""
+        if self._file is not None:
+            return self._file.file.size
+        return None if self.remote.is_http else sum(file.size for file in self.remote.files())
+
     def describe(self, options: LoadOptions) -> Specification:
         """The specification of an archive or a folder; tensors are fetched when they are asked for."""
         options.source = _Unread(self.source())
@@ -175,13 +222,21 @@ class RemoteSave:
         self._leaves_place = True
         weakref.finalize(owner, self._place.close)
 
+    def is_replaced(self) -> bool:
+        """Whether another save is there by now, as far as this one was read."""
+        if self._file is not None:
+            return self.remote.find() != self._file.file
+        if isinstance(self._source, RemoteFolder):
+            return self._source.is_replaced()
+        return self.remote.find(META) != self._top
+
     def check(self) -> None:
-        """Refuse what was read of a folder that was replaced meanwhile: its `meta.json` is taken away first.
+        """Refuse what was read of a folder that was replaced meanwhile; a file is looked at when it is fetched.
 
         Raises:
             ChangedError: it was.
         """
-        if self._top is not None and self.remote.find(META) != self._top:
+        if self._file is None and self.is_replaced():
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
 
     @contextlib.contextmanager
@@ -225,8 +280,6 @@ class RemoteArchive(Archive):
         start = self._index.end()[1]
         file.ensure([(start, size)])
         self.entries = self._index.entries()
-        if META not in self.entries:
-            raise SaveError(f"{file.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
         headers = [*sorted(entry.header for entry in self.entries.values()), start]
         self._ends = dict(itertools.pairwise(headers))
         self._at = {entry.header: entry for entry in self.entries.values()}
@@ -356,6 +409,24 @@ class RemoteFolder:
             cached.ensure()
             files.copy_file(source, fd, cached.file.size)
 
+    def is_replaced(self) -> bool:
+        """Whether a file that was asked for is another one by now, or gone.
+
+        All are looked at: the `meta.json` of two saves is the same when only what is in their tensors differs.
+        """
+        asked = {name: cached.file for name, cached in self._files.items()}
+        if self._listed is not None:
+            now = {file.name: file for file in self._remote.files()}
+            return any(now.get(name) != file for name, file in asked.items())
+        replaced: list[str] = []
+
+        def look(name: str) -> None:
+            if self._remote.find(name) != asked[name]:
+                replaced.append(name)
+
+        files.run_all([partial(look, name) for name in asked], IN_FLIGHT)
+        return bool(replaced)
+
     def asked(self) -> list[str]:
         """The names of the files that a loader has asked for."""
         return list(self._files)
@@ -373,7 +444,7 @@ class RemoteFolder:
             found = self._find(name)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.path}/{name}")
-            # What is not kept is of one state if the `meta.json` at the top stays: `RemoteSave.check` asks.
+            # Of what is not kept, `RemoteSave.check` asks once.
             self._files[name] = self._place.file(self._remote, found, check=self._place.cache is not None)
         return self._files[name]
 

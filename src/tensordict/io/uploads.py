@@ -2,8 +2,9 @@
 
 One file is there when all of it is. Of a folder, the `meta.json` at the top goes last; until then there is no save. A
 claim, a file that only one of several uploaders can make, keeps a second one from mixing its files with those of the
-first. What is there is replaced with `overwrite=True` only: an archive or another single file in one step, a folder after its
-`meta.json` has been taken away, so that a reader finds no save, and one who has begun notices (`RemoteSave.check`).
+first. What is there is replaced with `overwrite=True` only: an archive or another single file in one step, a folder
+after its `meta.json` has been taken away, so that a reader finds no save, and one who has begun notices that the files
+are others (`RemoteSave.check`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.commit import JOURNAL
 from tensordict.io.loading import LoadOptions, load_directory, read_directory
-from tensordict.io.remote import IN_FLIGHT, Remote, StorageOptions
+from tensordict.io.remote import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.remote_saves import Access, RemoteFolder, RemoteSave, naming_url
 from tensordict.io.source import Save, Source
 from tensordict.io.value_files import left_pickled, unpickle
@@ -49,6 +50,11 @@ def save_file(url: PathLike, storage_options: StorageOptions | None, overwrite: 
         found = write(path)
         remote.put("", path)
     return found
+
+
+def write_file(path: Any, storage_options: StorageOptions | None, overwrite: bool, write: Callable[[Any], T]) -> T:
+    """What `write` gives that makes a file at a path; at a URL, one that is uploaded then."""
+    return save_file(path, storage_options, overwrite, write) if is_url(path) else write(path)
 
 
 def save_folder(

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,8 @@ from tensordict.io.formats import describe_save
 from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
 from tensordict.io.progress import Progress, progress_bar
+from tensordict.io.remote import StorageOptions, is_url
+from tensordict.io.remote_saves import Access, CacheDir, RemoteSave, read_remote
 from tensordict.io.source import Save
 from tensordict.io.specification import LeafSpec, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_of
@@ -33,7 +36,7 @@ from tensordict.io.structure import SIZES
 from tensordict.io.value_files import left_pickled
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, local_path
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, local_path, without_scheme
 
 
 @dataclass(slots=True)
@@ -66,17 +69,26 @@ class Report:
 Verifier = Callable[[Report, int, Progress | None], None]
 
 
-def verify(path: PathLike, *, raises: bool = True, num_threads: int = 0, progress: bool = False) -> Report:
+def verify(
+    path: PathLike,
+    *,
+    raises: bool = True,
+    num_threads: int = 0,
+    progress: bool = False,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
+) -> Report:
     """Check a save of any format without loading it: nothing is unpickled, and no class needs to be known.
 
     The structure, the names, shapes and dtypes, and the length of every file are checked. The content is read only
     where checksums were recorded, by `checksum=` when saving (an HDF5 file has none), and always in an archive.
 
     Args:
-        path: a folder or a file.
+        path: a folder or a file, or a URL, from which all of it is fetched.
         raises: `False` returns a report with the problems instead.
         num_threads: the number of threads that read.
         progress: show a progress bar (needs tqdm).
+        storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load_memmap`.
 
     Returns:
         A report: `format`, `leaves`, `nbytes`, `checksummed`, `problems` and `ok`.
@@ -99,6 +111,27 @@ def verify(path: PathLike, *, raises: bool = True, num_threads: int = 0, progres
         >>> changed.problems
         ["entry 'a': its crc32 checksum is d5065190, and 6522df69 was recorded"]
     """
+    check = partial(_verified, num_threads=num_threads, progress=progress)
+    if is_url(path):
+        report = read_remote(path, Access.of(storage_options, cache_dir), partial(_verified_copy, check))
+    else:
+        report = check(without_scheme(path))
+    if raises and report.problems:
+        raise SaveError(f"{report.path!r} is broken: " + "; ".join(report.problems))
+    return report
+
+
+def _verified_copy(check: Callable[[PathLike], Report], save: RemoteSave) -> Report:
+    """The report on the save at a URL."""
+    with tempfile.TemporaryDirectory(prefix="tensordict-verify-") as folder:
+        path = save.mirror(folder)
+        report = check(path)
+    report.path = save.url
+    report.problems = [problem.replace(path, save.url) for problem in report.problems]
+    return report
+
+
+def _verified(path: PathLike, num_threads: int, progress: bool) -> Report:
     local_path(path)
     report = Report(os.fspath(path))
     if not os.path.lexists(report.path):
@@ -111,8 +144,6 @@ def verify(path: PathLike, *, raises: bool = True, num_threads: int = 0, progres
     except (OSError, ValueError) as error:
         # ImportError, for one, is no problem of the save.
         report.problems.append(str(error))
-    if raises and report.problems:
-        raise SaveError(f"{report.path!r} is broken: " + "; ".join(report.problems))
     return report
 
 

@@ -24,6 +24,8 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR = struct.Struct("<4sIQI")
 _LOCAL_SIGN, _CENTRAL_SIGN, _END_SIGN = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 _END64_SIGN, _LOCATOR_SIGN = b"PK\6\6", b"PK\6\7"
+# How an archive begins.
+SIGNATURES = (_LOCAL_SIGN, _END_SIGN)
 # In a 16 or 32 bit field, these say that the number stands in a zip64 record.
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _ZIP64, _PADDING = 0x0001, 0x6474  # "td"

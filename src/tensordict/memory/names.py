@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from tensordict.core.errors import SaveError
 
-_PathT = TypeVar("_PathT", bound="str | os.PathLike[str]")
+_PathT = TypeVar("_PathT")
 
 META = "meta.json"
 LEAF_SUFFIX = ".memmap"
@@ -35,7 +35,7 @@ def scheme_of(path: object) -> str:
 
 def without_scheme(path: _PathT) -> _PathT | str:
     """A path, or that of a URL `file:///...`; other URLs stay as they are."""
-    return local_path(path) if scheme_of(path) == "file" else path
+    return local_path(path) if scheme_of(path) == "file" else path  # type: ignore[arg-type]
 
 
 def local_path(path: str | os.PathLike[str]) -> str:

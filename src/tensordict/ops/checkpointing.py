@@ -10,12 +10,17 @@ from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.io import checksums, safetensors
 from tensordict.io.checkpoint import load_state
+from tensordict.io.remote_saves import read_file
 from tensordict.io.states import StateWriter
+from tensordict.io.uploads import write_file
 from tensordict.io.writing import SaveOptions
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote_saves import CacheDir
 
 
 class Checkpointing(Contract):
@@ -114,6 +119,7 @@ class Checkpointing(Contract):
         checksum: bool | str = False,
         progress: bool = False,
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
     ) -> None:
         """Save to one file in the safetensors format, which programs in many languages read.
 
@@ -123,7 +129,8 @@ class Checkpointing(Contract):
         (`complex128`, `complex32`, `float4_e2m1fn_x2`) as bytes, in one more dim.
 
         Args:
-            filename: the file. A container saved there is replaced in one step: whoever has it loaded keeps it.
+            filename: the file. A container saved there is replaced in one step: whoever has it loaded keeps it. Or a
+                URL, where what is there is replaced with `overwrite=True` only.
             separator: stands between the parts of a nested key.
             num_threads: the number of threads that write; 0 for none but the calling one.
             durable: have the file survive a loss of power once this returns.
@@ -131,6 +138,7 @@ class Checkpointing(Contract):
                 `"sha256"` or `"blake2b"`.
             progress: show a progress bar (needs tqdm).
             overwrite: replace a file that no container was saved to, as the model of another program, too.
+            storage_options: of a URL, as in :meth:`memmap`.
 
         Raises:
             RuntimeError: there is such a file, two keys would be the same name, an entry cannot be stored (a value that
@@ -150,11 +158,18 @@ class Checkpointing(Contract):
             (tensor([1., 1.]), 'hello', torch.Size([2]))
         """
         options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-        safetensors.save(self, filename, options, separator)
+        write_file(filename, storage_options, overwrite, lambda path: safetensors.save(self, path, options, separator))
 
     @classmethod
     def from_safetensors(
-        cls, filename: PathLike, *, separator: str | None = ".", device: object = None, progress: bool = False
+        cls,
+        filename: PathLike,
+        *,
+        separator: str | None = ".",
+        device: object = None,
+        progress: bool = False,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
     ) -> Self:
         """Load a safetensors file, of :meth:`to_safetensors` or of any other program.
 
@@ -162,11 +177,12 @@ class Checkpointing(Contract):
         stays in memory, and the file as it is.
 
         Args:
-            filename: the file.
+            filename: the file, or its URL, from which it is fetched as a whole.
             separator: where the names of a file of another program are nested; `None` for nowhere. A file of this
                 package knows its own.
             device: move the tensors there; they are on the CPU by default.
             progress: show a progress bar (needs tqdm). Mapping the file takes no time; moving tensors does.
+            storage_options, cache_dir: of a URL, as in :meth:`load_memmap`.
 
         Returns:
             the container that was saved, of its own kind; for a file of another program, a `TensorDict` without batch
@@ -187,4 +203,7 @@ class Checkpointing(Contract):
             device(type='meta')
         """
         device = None if device is None else as_device(device)
-        return safetensors.load(filename, safetensors.SafetensorsOptions(separator, device, progress))  # type: ignore[no-any-return]
+        options = safetensors.SafetensorsOptions(separator, device, progress)
+        return read_file(  # type: ignore[no-any-return]
+            filename, storage_options, cache_dir, lambda path: safetensors.load(path, options)
+        )

@@ -15,6 +15,8 @@ from tensordict.core.devices import as_device, wait_for
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.io import checksums, consolidated
 from tensordict.io.consolidated import BlockPlan
+from tensordict.io.remote_saves import read_file
+from tensordict.io.uploads import write_file
 from tensordict.io.writing import SaveOptions
 from tensordict.memory import flat_buffers
 from tensordict.memory.flat_buffers import Block, Copies
@@ -23,6 +25,9 @@ from tensordict.ops.leaves import Leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
+
+    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote_saves import CacheDir
 
     class _ConsolidateOptions(TypedDict, total=False):
         num_threads: int
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
         checksum: bool | str
         progress: bool
         overwrite: bool
+        storage_options: StorageOptions | None
 
 
 _CPU = torch.device("cpu")
@@ -74,6 +80,7 @@ class Consolidating(Leaves):
         checksum: bool | str = False,
         progress: bool = False,
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
     ) -> Self | Future[Self]:
         """The same container with all leaves side by side in one storage, which is pickled and moved as a whole.
 
@@ -85,6 +92,8 @@ class Consolidating(Leaves):
             filename: put the storage in this file. One that is there is replaced in one step when all of the new one
                 is there: who has the old one mapped keeps it. The leaves map the file, and what is written to them is
                 written to it; processes that they are sent to map it too. :func:`from_consolidated` reads it back.
+                To a URL a temporary file is uploaded, which the leaves map from then on; what is there is replaced
+                with `overwrite=True` only.
             num_threads: the number of threads that copy; 0 for none but the calling one.
             device: the device of the storage; that of the container by default, and the CPU if it has none.
             non_blocking: do not wait for copies to or from an accelerator.
@@ -101,6 +110,7 @@ class Consolidating(Leaves):
                 or `"sha256"` or `"blake2b"`. Writing to the leaves later makes it wrong.
             progress: with a file, show a progress bar (needs tqdm).
             overwrite: with a file, replace one that is no consolidated container, too.
+            storage_options: of a URL, as in :meth:`memmap`.
 
         Returns:
             a new container, locked, for which :meth:`is_consolidated` holds until it is unlocked; with a file, on the
@@ -146,7 +156,8 @@ class Consolidating(Leaves):
         else:
             target = _CPU
             options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-            run = partial(_written, BlockPlan(self), filename, options, use_buffer)
+            written = partial(_written, BlockPlan(self), options, use_buffer)
+            run = partial(write_file, filename, storage_options, overwrite, written)
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 
         def finished() -> Any:
@@ -199,7 +210,13 @@ class Consolidating(Leaves):
         return self._over_block(moved, block.storage, device, lock=self._locked)
 
     @classmethod
-    def from_consolidated(cls, filename: PathLike) -> Self:
+    def from_consolidated(
+        cls,
+        filename: PathLike,
+        *,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
+    ) -> Self:
         """The container in a file that :meth:`consolidate` wrote.
 
         The file is mapped: nothing is read until it is used. What is written to the leaves does not reach the file.
@@ -208,7 +225,8 @@ class Consolidating(Leaves):
         checked first, and nothing in the file is executed.
 
         Args:
-            filename: the file.
+            filename: the file, or its URL, from which it is fetched as a whole.
+            storage_options, cache_dir: of a URL, as in :meth:`load_memmap`.
 
         Returns:
             a consolidated container, locked if the one that was written was locked before.
@@ -227,7 +245,7 @@ class Consolidating(Leaves):
             >>> again["a"], again.is_consolidated()
             (tensor([0, 1, 2]), True)
         """
-        return consolidated.load(filename)  # type: ignore[no-any-return]
+        return read_file(filename, storage_options, cache_dir, consolidated.load)  # type: ignore[no-any-return]
 
     def is_consolidated(self) -> bool:
         """Whether all leaves lie in the one storage that :meth:`consolidate` made for them.
@@ -268,7 +286,7 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
     return flat_buffers.fresh(nbytes)
 
 
-def _written(plan: BlockPlan, filename: PathLike, options: SaveOptions, buffer: bool) -> tuple[list[Any], Tensor]:
+def _written(plan: BlockPlan, options: SaveOptions, buffer: bool, filename: PathLike) -> tuple[list[Any], Tensor]:
     """The leaves over the file that they were written to (or over memory, with a buffer), and their storage."""
     storage = plan.write(filename, options, buffer)
     return plan.leaves(storage), storage

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensordict.core import registry
 from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError
 from tensordict.io.detect import refuse_other
+from tensordict.io.remote import is_url
+from tensordict.io.remote_saves import read_file
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import write_store
 from tensordict.io.transaction import FileTransaction
+from tensordict.io.uploads import save_file
 from tensordict.memory import files
+from tensordict.memory.names import without_scheme
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote_saves import CacheDir
 
 
 class Persisting(Contract):
@@ -29,17 +38,20 @@ class Persisting(Contract):
         batch_dims: int | None = None,
         batch_size: object = None,
         device: object = None,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
     ) -> Self:
         """Open an HDF5 file as a container; its tensors are read when they are used.
 
         Args:
-            filename: the file.
+            filename: the file, or its URL, from which all of it is fetched (HDF5 reads local files), to be read only.
             mode: `"r"` to read only, `"r+"` to write too; see :class:`~tensordict.PersistentTensorDict`.
             auto_batch_size: find the longest batch size that fits, also when one was saved. A file of another program,
                 in which none was, has that batch size anyway.
             batch_dims: the most dims that a batch size that is found so has, here and in nested containers.
             batch_size: that of the container.
             device: tensors are moved there when they are read.
+            storage_options, cache_dir: of a URL, as in :meth:`load_memmap`.
 
         Returns:
             a :class:`~tensordict.PersistentTensorDict`, or the tensorclass over one that was saved. Close it when it is
@@ -60,14 +72,17 @@ class Persisting(Contract):
             ...     data.batch_size, data[1]["a"]
             (torch.Size([3]), tensor([2, 3]))
         """
-        return registry.lookup("PersistentTensorDict")._opened(  # type: ignore[no-any-return]
-            filename,
+        if is_url(filename) and mode != "r":
+            raise SaveError(f"mode={mode!r} writes to the file, and {filename!r} is only read: mode='r' can be had")
+        opened = partial(
+            registry.lookup("PersistentTensorDict")._opened,
             mode=mode,
             auto_batch_size=auto_batch_size,
             batch_dims=batch_dims,
             batch_size=batch_size,
             device=device,
         )
+        return read_file(filename, storage_options, cache_dir, opened)  # type: ignore[no-any-return]
 
     def to_h5(
         self,
@@ -76,6 +91,7 @@ class Persisting(Contract):
         durable: bool = False,
         progress: bool = False,
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> Self:
         """Write this container as an HDF5 file.
@@ -84,11 +100,13 @@ class Persisting(Contract):
         the new one is whole; when writing fails it stays as it was.
 
         Args:
-            filename: the file.
+            filename: the file. To a URL a temporary file is uploaded, over which the result is, to be read only; what
+                is there is replaced with `overwrite=True` only.
             durable: have the file survive a loss of power once this returns.
             progress: show a progress bar (needs tqdm).
             overwrite: replace a file of another program, too: one that is no HDF5 file, or one with other names in it
                 and no note of this package.
+            storage_options: of a URL, as in :meth:`memmap`.
             **kwargs: passed to `h5py.Group.create_dataset` for every tensor: `compression="gzip"`, `chunks=...` (an int
                 is the number of rows of a chunk; chunks are cut to the shapes of smaller tensors).
 
@@ -113,8 +131,15 @@ class Persisting(Contract):
             ...     data["b", "c"][:3]
             tensor([1., 1., 1.])
         """
-        saved: Self = self._to_store("h5", filename, durable=durable, progress=progress, overwrite=overwrite, **kwargs)
-        return saved
+        save: Any = partial(self._to_store, "h5", durable=durable, progress=progress, overwrite=overwrite, **kwargs)
+        if not is_url(filename):
+            return save(without_scheme(filename))  # type: ignore[no-any-return]
+
+        def write(path: str) -> Any:
+            save(path).close()
+            return registry.lookup("PersistentTensorDict")._opened(path, backend="h5", mode="r")
+
+        return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
 
     def _to_store(
         self,

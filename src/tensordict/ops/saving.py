@@ -28,7 +28,7 @@ from tensordict.io.specification import specification_of
 from tensordict.io.uploads import save_file, save_folder
 from tensordict.io.value_files import unpickle
 from tensordict.memory.mapped import MemoryMappedTensor, PathLike
-from tensordict.memory.names import without_scheme
+from tensordict.memory.names import scheme_of, without_scheme
 from tensordict.ops.adding import add, refuse_nested_shape
 from tensordict.ops.refreshing import check_fit, take_over
 
@@ -662,7 +662,8 @@ def _save(
     if prefix is not None and is_url(prefix):
         if options.like or options.inplace:
             raise SaveError(
-                f"{os.fspath(prefix)!r} is a URL, which has no files for a container to be over: memmap() uploads it"
+                f"{os.fspath(prefix)!r} is a URL ({scheme_of(prefix)}:), and there are no files for a container to be "
+                "over: memmap() uploads a save"
             )
         # What is mapped from elsewhere is copied in any case.
         staged = replace(options, copy_existing=True, durable=False)

@@ -14,8 +14,10 @@ from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io.formats import SUFFIXES, describe_save, open_save, write_save
 from tensordict.io.progress import Progress, bytes_on_disk
+from tensordict.io.remote import is_url
+from tensordict.io.remote_saves import is_saved_at, remote_bytes
 from tensordict.io.specification import LeafSpec, Pickled, Specification, walk
-from tensordict.memory.names import META
+from tensordict.memory.names import META, without_scheme
 from tensordict_cli.runners.terminal import GOOD, has_tqdm, key_text, show, size_text
 from tensordict_cli.text import printable
 
@@ -25,17 +27,18 @@ _COUNTS = "/proc/self/io"
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; always 0."""
-    to = args.to or format_of_name(args.target)
-    if not os.path.lexists(args.source):
-        raise FileNotFoundError(2, "no such file or folder", args.source)
-    _check_target(args.source, args.target, to, args.force)
+    source, target = without_scheme(args.source), without_scheme(args.target)
+    to = args.to or format_of_name(target)
+    if not is_url(source) and not os.path.lexists(source):
+        raise FileNotFoundError(2, "no such file or folder", source)
+    _check_target(source, target, to, args.force)
     _import_all(args.modules)
-    outline = describe_save(args.source)[1]
+    outline = describe_save(source)[1]
     _check_known(outline, args.allow_pickle)
     with _progress(sum(node.nbytes for _, node in walk(outline) if isinstance(node, LeafSpec))):
         write_save(
-            open_save(args.source, allow_pickle=args.allow_pickle),
-            args.target,
+            open_save(source, allow_pickle=args.allow_pickle),
+            target,
             to,
             compression=args.compression,
             checksum=args.checksum,
@@ -43,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
             allow_pickle=args.allow_pickle,
             overwrite=args.force,
         )
-    show([[(f"{printable(args.target)}: {to}, {size_text(bytes_on_disk(args.target))} on disk", GOOD)]])
+    nbytes = size_text(remote_bytes(target) or 0) if is_url(target) else f"{size_text(bytes_on_disk(target))} on disk"
+    show([[(f"{printable(target)}: {to}, {nbytes}", GOOD)]])
     return 0
 
 
@@ -62,7 +66,12 @@ def format_of_name(path: str) -> str:
 
 def _check_target(source: str, target: str, to: str, force: bool) -> None:
     """Refuse what would destroy something that nobody wanted to be replaced."""
-    _check_apart(source, target)
+    if is_url(target):
+        if not force and is_saved_at(target):
+            raise SaveError(f"{target!r} exists already; use --force to replace it")
+        return
+    if not is_url(source):
+        _check_apart(source, target)
     if not os.path.lexists(target):
         return
     is_folder = os.path.isdir(target)

@@ -15,7 +15,10 @@ from tensordict.core.contract import Names
 from tensordict.core.errors import SaveError
 from tensordict.io.formats import describe_save
 from tensordict.io.progress import bytes_allocated, bytes_on_disk
+from tensordict.io.remote import is_url
+from tensordict.io.remote_saves import remote_bytes
 from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
+from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.terminal import (
     BAD,
     KIND,
@@ -42,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         problems.append(str(error))
         return broken(error)
 
-    name, whole = describe_save(args.path, complain)
+    path = without_scheme(args.path)
+    name, whole = describe_save(path, complain)
     root = _found(whole, args.key or "")
     nodes = [node for _, node in walk(root)] if isinstance(root, Specification) else [root]
     leaves = [node for node in nodes if isinstance(node, LeafSpec)]
@@ -51,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
         "path": os.fspath(args.path),
         "format": name,
         "nbytes": sum(leaf.nbytes for leaf in leaves),
-        "bytes_on_disk": bytes_on_disk(args.path),
-        "bytes_allocated": bytes_allocated(args.path),
+        "bytes_on_disk": remote_bytes(path) if is_url(path) else bytes_on_disk(path),
+        "bytes_allocated": None if is_url(path) else bytes_allocated(path),
         "tensors": len(leaves),
         "values": len(values),
         "containers": sum(isinstance(node, Specification) and not node.is_value for node in nodes),
@@ -101,7 +105,8 @@ def _headline(report: dict[str, Any]) -> Line:
         *([count_text(report["values"], "value")] if report["values"] else []),
         count_text(report["containers"], "container"),
         f"{size_text(report['nbytes'])} of tensors",
-        f"{size_text(report['bytes_on_disk'])} of files, {size_text(report['bytes_allocated'])} on disk",
+        *([f"{size_text(report['bytes_on_disk'])} of files"] if report["bytes_on_disk"] is not None else []),
+        *([f"{size_text(report['bytes_allocated'])} on disk"] if report["bytes_allocated"] is not None else []),
     ]
     return [(printable(report["path"]), NAME), (f": {report['format']}, {', '.join(counts)}", "")]
 
