@@ -19,7 +19,7 @@ from remote_server import DROP, FAIL, SHORT, SLOW, Fault, Proxy
 import tensordict
 from tensordict import RemoteCache, TensorDict, lazy_stack, load, load_memmap, verify
 from tensordict.core.errors import SaveError
-from tensordict.io.cache import CachedFile, Place, merged, without
+from tensordict.io.cache import CachedFile, LocalCopies, merged, without
 from tensordict.io.formats import describe_save
 from tensordict.io.remote import Remote
 from tensordict.io.specification import LeafSpec, walk
@@ -359,7 +359,7 @@ def test_a_copy_that_was_evicted_while_it_is_held(tmp_path: pathlib.Path) -> Non
     found = store.find("a")
     assert found is not None
     cache = RemoteCache(tmp_path, max_bytes=0)
-    file = CachedFile(store, found, Place(cache))
+    file = CachedFile(store, found, LocalCopies(cache))
     with file.held():
         assert file.read(0, 10) == b"0123456789"
         cache.evict()

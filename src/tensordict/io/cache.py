@@ -110,7 +110,7 @@ class RemoteCache:
         return commit.locked(lock, f"{path}, in the cache", os.O_RDWR | os.O_CREAT, patience)
 
 
-class Place:
+class LocalCopies:
     """Where fetched files are while they are used: in a cache, or in a folder that is removed when it is closed."""
 
     def __init__(self, cache: RemoteCache | None) -> None:
@@ -143,7 +143,7 @@ class CachedFile:
         path: that of the copy, as long as the file; only what was asked of `ensure` has content.
     """
 
-    def __init__(self, remote: Remote, file: RemoteFile, place: Place, check: bool = True) -> None:
+    def __init__(self, remote: Remote, file: RemoteFile, place: LocalCopies, check: bool = True) -> None:
         self._check = check
         self.remote, self.file, self._place = remote, file, place
         self.url = remote.url_of(file.name)

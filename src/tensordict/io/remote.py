@@ -123,7 +123,7 @@ class Remote:
 
     Example:
         >>> from tensordict.io.remote import Remote
-        >>> store = Remote("memory://docs")
+        >>> store = Remote("memory://docs/remote")
         >>> store.put("a/b", b"0123456789")
         >>> store.read("a/b", 2, 5), [(file.name, file.size) for file in store.files()]
         (b'234', [('a/b', 10)])

@@ -26,7 +26,7 @@ from tensordict.core.keys import Path, entry_of
 from tensordict.io import zipping
 from tensordict.io.archive import check_top
 from tensordict.io.archive_reader import Archive
-from tensordict.io.cache import CachedFile, ChangedError, Place, Range, RemoteCache
+from tensordict.io.cache import CachedFile, ChangedError, LocalCopies, Range, RemoteCache
 from tensordict.io.detect import detect_format
 from tensordict.io.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile, StorageOptions, is_url
@@ -128,7 +128,7 @@ class RemoteSave:
         if file is None and self._top is None:
             what = f"there is no save at this URL: no file, and no folder with {META}"
             raise FileNotFoundError(errno.ENOENT, what, self.url)
-        self._place = Place(access.cache)
+        self._place = LocalCopies(access.cache)
         self._leaves_place = False
         self._file = None if file is None else self._place.file(self.remote, file)
         stands = hashlib.sha256(self.url.encode()).hexdigest()
@@ -209,7 +209,7 @@ class RemoteSave:
 
     def describe(self, options: LoadOptions) -> Specification:
         """The specification of an archive or a folder; tensors are fetched when they are asked for."""
-        options.source = _Unread(self.source())
+        options.source = _FetchedLater(self.source())
         self._keep_for(options.source)
         return read_directory(self.path, options)
 
@@ -276,7 +276,7 @@ class RemoteArchive(Archive):
         super().__init__(file.path, fd=file.hold(), entries={})
         self._file = file
         file.ensure([(max(0, size - _TAIL), size)])
-        self._index = zipping.Index(self.data, file.path, headers=False)
+        self._index = zipping.ZipIndex(self.data, file.path, headers=False)
         start = self._index.end()[1]
         file.ensure([(start, size)])
         self.entries = self._index.entries()
@@ -284,7 +284,7 @@ class RemoteArchive(Archive):
         self._ends = dict(itertools.pairwise(headers))
         self._at = {entry.header: entry for entry in self.entries.values()}
         self._here: set[str] = set()
-        self._ragged = _Ragged()
+        self._ragged = _RaggedFiles()
         self.wanted: list[str] | None = None
         self.ahead = True
 
@@ -333,14 +333,14 @@ class RemoteArchive(Archive):
 class RemoteFolder:
     """The files of a save below a URL, as a `Source` of loaders: attributes as those of `RemoteArchive`."""
 
-    def __init__(self, save: RemoteSave, remote: Remote, place: Place) -> None:
+    def __init__(self, save: RemoteSave, remote: Remote, place: LocalCopies) -> None:
         self.path = save.path
         self._remote, self._place = remote, place
         # An HTTP server does not say what it has: it is asked for each file.
         self._listed = None if remote.is_http else {file.name: file for file in remote.files()}
         self._folders = zipping.folders_of(self._listed or ())
         self._files: dict[str, CachedFile] = {}
-        self._ragged = _Ragged()
+        self._ragged = _RaggedFiles()
         self.wanted: list[str] | None = None
         self.ahead = True
 
@@ -449,7 +449,7 @@ class RemoteFolder:
         return self._files[name]
 
 
-class _Ragged:
+class _RaggedFiles:
     """The files of ragged tensors, whose sizes are part of the structure: their tables are asked for first."""
 
     def __init__(self) -> None:
@@ -463,7 +463,7 @@ class _Ragged:
         return path.removesuffix(LEAF_SUFFIX) in self._stems
 
 
-class _Unread:
+class _FetchedLater:
     """A source whose tensors are described, and read when they are asked for, except ragged ones."""
 
     def __init__(self, source: RemoteArchive | RemoteFolder) -> None:

@@ -86,7 +86,7 @@ class Entry(NamedTuple):
     record: int
 
 
-class Index:
+class ZipIndex:
     """Reads the index of one archive, and makes the errors about it.
 
     Args:
@@ -272,7 +272,7 @@ def read_index(data: mmap, path: str) -> dict[str, Entry]:
     Raises:
         SaveError: it is no zip file, or one that does not add up; names `path` and the entry.
     """
-    return Index(data, path).entries()
+    return ZipIndex(data, path).entries()
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
