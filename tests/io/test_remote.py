@@ -482,6 +482,16 @@ def test_replacing_needs_to_be_asked_for(base: str) -> None:
     assert seen(f"{base}/y", None) == 3
 
 
+def test_names_that_lead_out_of_a_save(tmp_path: pathlib.Path) -> None:
+    url = f"memory://{uuid.uuid4().hex}/x"
+    make().save(url)
+    store = Remote(url)
+    store._fs.store[f"{store._root}/../../../../../{tmp_path}/evil"] = store._fs.store[f"{store._root}/meta.json"]
+    with pytest.raises(SaveError, match="lead out of the save"):
+        verify(url)
+    assert same(load(url), make()) and list(tmp_path.iterdir()) == []
+
+
 def test_two_savers_do_not_mix(bucket: Bucket) -> None:
     url, proxy, options = bucket
     failed: list[Exception] = []

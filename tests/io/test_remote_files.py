@@ -18,8 +18,10 @@ Bucket = tuple[str, Proxy, dict[str, Any]]
 CONTENT = bytes(range(256)) * 40
 
 
-@pytest.fixture(params=["memory", "s3"])
-def store(request: pytest.FixtureRequest) -> Remote:
+@pytest.fixture(params=["memory", "s3", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Remote:
+    if request.param == "file":
+        return Remote(f"file://{tmp_path}/below")
     if request.param == "memory":
         return Remote(f"memory://{uuid.uuid4().hex}")
     url, _, options = request.getfixturevalue("bucket")

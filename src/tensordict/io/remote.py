@@ -6,6 +6,7 @@ that doubles each time and is partly random; what then still fails is an error t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -141,6 +142,9 @@ class Remote:
         except ValueError as error:
             raise SaveError(f"{self.url!r} cannot be reached: {error}") from error
         self._root = self._root.rstrip("/")
+        protocols = self._fs.protocol
+        protocols = (protocols,) if isinstance(protocols, str) else protocols
+        self._is_local, self._is_memory = "file" in protocols, "memory" in protocols
         self.is_http = scheme_of(self.url) in ("http", "https")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -234,8 +238,15 @@ class Remote:
         self._refuse_http("upload")
         path = self._path(name)
         mode = {"mode": "create"} if new else {}
-        if isinstance(content, bytes):
+        call: Callable[[], object]
+        if self._is_local:
+            call = partial(_put_locally, path, content, new)
+        elif isinstance(content, bytes):
             call = partial(self._fs.pipe_file, path, content, **mode)
+        elif self._is_memory:
+            # In pieces, it would be seen before it is whole.
+            with open(content, "rb") as file:
+                call = partial(self._fs.pipe_file, path, file.read(), **mode)
         else:
             call = partial(self._fs.put_file, content, path, **mode)
         try:
@@ -275,6 +286,27 @@ class Remote:
                 time.sleep(delay * random.uniform(0.5, 1))
                 delay = min(2 * delay, _LONGEST_DELAY)
         raise SaveError(f"TENSORDICT_REMOTE_ATTEMPTS must be 1 or more, got {attempts}")
+
+
+def _put_locally(path: str, content: Content, new: bool) -> None:
+    """Put a local file in its place in one step; without a folder for it, that is made."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    staged = files.temporary_name(folder)
+    try:
+        with files.closing(files.create(staged)) as fd:
+            if isinstance(content, bytes):
+                files.write_bytes(fd, content)
+            else:
+                with files.closing(files.open_file(content)) as source:
+                    files.copy_file(source, fd, os.fstat(source).st_size)
+        if new:
+            os.link(staged, path)
+        else:
+            os.replace(staged, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(staged)
 
 
 def _file(name: str, info: dict[str, Any]) -> RemoteFile:

@@ -348,13 +348,17 @@ class RemoteFolder:
         """The names of all files of the save.
 
         Raises:
-            SaveError: the store has no listing.
+            SaveError: the store has no listing, or one that is no path below a folder.
         """
         if self._listed is None:
             raise SaveError(
                 f"what is below {self._remote.url!r} cannot be listed: servers of HTTP do not say. An archive can be "
                 "checked there"
             )
+        for name in self._listed:
+            # The names of objects may have anything in them.
+            if not zipping.is_safe(name):
+                raise SaveError(f"{self._remote.url_of(name)!r} has a name that could lead out of the save")
         return list(self._listed)
 
     def read(self, path: str) -> bytes:
