@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import pathlib
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -169,7 +172,7 @@ def test_nothing_is_loaded_before_it_is_read(shards: Shards, parts: list[TensorD
     assert set(shards.loaded) == {4}
     shards.loaded.clear()
     assert_close(td[[9, 2, 8]], torch.cat(parts)[[9, 2, 8]])
-    assert shards.loaded == [1, 4]
+    assert sorted(shards.loaded) == [1, 4]
     row = td[3]
     assert isinstance(row["a"], MemoryMappedTensor)
     row["a"].fill_(3)
@@ -242,6 +245,7 @@ def test_strings_and_ragged_rows() -> None:
 
     parts = [ragged(1, 2), ragged(3, 4, 5)]
     td = lazy_cat(parts)
+    assert "values of 2 parts" in repr(td) and set(td.keys()) == {"r", "s", "t"}
     assert td["s"] == [f"row {n}" for n in range(1, 6)]
     assert [row.tolist() for row in td["r"].unbind()] == [[float(n)] * n for n in range(1, 6)]
     some = td[[4, 0, 2]]
@@ -249,6 +253,30 @@ def test_strings_and_ragged_rows() -> None:
     assert td[1:4][1:]["s"] == ["row 3", "row 4"] and td[3]["s"] == "row 4" and td[3]["r"].tolist() == [4.0] * 4
     assert td[1:4].to_tensordict()["t"].tolist() == [2, 3, 4]
     assert pickle.loads(pickle.dumps(td[1:4]))["s"] == ["row 2", "row 3", "row 4"]
+
+
+def test_writing_strings_and_ragged_rows() -> None:
+    def two(*lengths: int) -> TensorDict:
+        rows = [torch.full((n,), float(n)) for n in lengths]
+        values = NonTensorStack(*map(str, lengths))
+        ragged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        return TensorDict(n=TensorDict(r=ragged, s=values, batch_size=2), t=torch.tensor(lengths), batch_size=2)
+
+    parts = [two(1, 2), two(3, 4)]
+    td = lazy_cat(parts)
+    td[2] = {"n": {"s": "new", "r": torch.zeros(3)}, "t": 7}
+    td[[3, 0]] = TensorDict(n=TensorDict(s=NonTensorStack("x", "y"), batch_size=2), batch_size=2)
+    assert parts[0]["n", "s"] == ["y", "2"] and parts[1]["n", "s"] == ["new", "x"] and parts[1]["t"].tolist() == [7, 4]
+    assert parts[1]["n", "r"].unbind()[0].tolist() == [0, 0, 0]
+    td[1:].update_({"n": {"s": ["a", "b", "c"]}})
+    td["n"].set_("r", td["n", "r"] + 1)
+    assert td["n", "s"] == ["y", "a", "b", "c"] == parts[0]["n", "s"] + parts[1]["n", "s"]
+    assert [row.tolist() for row in parts[0]["n", "r"].unbind()] == [[2], [3, 3]]
+    with pytest.raises(RuntimeError):
+        td[0] = {"t": 9, "n": {"r": torch.zeros(5)}}
+    assert td["t"].tolist() == [1, 2, 7, 4]
+    td["n", "s"] = NonTensorStack(*"pqrs")
+    assert parts[0]["n", "s"] == ["y", "a"] and td[[3, 1]]["n", "s"] == ["s", "q"]
 
 
 def test_parts_of_other_kinds(parts: list[TensorDict], tmp_path: pathlib.Path) -> None:
@@ -305,3 +333,87 @@ def test_gradients_flow_to_the_parts() -> None:
     td = lazy_cat(parts)
     (td["a"].sum() + td[[4, 0]]["a"].sum() + td[1]["a"].sum()).backward()
     assert parts[0]["a"].grad.sum(1).tolist() == [4, 4] and parts[1]["a"].grad.sum(1).tolist() == [2, 2, 4]
+
+
+def mapped(folder: pathlib.Path, **entries: torch.Tensor) -> TensorDict:
+    length = len(next(iter(entries.values())))
+    return load_memmap(TensorDict(entries, batch_size=length).memmap(folder)._memmap_prefix)
+
+
+ROWS = {
+    "bytes": torch.randint(255, (20, 3), dtype=torch.uint8),
+    "flags": torch.rand(20) > 0.5,
+    "halves": torch.randn(20, 5, dtype=torch.bfloat16),
+    "long": torch.randn(20, 4 * 32768 // 3),
+    "number": torch.arange(20),
+    "nothing": torch.zeros(20, 0),
+    "complex": torch.randn(20, 2, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("cut", [[20], [1, 6, 0, 13], [5] * 4], ids=str)
+@pytest.mark.parametrize("saved", ["folder", "views", "archive"])
+def test_rows_of_files(tmp_path: pathlib.Path, saved: str, cut: list[int]) -> None:
+    whole = TensorDict(ROWS, batch_size=20)
+    if saved == "folder":
+        parts = [mapped(tmp_path / str(i), **dict(p.items())) for i, p in enumerate(whole.split(cut))]
+    elif saved == "views":
+        parts = list(mapped(tmp_path / "one", **ROWS).split(cut))
+    else:
+        for number, piece in enumerate(whole.split(cut)):
+            piece.save(tmp_path / f"{number}.tdz")
+        parts = [TensorDict.load(tmp_path / f"{number}.tdz") for number in range(len(cut))]
+    td = lazy_cat(parts)
+    for index in (torch.randint(20, (50,)), [19], torch.arange(19, -1, -1), torch.tensor([[-1, 0], [-20, 7]])):
+        found = td[index]
+        assert type(found) is TensorDict and found.batch_size == torch.as_tensor(index).shape
+        for name, rows in ROWS.items():
+            assert torch.equal(found[name], rows[index]), name
+        assert_close(td[3:17:2][[6, 0]], whole[3:17:2][[6, 0]])
+    td[[4, 4, 11]] = {"number": torch.tensor([40, 40, 110])}
+    assert td[[11, 4]]["number"].tolist() == [110, 40]
+
+
+def test_files_stay_what_they_are_while_their_rows_are_read(tmp_path: pathlib.Path) -> None:
+    parts = [mapped(tmp_path / str(i), a=torch.full((3,), i)) for i in range(3)]
+    td = lazy_cat(parts)
+    assert not any(part.is_locked for part in parts)
+    assert td[[8, 1]]["a"].tolist() == [2, 0]
+    assert [part.is_locked for part in parts] == [True, False, True]
+    for change in (lambda: parts[0].set("a", torch.zeros(3)), lambda: parts[0].unlock_()):
+        with pytest.raises(RuntimeError, match="locked"):
+            change()
+    parts[0]["a"].fill_(7)
+    assert td[[8, 1]]["a"].tolist() == [2, 7]
+    del td
+    gc.collect()
+    parts[0].unlock_()["a"] = torch.zeros(3)
+
+
+def test_parts_that_come_and_go(tmp_path: pathlib.Path) -> None:
+    """A sequence that keeps the last two parts, which threads read at a time."""
+    for number in range(6):
+        mapped(tmp_path / str(number), a=torch.full((4, 300), float(number)))
+
+    class Recent(Shards):
+        def __init__(self) -> None:
+            super().__init__([tmp_path / str(number) for number in range(6)])
+            self.kept = functools.lru_cache(2)(load_memmap)
+
+        def __getitem__(self, number: Any) -> Any:
+            return self.kept(self.folders[number])
+
+    td = LazyConcatenatedTensorDict(Recent(), lengths=[4] * 6, template=load_memmap(tmp_path / "0"))
+
+    def read(seed: int) -> bool:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(60):
+            at = torch.randint(24, (8,), generator=generator)
+            if not torch.equal(td[at]["a"], (at // 4)[:, None].expand(8, 300).float()):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(4)))
+    td.parts[5]["a"].fill_(9)
+    assert td[[23]]["a"].unique().tolist() == [9]

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.parts import JoinedValues, Parts, RowsOfParts
+from tensordict.containers.parts import JoinedValues, Parts, RowsOfParts, Taken
 from tensordict.containers.stored import FileSelection, OnDisk, Twin, _Read
 from tensordict.core import indexing, pytree, registry
 from tensordict.core.contract import Contract, Names, is_node
 from tensordict.core.errors import ShapeError
 from tensordict.core.indexing import leaf_index, result_size
-from tensordict.core.keys import Path
+from tensordict.core.keys import Path, path_of
 from tensordict.memory.stored_tensors import StoredTensor
+from tensordict.ops.assigning import Assign
 from tensordict.ops.copying import TRANSIENT
-from tensordict.ops.stacking import cat_containers
 from tensordict.ops.writes import Resize, Write
-
-if TYPE_CHECKING:
-    pass
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -33,6 +31,15 @@ class _Joint(_Read):
 
     __slots__ = ()
     cuts_by_index = True
+    owner: LazyConcatenatedTensorDict
+
+    def shared(self) -> Mapping[str, Any]:
+        # Values, which no tensor can stand for, are not read: `_subset` takes them over as they are.
+        return MappingProxyType(self.owner._held)
+
+    def node(self, name: str) -> Any:
+        value = self.get(name) if isinstance(self.owner._held.get(name), JoinedValues) else super().node(name)
+        return value if isinstance(value, Contract) else None
 
 
 @pytree.register
@@ -47,13 +54,18 @@ class LazyConcatenatedTensorDict(OnDisk):
     - A list, a tensor or a mask gives a `TensorDict` of these rows in this order; they are read from the parts that
       hold them, and nothing else is.
     - Reading an entry concatenates it, and gives a copy. A nested container is read as such a concatenation.
-    - What is written in place is written into the parts: `td[i] = row`, `td.set_(key, value)`, `td.mul_(2)`.
+    - What is written in place is written into the parts: `td[i] = row`, `td.set_(key, value)`, `td.mul_(2)`. In ragged
+      entries, assignment, `set_` and `update_` do that, arithmetic does not. Values that are no tensors are written as
+      the parts take them: to those loaded from a save, in memory.
     - `select`, `exclude` and `copy` read nothing and give concatenations. Entries that are added, replaced or deleted
       are so in the concatenation only; the parts stay as they are. Its length is changed by :meth:`extend` alone.
     - The results of other operations are in memory, as `TensorDict`s.
+    - Where the rows of parts lie that are mapped from files is noted when a list or tensor takes the first of them: a
+      mini-batch out of a thousand shards is then gathered as one out of a single folder is. These parts are locked as
+      long as the concatenation, and its views, are there.
 
     Args:
-        parts: the containers, in any sequence, which may load a part when it is asked for it, and may keep it or not.
+        parts: the containers, in any sequence, which may load a part when it is asked for it; it had better keep it.
             Each has one batch dim at least, and all have the keys, dtypes, devices and shapes of the first, but for the
             number of rows. A part is checked when it is asked for.
         lengths: the number of rows of each; without it, all parts are asked for, and checked, at once.
@@ -115,7 +127,7 @@ class LazyConcatenatedTensorDict(OnDisk):
         if isinstance(sample, Contract) or sample.is_nested or sample.layout is not torch.strided:
             return JoinedValues(self._joint, self._rows, path, sample)
         row = tuple(template._shape_of(name)[1:])
-        return RowsOfParts(self._joint, self._rows, path, row).tensor(sample.dtype, sample.device)
+        return RowsOfParts(self._joint, self._rows, path, row, sample.dtype, sample.device).tensor()
 
     def _over(self, rows: range, held: dict[str, Any] | None = None) -> LazyConcatenatedTensorDict:
         """A view of some of the rows; `held` are its entries, those of this one by default."""
@@ -146,6 +158,8 @@ class LazyConcatenatedTensorDict(OnDisk):
 
     def _added(self, index: Any) -> Mapping[str, Any]:
         """The entries that were added here, indexed along the batch."""
+        if not self._altered:
+            return {}
         added = {name: value for name, value in self._held.items() if not self._is_of_parts(value)}
         if not added:
             return added
@@ -156,7 +170,7 @@ class LazyConcatenatedTensorDict(OnDisk):
         if isinstance(value, JoinedValues):
             return JoinedValues(self._joint, rows, value.path, value.sample)
         if (column := _column_of(value)) is not None:
-            return RowsOfParts(self._joint, rows, column.path, column.shape[1:]).tensor(value.dtype, value.device)
+            return column.over(rows).tensor()
         return value._rewrap(value._wrapped_container()._over(rows))
 
     def extend(self, parts: Sequence[Any], lengths: Iterable[int] | None = None) -> None:
@@ -248,7 +262,7 @@ class LazyConcatenatedTensorDict(OnDisk):
 
     def _sketch(self, name: str) -> Any:
         value = self._held[name]
-        return value.sketch() if isinstance(value, JoinedValues) else super()._sketch(name)
+        return value.sketch(self._size, self._device) if isinstance(value, JoinedValues) else super()._sketch(name)
 
     def _put(self, entries: Mapping[str, Any]) -> None:
         self._altered = True
@@ -267,19 +281,43 @@ class LazyConcatenatedTensorDict(OnDisk):
 
     def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Any:
         if device != self._device:
-            return (FileSelection._of if entries else self._make)(entries, self._size, device, self._names)
-        held = {}
-        for name, value in entries.items():
-            known = self._held[name]
-            held[name] = known if isinstance(known, JoinedValues) else value
-        view = self._over(self._rows, held)
-        view._altered = self._altered or held.keys() != self._held.keys()
+            return FileSelection._of(entries, self._size, device, self._names)
+        view = self._over(self._rows, entries)
+        view._altered = self._altered or entries.keys() != self._held.keys()
         return view
 
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
         if isinstance(write, Resize):
             self._refuse_size(source)
+        read = [name for name, value in self._held.items() if isinstance(value, JoinedValues)]
+        if read and write.inplace and not isinstance(write, Resize):
+            source = self._plan_values(write, source, prefix, read)
         super()._plan_write(write, source, prefix)
+
+    def _plan_values(self, write: Write, source: Any, prefix: Path, read: list[str]) -> Any:
+        """Have entries that no tensor stands for written where they are read, and then to the parts; gives the rest."""
+        rest: Any = source
+        if isinstance(source, (Contract, Mapping)):
+            items = list(rest.items())
+            theirs = {key: value for key, value in items if path_of(key)[0] in read}
+            rest = {key: value for key, value in items if key not in theirs}
+            read, source = [name for name in read if any(path_of(key)[0] == name for key in theirs)], theirs
+        if read:
+            values = TensorDict._make({name: self._target(name) for name in read}, self._size, self._device, None)
+            values._plan_write(write, source, prefix)
+            touched = torch.ones(self._size, dtype=torch.bool)
+            if isinstance(write, Assign) and write.indexed == self._size:
+                touched.zero_()[write.at] = True
+            write.plan.steps.append(
+                (self._write_values, (values, touched.flatten(1).any(1) if touched.ndim > 1 else touched))
+            )
+        return rest
+
+    def _write_values(self, values: TensorDict, touched: Tensor) -> None:
+        """Write entries that were read to the parts that have rows that were touched."""
+        for number, local, at in self._joint.pieces(self._rows):
+            if touched[at].any():
+                self._joint.node(number, self._path)[local] = values._index(at)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -311,21 +349,19 @@ class LazyConcatenatedTensorDict(OnDisk):
         number, local = self._joint.place(self._rows[position])
         return self._named(self._taken(number, local, position), (self._names or [None])[1:])
 
-    def _taken(self, number: int, local: Any, position: Any) -> Any:
-        """Rows of one part, which are at `position` here."""
-        node = self._joint.node(number, self._path)
+    def _taken(self, number: int, local: int, position: int) -> Any:
+        """A row of one part, which is at `position` here."""
         if self._is_as_parts():
-            return node._index(local)
+            return self._joint.node(number, self._path)._index(local)
         added = self._added(position)
         entries = {
             name: added[name] if name in added else self._taken_entry(value, number, local, position)
             for name, value in self._held.items()
         }
-        size = (local.shape if isinstance(local, Tensor) else ()) + self._size[1:]
-        names = None if self._names is None else [*[None] * (len(size) - len(self._size) + 1), *self._names[1:]]
-        return TensorDict._make(entries, torch.Size(size), self._device, names)
+        names = None if self._names is None else self._names[1:]
+        return TensorDict._make(entries, self._size[1:], self._device, names)
 
-    def _taken_entry(self, value: Any, number: int, local: Any, position: Any) -> Any:
+    def _taken_entry(self, value: Any, number: int, local: int, position: int) -> Any:
         """The same of one entry of the parts."""
         if is_node(value):
             return value._rewrap(value._wrapped_container()._taken(number, local, position))
@@ -335,24 +371,36 @@ class LazyConcatenatedTensorDict(OnDisk):
     def _gathered(self, at: Tensor) -> Any:
         """The rows at these positions, each read from its part."""
         size = self._size
-        positions = at.detach().cpu().numpy().reshape(-1).astype(np.int64)
+        positions = at.detach().cpu().numpy().reshape(-1).astype(np.int64, copy=False)
         low, high = int(positions.min()), int(positions.max())
         if low < -size[0] or high >= size[0]:
             wrong = low if low < -size[0] else high
             raise IndexError(f"index {wrong} is out of bounds for dimension 0 with size {size[0]}")
-        positions = np.where(positions < 0, positions + size[0], positions)
-        order, groups = self._joint.groups(self._rows.start + positions * self._rows.step)
-        taken = [
-            self._taken(number, torch.from_numpy(local), torch.from_numpy(positions[order[start:stop]]))
-            for number, local, start, stop in groups
-        ]
-        joined = taken[0] if len(taken) == 1 else cat_containers(taken, 0)
-        if at.ndim != 1 or (order[1:] < order[:-1]).any():
-            back = np.empty_like(order)
-            back[order] = np.arange(len(order))
-            joined = joined._index(torch.from_numpy(back).view(at.shape))
-        names = None if self._names is None else indexing.renamed(self._names, at, at.ndim + len(size) - 1)
-        return self._named(joined, names or [None] * len(joined._batch_size))
+        if low < 0:
+            positions = np.where(positions < 0, positions + size[0], positions)
+        own = self._rows
+        if own.start or own.step != 1:
+            positions = own.start + positions * own.step
+        with Taken(self._joint, positions) as taken:
+            return self._gathered_rows(taken, at)
+
+    def _gathered_rows(self, taken: Taken, at: Tensor) -> Any:
+        added = self._added(at)
+        entries = {}
+        for name, value in self._held.items():
+            column = _column_of(value)
+            if name in added:
+                entries[name] = added[name]
+            elif column is not None:
+                rows = column.gathered(taken)
+                entries[name] = rows if at.ndim == 1 else rows.view(*at.shape, *column.shape[1:])
+            elif isinstance(value, JoinedValues):
+                entries[name] = value.gathered(taken, at.shape)
+            else:
+                entries[name] = value._rewrap(value._wrapped_container()._gathered_rows(taken, at))
+        size = at.shape + self._size[1:]
+        names = None if self._names is None else indexing.renamed(self._names, at, len(size))
+        return TensorDict._make(entries, size, self._device, names)
 
     def _named(self, result: Any, names: Names) -> Any:
         """What was taken of parts, with the names of dims that it has here."""
@@ -372,11 +420,11 @@ LazyConcatenatedTensorDict._twin = _UnreadConcatenation
 
 def _packed(entry: Any) -> Any:
     column = _column_of(entry)
-    return entry if column is None else (column, entry.dtype, entry.device)
+    return column or entry
 
 
 def _unpacked(entry: Any) -> Any:
-    return entry[0].tensor(*entry[1:]) if type(entry) is tuple else entry
+    return entry.tensor() if isinstance(entry, RowsOfParts) else entry
 
 
 def _column_of(value: object) -> RowsOfParts | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
 from typing import Any, overload
 
 import numpy as np
@@ -13,9 +15,11 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
+from tensordict.core import registry
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
+from tensordict.memory import rows as scattered
 from tensordict.memory.stored_tensors import Selection, StoredTensor, Values, in_memory, tensor_of
 from tensordict.ops.stacking import cat_containers
 
@@ -31,6 +35,20 @@ class Parts(Sequence[Any]):
         starts: the first row of each, and at the end the number of rows.
     """
 
+    # What parts see of that which holds them.
+    _locked = True
+    # See `copy_from`.
+    missed: int = 0
+    # What refers to each part once it was checked; whether it is noted where its tensors are; what keeps them there.
+    _checked: list[weakref.ref[Any] | None]
+    _noted: Values
+    _held: list[list[Any] | None]
+    # Where the tensors at a path begin, 0 for one that has to be asked for its rows; and a power of 2 (at most 8) of
+    # which all these addresses are multiples.
+    _addresses: dict[Path, Values]
+    _aligned: dict[Path, int]
+    _starts_array: Values | None
+
     def __init__(self, containers: Sequence[Any], lengths: Iterable[int] | None, template: Any) -> None:
         if template is None:
             if not len(containers):
@@ -45,8 +63,7 @@ class Parts(Sequence[Any]):
         self.template = template._wrapped_container()
         self.starts = [0]
         self._where: list[tuple[Sequence[Any], int]] = []
-        self._checked: list[weakref.ref[Any] | None] = []
-        self._starts_array: Values | None = None
+        self._start()
         self.extend(containers, lengths)
 
     def extend(self, containers: Sequence[Any], lengths: Iterable[int] | None) -> None:
@@ -65,6 +82,8 @@ class Parts(Sequence[Any]):
                 )
         self._where += [(containers, at) for at in range(len(containers))]
         self._checked += [None] * len(containers)
+        self._held += [None] * len(containers)
+        self._noted = np.append(self._noted, np.zeros(len(containers), dtype=np.bool_))
         self.starts += itertools.islice(itertools.accumulate(lengths, initial=self.starts[-1]), 1, None)
         self._starts_array = None
 
@@ -89,7 +108,8 @@ class Parts(Sequence[Any]):
         known = self._checked[number]
         if known is None or known() is not part:
             self._check(number, part, self.starts[number + 1] - self.starts[number])
-            self._checked[number] = weakref.ref(part)
+            self._forget(number)
+            self._checked[number] = weakref.ref(part, partial(_forget, weakref.ref(self), number))
         return part
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,8 +117,17 @@ class Parts(Sequence[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.template, self.starts, self._where = state["template"], state["starts"], state["where"]
-        self._checked = [None] * len(self._where)
+        self._start()
+
+    def _start(self) -> None:
+        """Know nothing of the parts."""
+        count = len(self._where)
         self._starts_array = None
+        self._checked, self._held = [None] * count, [None] * count
+        self._noted = np.zeros(count, dtype=np.bool_)
+        self._addresses, self._aligned = {}, {}
+        self.readers: set[Taken] = set()
+        self._gone: list[Any] = []
 
     def node(self, number: int, path: Path) -> Any:
         """The container at `path` in a part."""
@@ -114,7 +143,7 @@ class Parts(Sequence[Any]):
     def pieces(self, rows: range | Values) -> list[Piece]:
         """What to take of each part for rows that rise: a slice or an array of its rows."""
         if isinstance(rows, np.ndarray):
-            return [(number, local, slice(start, stop)) for number, local, start, stop in self.groups(rows)[1]]
+            return Taken(self, rows).pieces
         if not len(rows):
             return []
         found = []
@@ -130,17 +159,82 @@ class Parts(Sequence[Any]):
                 taken = until
         return found
 
-    def groups(self, rows: Values) -> tuple[Values, list[tuple[int, Values, int, int]]]:
-        """Rows by part: in which order they are then, and for each part its rows and where they are in this order."""
-        if self._starts_array is None:
-            self._starts_array = np.asarray(self.starts, dtype=np.int64)
-        numbers = self._starts_array.searchsorted(rows, "right") - 1
-        order = numbers.argsort(kind="stable")
-        numbers, rows = numbers[order], rows[order]
-        local = rows - self._starts_array[numbers]
-        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(rows)]
-        hit = numbers[cuts[:-1]].tolist() if len(rows) else []
-        return order, [(n, local[i:j], i, j) for n, (i, j) in zip(hit, itertools.pairwise(cuts))]
+    @property
+    def starts_array(self) -> Values:
+        """`starts` as an array."""
+        found = self._starts_array
+        if found is None:
+            found = self._starts_array = np.asarray(self.starts, dtype=np.int64)
+        return found
+
+    # --- where their tensors are ------------------------------------------------------------------------------------
+    # To look at a part takes Python some microseconds, and a mini-batch is of hundreds. So where the tensors of a part
+    # begin that are mapped from files is noted when its rows are first gathered, and the part is locked, as one that a
+    # locked container holds: its entries cannot be replaced while this is there. What is noted of a part goes with it.
+
+    # Nothing is unmapped while rows are gathered (`readers`): that is done when the last gathering ends (`_gone`).
+
+    def begin(self, reader: Taken) -> None:
+        """Have the parts of the rows that a reader takes noted; what is mapped stays so until its `end`."""
+        self.readers.add(reader)
+        noted = self._noted[reader.numbers]
+        if not noted.all():
+            reader.loaded = [self._note(number) for number in np.unique(reader.numbers[~noted]).tolist()]
+
+    def end(self, reader: Taken) -> None:
+        """A reader has done."""
+        self.readers.discard(reader)
+        if not self.readers:
+            self._gone.clear()
+
+    def _note(self, number: int) -> Any:
+        part = self[number]
+        storages: list[Any] = []
+        self._locate(number, part._wrapped_container(), self.template, (), storages)
+        if storages:
+            part._lock_tree(weakref.ref(self))
+        self._held[number] = storages
+        self._noted[number] = True
+        return part
+
+    def _locate(self, number: int, node: Any, template: Any, path: Path, storages: list[Any]) -> None:
+        if type(node._entries) is not dict:
+            return
+        for name, sample in template._structure().items():
+            value: Any = node._entries.get(name)
+            key = (*path, name)
+            if is_node(sample) and is_node(value) and not value._is_non_tensor:
+                self._locate(number, value._wrapped_container(), sample._wrapped_container(), key, storages)
+            elif isinstance(value, Tensor) and _stays_in_place(value, sample):
+                storages.append(value.untyped_storage())
+                address = value.data_ptr()
+                self.addresses(key)[number] = address
+                self._aligned[key] = min(self._aligned.get(key, 8), (address | 8) & -(address | 8))
+
+    def _forget(self, number: int) -> None:
+        """Drop what is noted of a part that is gone."""
+        self._checked[number] = None
+        self._noted[number : number + 1] = False
+        for addresses in self._addresses.values():
+            addresses[number : number + 1] = 0
+        # After that, so that who reads an address is among the readers.
+        if self.readers:
+            self._gone.append(self._held[number])
+        self._held[number] = None
+
+    def copy(self, path: Path, addresses: Values, out: Tensor) -> None:
+        """Copy rows of the tensors at a path, which are at these addresses."""
+        self.missed = scattered.copy_from(addresses, out, self._aligned[path], self.missed)
+
+    def addresses(self, path: Path) -> Values:
+        """Where the tensors at a path begin in the parts of which it was noted; 0 for one that has to be asked."""
+        addresses = self._addresses.get(path)
+        if addresses is None or len(addresses) < len(self):
+            grown = np.zeros(len(self), dtype=np.int64)
+            if addresses is not None:
+                grown[: len(addresses)] = addresses
+            addresses = self._addresses[path] = grown
+        return addresses
 
     # --- one schema -------------------------------------------------------------------------------------------------
 
@@ -160,6 +254,79 @@ class Parts(Sequence[Any]):
         _check_alike(part, self.template, number, ())
 
 
+def _forget(parts: weakref.ref[Parts], number: int, reference: object) -> None:
+    among = parts()
+    if among is not None and among._checked[number] is reference:
+        among._forget(number)
+
+
+def _stays_in_place(value: Tensor, sample: Any) -> bool:
+    """Whether the rows of a tensor, of the dtype and shape of those of a sample, lie one behind the other in a map."""
+    return (
+        isinstance(sample, Tensor)
+        and not isinstance(value, Contract)
+        and value.is_cpu
+        and value.layout is torch.strided
+        and not value.is_nested
+        and not value.requires_grad
+        and value.dtype is sample.dtype
+        and value.shape[1:] == sample.shape[1:]
+        and value.is_contiguous()
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value.untyped_storage().resizable()
+    )
+
+
+class Taken:
+    """Rows that are taken of parts, in any order.
+
+    Attributes:
+        numbers: the part of each.
+        local: which of its rows it is.
+    """
+
+    def __init__(self, parts: Parts, rows: Values) -> None:
+        starts = parts.starts_array
+        self.parts = parts
+        self.numbers = starts.searchsorted(rows, "right") - 1
+        self.local = rows - starts[self.numbers]
+        # Parts that are not kept otherwise.
+        self.loaded: list[Any] = []
+
+    @cached_property
+    def order(self) -> Values:
+        """The rows by part."""
+        return self.numbers.argsort(kind="stable")
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """What is taken of each part, and where it is in `order`."""
+        numbers, local = self.numbers[self.order], self.local[self.order]
+        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+        hit = numbers[cuts[:-1]].tolist() if len(numbers) else []
+        return [(n, torch.from_numpy(local[i:j]), slice(i, j)) for n, (i, j) in zip(hit, itertools.pairwise(cuts))]
+
+    @cached_property
+    def back(self) -> Tensor:
+        """Where in `order` each row is."""
+        back = np.empty_like(self.order)
+        back[self.order] = np.arange(len(back))
+        return torch.from_numpy(back)
+
+    def __enter__(self) -> Taken:
+        self.parts.begin(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.parts.end(self)
+
+    def addresses(self, path: Path, nbytes: int) -> Values | None:
+        """Where the rows of an entry begin, which are of so many bytes; `None` when parts have to be asked for them."""
+        starts = self.parts.addresses(path)[self.numbers]
+        return starts + self.local * nbytes if starts.all() else None
+
+
 class RowsOfParts:
     """The rows of an entry of all parts as an `Array`: what is taken of it is read from the parts that have it.
 
@@ -169,15 +336,28 @@ class RowsOfParts:
         shape: its shape.
     """
 
-    __slots__ = ("parts", "path", "rows", "shape")
+    __slots__ = ("device", "dtype", "parts", "path", "row_nbytes", "rows", "shape")
 
-    def __init__(self, parts: Parts, rows: range, path: Path, row_shape: tuple[int, ...]) -> None:
-        self.parts, self.rows, self.path = parts, rows, path
+    def __init__(
+        self,
+        parts: Parts,
+        rows: range,
+        path: Path,
+        row_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.parts, self.rows, self.path, self.dtype, self.device = parts, rows, path, dtype, device
         self.shape = (len(rows), *row_shape)
+        self.row_nbytes = math.prod(row_shape) * dtype.itemsize
 
-    def tensor(self, dtype: torch.dtype, device: torch.device) -> StoredTensor:
+    def tensor(self) -> StoredTensor:
         """The tensor that stands for it."""
-        return StoredTensor.of(self, dtype, device, self.path)
+        return StoredTensor.of(self, self.dtype, self.device, self.path)
+
+    def over(self, rows: range) -> RowsOfParts:
+        """The same of other rows."""
+        return RowsOfParts(self.parts, rows, self.path, self.shape[1:], self.dtype, self.device)
 
     def check(self) -> None:
         """Nothing can be closed."""
@@ -191,6 +371,16 @@ class RowsOfParts:
             return self.of_part(number, (local, *rest)).clone()
         return torch.cat([self.of_part(number, (local, *rest)) for number, local, _ in self._pieces(first)])
 
+    def gathered(self, taken: Taken) -> Tensor:
+        """The rows that are taken."""
+        addresses = taken.addresses(self.path, self.row_nbytes) if self.row_nbytes else None
+        if addresses is None:
+            pieces = [self.of_part(number, local) for number, local, _ in taken.pieces]
+            return (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[taken.back]
+        out = torch.empty((len(addresses), *self.shape[1:]), dtype=self.dtype, device="cpu")
+        self.parts.copy(self.path, addresses, out)
+        return out
+
     def of_part(self, number: int, at: Any) -> Tensor:
         """What an index takes of the tensor of one part."""
         leaf: Tensor = self._leaf(number)[2]
@@ -199,8 +389,7 @@ class RowsOfParts:
     def write(self, selection: Selection, values: Any) -> None:
         """Write to the selection."""
         first, *others = selection
-        dtype = self._leaf(0)[2].dtype
-        given = tensor_of(values, dtype)
+        given = tensor_of(values, self.dtype)
         rest = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
         if isinstance(first, (int, np.integer)):
             number, local = self.parts.place(self.rows[first])
@@ -212,11 +401,7 @@ class RowsOfParts:
     def _pieces(self, first: slice | Values) -> list[Piece]:
         own = self.rows
         rows = own.start + first * own.step if isinstance(first, np.ndarray) else own[first]
-        pieces = self.parts.pieces(rows)
-        return [
-            (number, torch.from_numpy(local) if isinstance(local, np.ndarray) else local, at)
-            for number, local, at in pieces
-        ]
+        return self.parts.pieces(rows)
 
     def _leaf(self, number: int) -> tuple[Any, str, Any]:
         """The container of a part that holds the entry, its name there, and the tensor."""
@@ -250,6 +435,12 @@ class JoinedValues:
         taken = [self._of(*piece) for piece in pieces or [(self.parts.template, slice(0, 0))]]
         return (cat_containers(taken) if len(taken) > 1 else taken[0])._entries[self.path[-1]]
 
+    def gathered(self, taken: Taken, shape: torch.Size) -> Any:
+        """The rows that are taken, in another shape."""
+        pieces = [self._of(self.parts[number], local) for number, local, _ in taken.pieces]
+        joined = cat_containers(pieces) if len(pieces) > 1 else pieces[0]
+        return joined._index(taken.back.view(shape))._entries[self.path[-1]]
+
     def of_part(self, number: int, at: Any) -> Any:
         """What an index takes of the entry of one part."""
         return self._of(self.parts[number], at)._entries[self.path[-1]]
@@ -260,9 +451,11 @@ class JoinedValues:
         taken = node_at(part._wrapped_container(), path).select(name)._index(at)
         return TensorDict._make({name: taken._entries[name]}, taken._batch_size, None, None)
 
-    def sketch(self) -> Any:
-        """What it is, for those who only ask that: the entry of the template, with as many rows where it has any."""
-        return self.read()
+    def sketch(self, size: torch.Size, device: torch.device | None) -> Any:
+        """What it is, for those who only ask that, as an entry of a container of this batch size; nothing is read."""
+        if is_node(self.sample):
+            return registry.lookup("NonTensorData")._of(f"<values of {len(self.parts)} parts>", size, device)
+        return self.sample
 
 
 def node_at(container: Any, path: Iterable[str]) -> Any:

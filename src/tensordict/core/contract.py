@@ -94,6 +94,10 @@ class EntryStore:
         """The entries for those who write into them; see `Contract._writable`."""
         return self  # type: ignore[return-value]
 
+    def shared(self) -> Mapping[str, Any]:
+        """The entries for those who make another container over them, with `Contract._subset`."""
+        return self.writable()
+
     def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
         """A function of leaves as it is called on `writable`; see `Contract._on_read`."""
         return fn
@@ -190,6 +194,11 @@ class Contract:
         """
         entries = self._entries
         return entries.writable() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
+
+    def _shared(self) -> Mapping[str, Any]:
+        """The entries for those who make another container over them, with `_subset`; nothing is read for that."""
+        entries = self._entries
+        return entries.shared() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
     def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
         """A function of leaves as the walks call it on `_writable`, whose argument at `position` is the leaf.

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,6 +135,48 @@ def _pieces(length: int) -> int:
     """Into how many equal pieces a row of so many elements is cut, each of less than a grain; 0 when it cannot be."""
     least = length // _GRAIN + 1
     return next((count for count in range(least, length // _SHORTEST + 1) if length % count == 0), 0)
+
+
+def copy_from(addresses: np.ndarray[Any, np.dtype[np.int64]], out: Tensor, aligned: int, missed: int = 0) -> int:
+    """Copy the rows at these addresses to those of a contiguous tensor; they may lie in many files.
+
+    To ask the kernel of rows in many files whether they are in memory takes as long as copying them, so it is told that
+    they are needed for some time after many were not.
+
+    Args:
+        addresses: where each row begins; it is as long as a row of `out`, in one piece, and stays mapped meanwhile.
+        out: on the CPU; with as many rows, of at least a byte.
+        aligned: 8, 4, 2 or 1: a number of bytes, of which the place of the first row of each file is a multiple.
+        missed: what the call before gave, for rows of the same files.
+
+    Returns:
+        for how many calls more the kernel is told.
+    """
+    row = out.stride(0) * out.itemsize
+    faults = 0 if missed else system.major_faults()
+    # Of the largest integers that all rows consist of.
+    width = (bits := row | aligned) & -bits
+    pieces = _pieces(row // width) or 1
+    count = row // width // pieces
+    # A tensor over all memory, one row for each integer in it, of which no others than the rows asked for are touched.
+    words = torch.frombuffer(_everything, dtype=_WIDTHS[width], count=_SIZE // width)
+    windows = words.as_strided((_SIZE // width - count + 1, count), (1, 1))
+    for start in range(0, len(addresses), step := max(1, _AHEAD // row)):
+        part = addresses[start : start + step]
+        if missed:
+            kernel.will_need(torch.from_numpy(part), row)
+        at = (part - _FIRST) // width
+        if pieces > 1:
+            at = np.add.outer(at, np.arange(pieces) * count).reshape(-1)
+        torch.index_select(windows, 0, torch.from_numpy(at), out=_as_words(out[start : start + step], width, pieces))
+    if missed:
+        return missed - 1
+    return _DISTRUST if system.major_faults() - faults > len(addresses) // _SAMPLE else 0
+
+
+# What a process can address at most, but for the first page, which nothing is in.
+_FIRST, _SIZE = 4096, (1 << 47) - 4096
+_everything = (ctypes.c_char * _SIZE).from_address(_FIRST)
 
 
 def _lies_in_map(leaf: Tensor) -> bool:

@@ -67,7 +67,7 @@ class Copying(Leaves):
             if (members := self._members(or_template=True)) is not None:
                 return self._restacked([member.copy() for member in members])
             # What is in a file stays there.
-            kept = self._writable().items()
+            kept = self._shared().items()
             entries = {k: value.copy() if isinstance(value, Contract) else value for k, value in kept}
             return self._subset(entries, self._device)
         entries = mapping.copy()

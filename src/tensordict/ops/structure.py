@@ -84,7 +84,7 @@ class Structure(Writing):
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
                 return self._restacked([member._selected(_known(member, wanted)) for member in members])
-            mapping = self._writable()
+            mapping = self._shared()
         entries: dict[str, Any] = {}
         for name, below in wanted.items():
             entries[name] = mapping[name] if below is None else mapping[name]._selected(below)
@@ -136,7 +136,7 @@ class Structure(Writing):
             if (members := self._members(or_template=True)) is not None:
                 return self._restacked([member._excluding(paths) for member in members])
             # What goes is not looked at: it may be what a file has and torch has not.
-            mapping = self._writable()
+            mapping = self._shared()
             entries = {name: mapping[name] for name in mapping if (name,) not in paths}
         below: dict[str, list[Path]] = {}
         for path in paths:
