@@ -10,13 +10,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl test test-clients differ lint format bench bench-clients
+.PHONY: help demo demo-rl test test-slow test-clients differ lint format bench bench-clients
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           train on a memory-mapped data set, save and reload (under a minute)"
 	@echo "make demo-rl        train an agent with TorchRL (at most two minutes)"
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
+	@echo "make test-slow      run the tests that take minutes, which make test leaves out"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
 	@echo "make differ         run random programs here and on the reference; choose with DIFFER='--seconds 60 --seed 7'"
 	@echo "make lint           check format, style, types and the plan of the house"
@@ -33,6 +34,10 @@ demo-rl: .venv-clients/installed
 # The tests of both directions of the disk formats need the reference beside us.
 test: .venv/installed .venv-reference/installed
 	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+
+# Tests marked `long`: hundreds of rounds of what `make test` runs a few of.
+test-slow: .venv/installed
+	.venv/bin/python -m pytest -n $(JOBS) -m long $(TESTS)
 
 # Programs of libraries that are built on this API, each run on this package and on the reference.
 test-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed

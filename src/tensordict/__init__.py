@@ -30,6 +30,7 @@ from tensordict.core.settings import (
     set_lazy_legacy,
     set_list_to_stack,
 )
+from tensordict.datasets import DatasetWriter, open_dataset
 from tensordict.functional import (
     cat,
     dense_stack_tds,
@@ -74,6 +75,7 @@ __path__.append(f"{__path__[0]}/compat/paths")
 __version__ = "0.14.100"
 
 __all__ = [
+    "DatasetWriter",
     "LazyConcatenatedTensorDict",
     "LazyStackedTensorDict",
     "LazyView",
@@ -135,6 +137,7 @@ __all__ = [
     "maybe_dense_stack",
     "memmap",
     "merge_tensordicts",
+    "open_dataset",
     "pack_memmap",
     "pad",
     "pad_sequence",

@@ -44,7 +44,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 def _convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="the save, of any format")
     parser.add_argument("target", metavar="DST", help="where to write it")
-    parser.add_argument("--to", choices=FORMATS, help="the format of DST, whatever its suffix")
+    parser.add_argument("--to", choices=(*FORMATS, "dataset"), help="the format of DST, whatever its suffix")
     parser.add_argument("--force", action="store_true", help="replace what is at DST")
     parser.add_argument("--compression", help="of an archive (deflate, bzip2, lzma) or of HDF5 (gzip, lzf)")
     parser.add_argument(
@@ -71,6 +71,28 @@ def _diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--atol", type=float, default=0.0, help="absolute tolerance for elements (default 0)")
     parser.add_argument("--equal-nan", action="store_true", help="take NaN for equal to NaN")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def _compact(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="the folder of the data set")
+    parser.add_argument("--rows", type=int, metavar="N", help="the rows of a shard (default: as many as have 128 MiB)")
+    parser.add_argument(
+        "--format", choices=("folder", "archive"), default="", help="of the new shards (default: of the first)"
+    )
+    parser.add_argument("--durable", action="store_true", help="have the new shards reach the disk first")
+    parser.add_argument("--keep", action="store_true", help="leave the old shards for tidy to remove")
+
+
+def _tidy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="the folder of the data set")
+    parser.add_argument(
+        "--older-than",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="what was not changed for S seconds (default 3600)",
+    )
+    parser.add_argument("--complete", action="store_true", help="complete shards that no manifest lists, too")
 
 
 def _ifeval(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +187,35 @@ examples:
   tensordict diff --json a b > differences.json || echo they differ
 """,
         _diff,
+    ),
+    "compact": Command(
+        "merge the small shards of a data set",
+        """\
+Merge shards of a data set that follow one another into larger ones: the rows stay the same, in the same order. Each new
+shard takes the place of the old ones in one step, which are removed then. Writers may go on writing and readers reading
+meanwhile; one command at a time compacts or tidies. Prints how many shards there were, and how many there are.
+""",
+        """\
+examples:
+  tensordict compact data
+  tensordict compact --rows 1000000 --format archive data
+""",
+        _compact,
+    ),
+    "tidy": Command(
+        "remove what killed writers of a data set left",
+        """\
+Remove what writers of a data set that were killed have left, and shards that a compaction has replaced. Shards that
+count are never touched, nor what belongs to a writer whose manifest is damaged. With --complete, complete shards that
+no manifest lists are removed, too: a writer that was killed in the last moment leaves one, and so does a manifest that
+has lost its last lines. Prints the paths that were removed.
+""",
+        """\
+examples:
+  tensordict tidy data
+  tensordict tidy --older-than 60 --complete data
+""",
+        _tidy,
     ),
     "ifeval": Command(
         "score how responses follow instructions",

@@ -315,6 +315,7 @@ class LazyConcatenatedTensorDict(OnDisk):
 
     def _write_values(self, values: TensorDict, touched: Tensor) -> None:
         """Write entries that were read to the parts that have rows that were touched."""
+        self._joint.refuse_read_only(self._path)
         for number, local, at in self._joint.pieces(self._rows):
             if touched[at].any():
                 self._joint.node(number, self._path)[local] = values._index(at)

@@ -17,8 +17,8 @@ from torch import Tensor
 from tensordict.containers.dense import TensorDict
 from tensordict.core import registry
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import ShapeError
-from tensordict.core.keys import Path, joined
+from tensordict.core.errors import SaveError, ShapeError
+from tensordict.core.keys import Path, entry_of, joined
 from tensordict.memory import rows as scattered
 from tensordict.memory.stored_tensors import Selection, StoredTensor, Values, in_memory, tensor_of
 from tensordict.ops.stacking import cat_containers
@@ -33,8 +33,10 @@ class Parts(Sequence[Any]):
     Attributes:
         template: a container with the schema of all of them.
         starts: the first row of each, and at the end the number of rows.
+        read_only: why nothing may be written to them; empty when it may.
     """
 
+    read_only = ""
     # What parts see of that which holds them.
     _locked = True
     # See `copy_from`.
@@ -113,10 +115,11 @@ class Parts(Sequence[Any]):
         return part
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"template": self.template, "starts": self.starts, "where": self._where}
+        return {"template": self.template, "starts": self.starts, "where": self._where, "read_only": self.read_only}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.template, self.starts, self._where = state["template"], state["starts"], state["where"]
+        self.read_only = state["read_only"]
         self._start()
 
     def _start(self) -> None:
@@ -128,6 +131,11 @@ class Parts(Sequence[Any]):
         self._addresses, self._aligned = {}, {}
         self.readers: set[Taken] = set()
         self._gone: list[Any] = []
+
+    def refuse_read_only(self, path: Path) -> None:
+        """Raise a `SaveError` where nothing may be written to the parts."""
+        if self.read_only:
+            raise SaveError(f"{entry_of(path)}{self.read_only}")
 
     def node(self, number: int, path: Path) -> Any:
         """The container at `path` in a part."""
@@ -410,6 +418,7 @@ class RowsOfParts:
         return node, name, node._writable()[name]
 
     def _to_part(self, number: int, at: tuple[Any, ...], values: Tensor) -> None:
+        self.parts.refuse_read_only(self.path)
         node, name, leaf = self._leaf(number)
         if node._members() is None:
             leaf[at] = values

@@ -105,6 +105,10 @@ class UnsupportedEntryError(SaveError, NotImplementedError):
     """An entry or an option that this version cannot save or load."""
 
 
+class SchemaError(ValueError, RuntimeError):
+    """Rows that do not fit the schema of a data set; names the entry, and says what was expected."""
+
+
 class FieldError(AttributeError, TypeError, ValueError):
     """A name that is no field of a tensorclass, or that a field cannot have."""
 

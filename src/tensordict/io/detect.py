@@ -13,7 +13,7 @@ from tensordict.core.errors import SaveError
 from tensordict.io.stores.backends import BACKENDS, backend_at
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import META, local_path
+from tensordict.memory.names import META, SCHEMA, local_path
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 # As its own library has it.
@@ -32,7 +32,7 @@ _SHOWN = 3
 
 
 def detect_format(path: PathLike) -> str:
-    """The format of a save: "directory", "archive", "consolidated", "safetensors" or one of `BACKENDS`.
+    """The format of a save: "directory", "dataset", "archive", "consolidated", "safetensors" or one of `BACKENDS`.
 
     Only what tells them apart is looked at: the save may still be broken, or the zip file one of something else.
 
@@ -45,6 +45,8 @@ def detect_format(path: PathLike) -> str:
     if os.path.isdir(shown):
         if os.path.lexists(f"{shown}/{META}"):
             return "directory"
+        if os.path.lexists(f"{shown}/{SCHEMA}"):
+            return "dataset"
         if found := backend_at(shown):
             return found
         raise FileNotFoundError(errno.ENOENT, f"there is no save in this folder: it has no {META}", shown)

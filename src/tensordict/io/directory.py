@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import pathlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -379,14 +380,24 @@ def _save_directory(
         for leaf in leaves:
             if leaf.result is not None and not (save.replaces and _link(leaf, leaf.result, save.at(leaf.path))):
                 leaf.result = None
-        nbytes = _bytes_to_write(leaves)
-        shown = stack.enter_context(progress_bar(options.progress, "saving", nbytes))
+        moving = _write_into(save, root, leaves, nodes, options)
+        for leaf in moving if save.replaces else ():
+            _moved(leaf)
+    return _finish(root, prefix, options)
+
+
+def _write_into(
+    save: FolderTransaction, root: _Node, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
+) -> list[_Leaf]:
+    """Write all leaves that are not there, and every `meta.json`, and commit; gives the leaves that were written."""
+    nbytes = _bytes_to_write(leaves)
+    moving: list[_Leaf] = []
+    with progress_bar(options.progress, "saving", nbytes) as shown:
         writing = WriteOptions(save, options.num_threads, options.checksum, shown)
         written = [_leaf_file(leaf, options, writing) for leaf in leaves]
         # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
         threads = files.threads(options.num_threads, nbytes)
         files.run_all([job for file in written for job in file.jobs()], threads)
-        moving: list[_Leaf] = []
         for leaf, file in zip(leaves, written, strict=True):
             if not file.there:
                 leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
@@ -400,9 +411,69 @@ def _save_directory(
                 save.write(f"{node.folder}/{META}", as_json(meta_of(node)), node.key)
         with files.naming("write the file", f"{root.folder}/{META}", root.key):
             save.commit(as_json(meta_of(root)))
-        for leaf in moving if save.replaces else ():
-            _moved(leaf)
-    return _finish(root, prefix, options)
+    return moving
+
+
+class GrowingFolder:
+    """A save in a folder whose tensors are written row by row, before it is known how many there will be.
+
+    Args:
+        folder: its absolute path, where nothing is.
+        form: a container of the same entries, with any number of rows.
+        growing: the nested keys of the tensors that are written by `write`; the others come with `commit`.
+        options: how to save.
+
+    Raises:
+        SaveError: an entry cannot be saved.
+        OSError: the folder or a file cannot be made.
+    """
+
+    def __init__(self, folder: str, form: Contract, growing: Collection[Path], options: FolderOptions) -> None:
+        self._folder, self._options = folder, options
+        plan = plan_files(form, folder, options)
+        self._rows = {leaf.key: leaf for leaf in plan.leaves if leaf.key in growing}
+        paths = list(_files_of(len(folder) + 1, plan.leaves, plan.nodes))
+        self._save = FolderTransaction(folder, paths, options.durable)
+        self._fds: dict[Path, int] = {}
+        self._save.__enter__()
+        try:
+            for node in plan.nodes:
+                self._save.make_folder(node.folder, node.key)
+            for key, leaf in self._rows.items():
+                with files.naming("write the file", leaf.path, key):
+                    self._fds[key] = self._save.create(leaf.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, key: Path, rows: Tensor, offset: int) -> None:
+        """Write rows of an entry at a byte of its file."""
+        try:
+            files.write_tensor(self._fds[key], rows, offset)
+        except OSError as error:
+            raise files.named_os_error(error, "write the file", self._rows[key].path, key) from error
+
+    def written(self, key: Path, count: int) -> MemoryMappedTensor:
+        """The first rows of an entry, which become all that its file has."""
+        leaf = self._rows[key]
+        shape = (count, *leaf.tensor.shape[1:])
+        path = self._save.at(leaf.path)
+        with files.naming("write the file", leaf.path, key):
+            os.ftruncate(self._fds[key], math.prod(shape) * leaf.tensor.itemsize)
+        return map_file(path, leaf.tensor.dtype, shape, key)
+
+    def commit(self, container: Contract) -> None:
+        """Make the save visible; `container` has what `written` gives, and the other entries. May be tried again."""
+        plan = plan_files(container, self._folder, self._options)
+        with self._save.attempt():
+            _write_into(self._save, plan.root, plan.leaves, plan.nodes, self._options)
+
+    def close(self) -> None:
+        """Close all files; without a commit, what was written is taken away."""
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+        self._save.__exit__()
 
 
 def _reopened(root: _Node, prefix: pathlib.Path, options: FolderOptions) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,9 +27,11 @@ from tensordict.io.structure import Complain
 from tensordict.io.value_files import left_pickled
 from tensordict.io.zipping import STORED
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, TABLE_SUFFIX, local_path, without_scheme
+from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, local_path, without_scheme
 
 DIRECTORY, ARCHIVE, CONSOLIDATED, SAFETENSORS = "directory", "archive", "consolidated", "safetensors"
+# What is not one save, but made of many.
+DATASET = "dataset"
 FORMATS = (DIRECTORY, ARCHIVE, CONSOLIDATED, *BACKENDS, SAFETENSORS)
 # The format that the name of a file stands for.
 SUFFIXES = {
@@ -37,6 +41,26 @@ SUFFIXES = {
     **{suffix: name for name, kind in BACKENDS.items() for suffix in kind.suffixes},
     ".safetensors": SAFETENSORS,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """A format of a room above this one: how a save is opened (with its mode), described and written."""
+
+    open: Callable[[PathLike, str], Any]
+    describe: Callable[[PathLike, Complain | None], Specification]
+    write: Callable[[Any, PathLike], None]
+
+
+# By format; the modules that have one add it.
+ABOVE: dict[str, Above] = {}
+
+
+def format_to_load(path: PathLike) -> str:
+    """The format of what is to be loaded; that of a folder with nothing known is `DIRECTORY`, whose loader says so."""
+    shown = os.fspath(path)
+    known = os.path.isfile(shown) or (os.path.lexists(f"{shown}/{SCHEMA}") and not os.path.lexists(f"{shown}/{META}"))
+    return detect_format(path) if known else DIRECTORY
 
 
 def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
@@ -90,11 +114,14 @@ def open_file(
         OSError: the file cannot be read, or is broken.
     """
     given = sorted(name for name, value in others.items() if value is not None)
-    if mode != "r" and format not in BACKENDS:
+    if mode != "r" and format not in (*BACKENDS, *ABOVE):
         given.append(f"mode={mode!r}")
     if given:
         raise ValueError(f"{given} cannot be had of {os.fspath(path)!r}, which is of the format {format!r}")
     target = None if device is None else as_device(device)
+    if format in ABOVE:
+        container = ABOVE[format].open(path, mode)
+        return container if target is None else container.to(target, non_blocking=non_blocking)
     if format in BACKENDS:
         return registry.lookup("PersistentTensorDict")._opened(path, backend=format, mode=mode, device=target)
     if format == SAFETENSORS:
@@ -125,6 +152,8 @@ def describe_save(
     if is_url(path):
         return read_remote(path, Access.of(storage_options, cache_dir), partial(_described, complain))
     format = detect_format(path)
+    if format in ABOVE:
+        return format, ABOVE[format].describe(path, complain)
     if format in BACKENDS:
         return format, specification_in(backend_of(format).open(path, "r").root, complain)
     if format == CONSOLIDATED:
@@ -192,7 +221,9 @@ def write_save(
         raise ValueError(f"the format {format!r} is not compressed; {' and '.join(map(repr, compressible))} can be")
     if checksum is not None and format in compressible:
         raise ValueError(f"the format {format!r} has no checksums to choose: {ARCHIVE!r} always has CRC-32")
-    if format in (DIRECTORY, ARCHIVE):
+    if format in ABOVE:
+        ABOVE[format].write(container, path)
+    elif format in (DIRECTORY, ARCHIVE):
         container.memmap(
             path,
             copy_existing=True,

@@ -108,6 +108,14 @@ class Save(Folders):
             raise SaveError(f"{entry_of(key)}{path!r} is a link that leads out of the save in {self._root!r}")
 
 
+class PrivateSave(Save):
+    """The folders of one save, mapped so that what is written to the tensors stays in memory."""
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
+        self.check(path, key)
+        return map_file(path, dtype, shape, key, shared=False)
+
+
 def _links_in(folder: str) -> frozenset[str]:
     try:
         with os.scandir(folder) as entries:

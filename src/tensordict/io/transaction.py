@@ -133,6 +133,18 @@ class Transaction(ABC):
         with self.new_file(path, key) as fd, files.naming("write the file", path, key):
             files.write_bytes(fd, content)
 
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """A block that may be tried again: the files that it has made are taken away when it fails."""
+        before = len(self._files)
+        try:
+            yield
+        except BaseException:
+            for path in self._files[before:]:
+                commit.unless_it_fails(os.unlink, path)
+            del self._files[before:]
+            raise
+
     # --- commit -------------------------------------------------------------------------------------------------------
 
     def commit(self, meta: bytes = b"") -> None:

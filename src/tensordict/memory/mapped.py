@@ -430,10 +430,15 @@ class MemoryMappedTensor(Tensor):
 # --- used by the loaders and savers -----------------------------------------------------------------------------------
 
 
-def map_file(path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = ()) -> MemoryMappedTensor:
-    """Map the file at the absolute `path`, whose length is checked first; `key` is named in errors."""
+def map_file(
+    path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = (), shared: bool = True
+) -> MemoryMappedTensor:
+    """Map the file at the absolute `path`, whose length is checked first; `key` is named in errors.
+
+    What is written to the tensor reaches the file where it is `shared` and may be written.
+    """
     numel = math.prod(shape)
-    flat, source = _map(path, dtype, numel, shape, key)
+    flat, source = _map(path, dtype, numel, shape, key, shared)
     return _wrap(flat if len(shape) == 1 else flat.view(shape), source)
 
 
@@ -486,7 +491,9 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _map(path: str, dtype: torch.dtype, numel: int, shape: tuple[int, ...], key: Path) -> tuple[Tensor, FileSource]:
+def _map(
+    path: str, dtype: torch.dtype, numel: int, shape: tuple[int, ...], key: Path, shared: bool = True
+) -> tuple[Tensor, FileSource]:
     """The first `numel` elements of a file, which must be that long; `shape` is for errors."""
     status = os.stat(path)
     nbytes = numel * dtype.itemsize
@@ -495,10 +502,9 @@ def _map(path: str, dtype: torch.dtype, numel: int, shape: tuple[int, ...], key:
     if not nbytes:
         flat = torch.empty(0, dtype=dtype, device="cpu")
         return flat, FileSource(path, status.st_dev, status.st_ino, True)
-    shared = True
     try:
         # The size has been checked: torch would grow a shorter file.
-        flat = torch.from_file(path, True, numel, dtype=dtype, device="cpu")
+        flat = torch.from_file(path, shared, numel, dtype=dtype, device="cpu")
     except RuntimeError as error:
         if os.access(path, os.W_OK) or not os.access(path, os.R_OK):
             raise _unmappable(path, error, key) from error

@@ -15,6 +15,8 @@ _PathT = TypeVar("_PathT")
 META = "meta.json"
 LEAF_SUFFIX = ".memmap"
 TABLE_SUFFIX = ".shape.memmap"
+# What every row of a data set is, in its folder.
+SCHEMA = "schema.tdz"
 
 # How a URL begins: a scheme of two letters or more, as one letter is a drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")

@@ -18,7 +18,6 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
-from tensordict.io.detect import detect_format
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import bytes_on_disk, progress_bar
@@ -504,7 +503,7 @@ class Saving(Contract):
                 return save.kept_for(formats.open_file(save.local(), save.format, *args, **kwargs))
 
             return read_remote(prefix, access, load)  # type: ignore[no-any-return]
-        format = detect_format(prefix) if os.path.isfile(prefix) else formats.DIRECTORY
+        format = formats.format_to_load(prefix)
         if format in (formats.DIRECTORY, formats.ARCHIVE):
             return cls.load_memmap(prefix, *args, **kwargs)
         return formats.open_file(prefix, format, *args, **kwargs)  # type: ignore[no-any-return]

@@ -1,0 +1,8 @@
+"""Data sets that grow: shards, each a save of its own, which many writers add and which are read as one container."""
+
+from tensordict.datasets.dataset import Dataset, open_dataset
+from tensordict.datasets.loader import DatasetLoader
+from tensordict.datasets.maintenance import compact, tidy
+from tensordict.datasets.writer import DatasetWriter
+
+__all__ = ["Dataset", "DatasetLoader", "DatasetWriter", "compact", "open_dataset", "tidy"]

@@ -1,0 +1,212 @@
+"""Batches of rows for training: read ahead, by threads or processes, and resumed where they were left."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.utils.data import DataLoader
+
+from tensordict.datasets.dataset import Dataset, Segment
+from tensordict.datasets.order import Order
+
+_FIELDS = {"epoch", "start", "seed", "shuffle", "rows", "segments"}
+
+
+class DatasetLoader:
+    """Iterates over a data set, or any container, by batches; one iteration is one epoch.
+
+    The order of an epoch follows from the seed and the number of the epoch, and takes no memory. Each rank of
+    `torch.distributed` has rows of its own. What :meth:`state_dict` gives after a batch has gone out leads, loaded into
+    another loader, to the batch after it: no row is seen twice, whatever was read ahead, also when the data set has
+    grown or was compacted since.
+
+    Args:
+        data: the container, whose rows run along its first batch dim.
+        batch_size: how many rows a batch has on each rank.
+        shuffle: visit the rows in another order in each epoch.
+        seed: of the order.
+        drop_last: leave out batches that are smaller, so that all ranks have the same number of batches.
+        num_workers: how many processes read; 0 has a thread of this one read ahead.
+        prefetch: how many batches are read ahead (by each worker); 0, without workers, reads when asked.
+        rank, ranks: which part of the rows is ours; by default as `torch.distributed` says, if it is initialized.
+        transform: is called with each batch, where it is read, and gives what comes in its place.
+        options: others of `torch.utils.data.DataLoader`, for workers (`pin_memory`, `multiprocessing_context`, ...).
+
+    Raises:
+        ValueError: a number is out of range, or options are given without workers.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.datasets import DatasetLoader
+        >>> data = TensorDict({"x": torch.arange(6)}, [6])
+        >>> loader = DatasetLoader(data, 2, seed=1)
+        >>> batches = iter(loader)
+        >>> first = next(batches)["x"]
+        >>> again = DatasetLoader(data, 2, seed=1)
+        >>> again.load_state_dict(loader.state_dict())
+        >>> rest = [batch["x"] for batch in again]
+        >>> torch.cat([first, *rest]).sort().values
+        tensor([0, 1, 2, 3, 4, 5])
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        prefetch: int = 2,
+        rank: int | None = None,
+        ranks: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if batch_size < 1 or num_workers < 0 or prefetch < 0:
+            raise ValueError(
+                "batch_size is 1 or more, num_workers and prefetch 0 or more; got "
+                f"{batch_size}, {num_workers} and {prefetch}"
+            )
+        if options and not num_workers:
+            raise ValueError(f"{sorted(options)} are options of worker processes: pass num_workers, too")
+        initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.rank = rank if rank is not None else torch.distributed.get_rank() if initialized else 0
+        self.ranks = ranks if ranks is not None else torch.distributed.get_world_size() if initialized else 1
+        if not 0 <= self.rank < self.ranks:
+            raise ValueError(f"rank {self.rank} is none of {self.ranks} ranks")
+        self.data, self.batch_size = data, batch_size
+        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self._num_workers, self._prefetch = num_workers, prefetch
+        self._transform, self._options = transform, options
+        self.epoch = 0
+        # How many rows all ranks have had of this epoch, of how many, and which those are of a data set.
+        self._start, self._count = 0, len(data)
+        self._segments = _segments(data)
+        # The rows of the epoch that the next iteration goes on with, after `load_state_dict`.
+        self._resumed: Any = None
+
+    def _order(self, count: int, start: int) -> Order:
+        seed = self.seed * 1_000_003 + self.epoch if self.shuffle else None
+        return Order(count, self.batch_size, seed, self.rank, self.ranks, start, self.drop_last)
+
+    def __len__(self) -> int:
+        """How many batches the next iteration has on this rank."""
+        resumed = self._resumed is not None
+        return len(self._order(self._count if resumed else len(self.data), self._start if resumed else 0))
+
+    def __iter__(self) -> Iterator[Any]:
+        rows, start = self._resumed, self._start
+        self._resumed = None
+        if rows is None:
+            rows, start = self.data, 0
+            # The rows of the epoch are those of now, though the data set may grow meanwhile.
+            self._count = len(rows)
+            self._segments = _segments(rows)
+        self._start = start
+        step = self.batch_size * self.ranks
+        for number, batch in enumerate(self._read(rows, self._order(self._count, start))):
+            # The state that is asked for while the batch is in use is that after it.
+            self._start = min(start + (number + 1) * step, self._count)
+            yield batch
+        self.epoch += 1
+        self._start = 0
+
+    def _read(self, rows: Any, order: Order) -> Iterator[Any]:
+        fetch = _Fetch(rows, order, self._transform)
+        if self._num_workers:
+            numbers = range(len(order))
+            prefetch = self._prefetch or None
+            options = {"prefetch_factor": prefetch, "collate_fn": _as_it_is, **self._options}
+            yield from DataLoader(fetch, None, sampler=numbers, num_workers=self._num_workers, **options)
+        elif not self._prefetch:
+            yield from map(fetch.__getitem__, range(len(order)))
+        else:
+            yield from self._read_ahead(fetch, len(order))
+
+    def _read_ahead(self, fetch: _Fetch, count: int) -> Iterator[Any]:
+        with ThreadPoolExecutor(1, thread_name_prefix="tensordict-batches") as pool:
+            under_way: deque[Future[Any]] = deque()
+            try:
+                for number in range(count):
+                    under_way.append(pool.submit(fetch.__getitem__, number))
+                    if len(under_way) > self._prefetch:
+                        yield under_way.popleft().result()
+                while under_way:
+                    yield under_way.popleft().result()
+            finally:
+                for future in under_way:
+                    future.cancel()
+
+    # --- going on -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is: after the last batch that has gone out. Plain numbers and strings.
+
+        With several ranks, all of them save it after the same number of batches; it may be loaded by another number of
+        ranks, and with another `batch_size`.
+        """
+        return {
+            "epoch": self.epoch,
+            "start": self._start,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "rows": self._count,
+            "segments": None if self._segments is None else [list(part) for part in self._segments],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loader was.
+
+        Args:
+            state: what its `state_dict` gave; the seed and `shuffle` are taken from it.
+
+        Raises:
+            ValueError: it is no such state, or that of other rows.
+            SaveError: rows of the data set are gone.
+        """
+        if set(state) != _FIELDS:
+            raise ValueError(f"the state of a loader has {sorted(_FIELDS)}, got {sorted(state)}")
+        count, segments, rows = int(state["rows"]), state["segments"], self.data
+        if segments is not None:
+            own = _segments(rows)
+            if own is None:
+                raise ValueError(f"the state is that of a data set, and this loader has a {type(rows).__name__}")
+            segments = [(str(writer), int(start), int(stop)) for writer, start, stop in segments]
+            if own != segments:
+                rows = rows._rewrap(rows._wrapped_container().at(segments))
+        if len(rows) != count:
+            raise ValueError(f"the state is that of {count:,} rows, and there are {len(rows):,}")
+        self.seed, self.shuffle = int(state["seed"]), bool(state["shuffle"])
+        self.epoch, self._start = int(state["epoch"]), int(state["start"])
+        self._count, self._segments = count, segments
+        self._resumed = rows if self._start else None
+
+
+class _Fetch(torch.utils.data.Dataset[Any]):
+    """The batches of an epoch by number: what worker processes are given, and all that they keep."""
+
+    def __init__(self, rows: Any, order: Order, transform: Callable[[Any], Any] | None) -> None:
+        self._rows, self._order, self._transform = rows, order, transform
+
+    def __getitem__(self, number: int) -> Any:
+        at = self._order.batch(number)
+        batch = self._rows[torch.from_numpy(at)]
+        return batch if self._transform is None else self._transform(batch)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _segments(rows: Any) -> list[Segment] | None:
+    """Which rows of a data set these are; `None` for other containers."""
+    data = rows._wrapped_container()
+    return data.segments if isinstance(data, Dataset) else None

@@ -1,0 +1,347 @@
+"""What every row of a data set is: keys, classes, dtypes and shapes, which what is written is checked against."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.core import ragged
+from tensordict.core.errors import SchemaError, UnsupportedEntryError
+from tensordict.core.keys import Path, entry_of, joined
+from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
+from tensordict.io.specification import (
+    DICT,
+    LAZY,
+    UNBATCHED,
+    VALUE_STACK,
+    VALUES,
+    WRAPPED,
+    Specification,
+    specification_of,
+    to_container,
+)
+from tensordict.io.values import NotJson, exact
+from tensordict.memory.mapped import check_storable
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An entry of every row.
+
+    Args:
+        dtype: `None` for values that are no tensors.
+        shape: of a row; -1 for the dims in which rows may differ.
+        jagged: of a ragged entry: whether it is a nested tensor of the jagged layout.
+    """
+
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+    jagged: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether all rows are tensors of one shape."""
+        return self.dtype is not None and -1 not in self.shape
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return "a value that is no tensor"
+        return f"{'ragged rows' if -1 in self.shape else 'rows'} of shape {list(self.shape)} of {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different shapes: their elements, one row behind the other, and the table of the sizes of the rows."""
+
+    flat: Tensor
+    sizes: Tensor
+
+
+# What is written to one entry: rows in a tensor, ragged rows, or one value for each row.
+Rows = Tensor | Ragged | list[Any]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows that fit a schema: how many, and what each entry has."""
+
+    count: int
+    rows: dict[Path, Rows]
+
+
+class Schema:
+    """The form of the rows of a data set.
+
+    Args:
+        batch: a container whose first batch dim runs over rows.
+        ragged_keys: entries whose rows may differ in their first dim, though those of `batch` do not.
+
+    Raises:
+        SchemaError: it has no batch dims, or no entry of these keys that could be ragged.
+        UnsupportedEntryError: an entry has no rows.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.datasets.schema import Schema
+        >>> schema = Schema(TensorDict({"a": torch.zeros(4, 3)}, [4]))
+        >>> schema.fields
+        {('a',): Field(dtype=torch.float32, shape=(3,), jagged=False)}
+    """
+
+    def __init__(self, batch: Any, ragged_keys: Collection[Path] = ()) -> None:
+        if not batch.batch_dims:
+            raise SchemaError("a batch of rows has a batch dim; append() takes one row, extend() many")
+        leaves: dict[Path, Any] = {}
+        self.skeleton = _skeleton(batch, (), leaves)
+        self.fields = {key: _field(key, leaf, key in ragged_keys) for key, leaf in leaves.items()}
+        self._shapes = {key: field.shape for key, field in self.fields.items() if field.is_dense}
+        missing = [joined(key) for key in ragged_keys if key not in leaves]
+        if missing:
+            raise SchemaError(f"ragged= names {missing}, and there are the entries {[joined(key) for key in leaves]}")
+        self._kinds = dict(_kinds(self.skeleton, ()))
+        self.digest = self._digest()
+
+    def _digest(self) -> str:
+        """What is the same for two schemas only when they are."""
+        form = [
+            sorted([[*key], kind, list(size)] for key, (kind, size) in self._kinds.items()),
+            sorted([[*key], str(field.dtype), list(field.shape)] for key, field in self.fields.items()),
+        ]
+        return hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """That of one row."""
+        return self.skeleton.batch_size[1:]
+
+    # --- checking -----------------------------------------------------------------------------------------------------
+
+    def taken(self, batch: Any) -> Batch:
+        """The rows of a batch, once all of them are known to fit.
+
+        Raises:
+            SchemaError: they do not; the entry is named, and what was expected.
+        """
+        size = batch.batch_size
+        if len(size) != len(self.skeleton.batch_size) or size[1:] != self.batch_size:
+            raise SchemaError(
+                f"the batch size is {list(size)}, and that of a row of this data set is {list(self.batch_size)}: "
+                f"a batch of n rows has {['n', *self.batch_size]}".replace("'n'", "n")
+            )
+        leaves: dict[Path, Any] = {}
+        found = _skeleton(batch, (), leaves)
+        if leaves.keys() != self.fields.keys():
+            self._refuse_keys(leaves)
+        if len(self._kinds) > 1 or found.kind != DICT:
+            self._check_kinds(found)
+        count = size[0]
+        return Batch(count, {key: self._checked(key, leaf, count) for key, leaf in leaves.items()})
+
+    def _checked(self, key: Path, leaf: Any, count: int) -> Rows:
+        field = self.fields[key]
+        shape = self._shapes.get(key)
+        if shape is not None and isinstance(leaf, Tensor) and not leaf.is_nested:
+            if leaf.dtype == field.dtype and leaf.shape[1:] == shape:
+                return leaf
+        elif field.dtype is None:
+            if isinstance(leaf, Specification):
+                return _values(key, leaf, count)
+        elif isinstance(leaf, Tensor) and leaf.dtype == field.dtype:
+            rows = _ragged(leaf, field)
+            if rows is not None:
+                return rows
+        got = "a value that is no tensor" if isinstance(leaf, Specification) else str(_field(key, leaf, False))
+        raise SchemaError(f"{entry_of(key)}this data set has {field}, got {got}")
+
+    def _refuse_keys(self, leaves: Mapping[Path, Any]) -> None:
+        missing = [joined(key) for key in self.fields if key not in leaves]
+        unknown = [joined(key) for key in leaves if key not in self.fields]
+        told = [f"it lacks {missing}"] if missing else []
+        told += [f"it has {unknown}, which the data set has not"] if unknown else []
+        raise SchemaError("the keys are not those of this data set: " + " and ".join(told))
+
+    def _check_kinds(self, found: Specification) -> None:
+        for key, (kind, size) in _kinds(found, ()):
+            expected = self._kinds.get(key)
+            if expected is None:
+                raise SchemaError(f"{entry_of(key)}this data set has no container here, got a {kind}")
+            if kind != expected[0]:
+                raise SchemaError(f"{entry_of(key)}this data set has a {expected[0]}, got a {kind}")
+            if size != expected[1]:
+                raise SchemaError(
+                    f"{entry_of(key)}this data set has rows of batch size {list(expected[1])}, got {list(size)}"
+                )
+
+    def refuse_other(self, other: Schema, where: str) -> None:
+        """Raise a `SchemaError` unless another schema is the same; `where` says whose that is."""
+        if other.digest == self.digest:
+            return
+        for key, field in self.fields.items():
+            theirs = other.fields.get(key)
+            if theirs is not None and (theirs.dtype, theirs.shape) != (field.dtype, field.shape):
+                raise SchemaError(f"{entry_of(key)}this data set has {field}, and {where} has {theirs}")
+        try:
+            self._refuse_keys_of(other)
+            self._check_kinds(other.skeleton)
+        except SchemaError as error:
+            raise SchemaError(f"{where}: {error}") from None
+        raise SchemaError(f"{where} has other containers than this data set")
+
+    def _refuse_keys_of(self, other: Schema) -> None:
+        if other.fields.keys() != self.fields.keys():
+            self._refuse_keys(other.fields)
+
+    # --- containers ---------------------------------------------------------------------------------------------------
+
+    def container(self, leaves: Mapping[Path, Any], count: int) -> Any:
+        """The container of so many rows over leaves, which are not checked: tensors, and lists of values."""
+        return to_container(_filled(self.skeleton, (), leaves, count))
+
+    def sample(self, count: int = 0) -> Any:
+        """A container of so many rows without content: zeros, ragged rows without elements, and `None` for values."""
+        leaves: dict[Path, Any] = {}
+        for key, field in self.fields.items():
+            if field.dtype is None:
+                leaves[key] = [None] * count
+            elif field.is_dense:
+                leaves[key] = torch.zeros((count, *field.shape), dtype=field.dtype)
+            else:
+                sizes = torch.tensor([max(size, 0) for size in field.shape]).expand(count, -1)
+                leaves[key] = ragged_rows(field, [Ragged(torch.empty(0, dtype=field.dtype), sizes)])
+        return self.container(leaves, count)
+
+
+def ragged_rows(field: Field, parts: list[Ragged]) -> Any:
+    """The ragged tensor of the rows of all parts."""
+    flat, sizes = torch.cat([part.flat for part in parts]), torch.cat([part.sizes for part in parts])
+    return ragged_leaf(flat, sizes, field.shape if field.jagged else None, False, ragged.SharedOffsets())
+
+
+# --- walking ----------------------------------------------------------------------------------------------------------
+
+
+def _skeleton(container: Any, key: Path, leaves: dict[Path, Any]) -> Specification:
+    """The specification of a container without its leaves, which are added to `leaves`: tensors, and specifications of
+    values."""
+    form = specification_of(container, key, unread=True)
+    if form.is_tensorclass:
+        inner = _skeleton(form.entries[WRAPPED], key, leaves)
+        return replace(form, device=None, entries={WRAPPED: inner})
+    if form.kind == LAZY:
+        return _skeleton(_densified(container, key), key, leaves)
+    if form.kind != DICT:
+        what = "an UnbatchedTensor" if form.kind == UNBATCHED else f"a {form.kind}"
+        raise UnsupportedEntryError(f"{entry_of(key)}{what} has no rows, which is what a data set is made of")
+    entries: dict[str, Any] = {}
+    for name, entry in form.entries.items():
+        path = (*key, name)
+        if isinstance(entry, Tensor) and not hasattr(entry, "_wrapped_container"):
+            # The leaf itself is not kept: the schema outlives the first batch.
+            leaves[path], entries[name] = entry, None
+            continue
+        inner = specification_of(entry, path)
+        if inner.is_value:
+            leaves[path], entries[name] = inner, replace(inner, value=None)
+        else:
+            entries[name] = _skeleton(entry, path, leaves)
+    return replace(form, device=None, entries=entries)
+
+
+def _densified(stack: Any, key: Path) -> Any:
+    try:
+        return stack.densify(torch.jagged)
+    except RuntimeError:
+        # Rows that differ in more dims than one.
+        try:
+            return stack.densify()
+        except RuntimeError as error:
+            raise SchemaError(f"{entry_of(key)}the lazy stack has no form as rows: {error}") from None
+
+
+def _kinds(node: Specification, key: Path) -> Any:
+    """The class and the batch size of a row of every container; that of a tensorclass is not that of what it wraps."""
+    if node.is_tensorclass:
+        yield key, (node.kind, node.batch_size[1:])
+        node = node.entries[WRAPPED]
+    else:
+        yield key, (DICT, node.batch_size[1:])
+    for name, entry in node.entries.items():
+        if isinstance(entry, Specification) and not entry.is_value:
+            yield from _kinds(entry, (*key, name))
+
+
+def _filled(node: Specification, key: Path, leaves: Mapping[Path, Any], count: int) -> Specification:
+    size = torch.Size((count, *node.batch_size[1:]))
+    if node.is_tensorclass:
+        return replace(node, batch_size=size, entries={WRAPPED: _filled(node.entries[WRAPPED], key, leaves, count)})
+    entries: dict[str, Any] = {}
+    for name, entry in node.entries.items():
+        path = (*key, name)
+        if isinstance(entry, Specification) and not entry.is_value:
+            entries[name] = _filled(entry, path, leaves, count)
+        elif isinstance(entry, Specification):
+            inner = torch.Size((count, *entry.batch_size[1:]))
+            entries[name] = Specification(VALUE_STACK, inner, stack_dim=0, value=leaves[path])
+        else:
+            entries[name] = leaves[path]
+    return replace(node, batch_size=size, entries=entries)
+
+
+# --- leaves -----------------------------------------------------------------------------------------------------------
+
+
+def _field(key: Path, leaf: Any, may_differ: bool) -> Field:
+    if isinstance(leaf, Specification):
+        return Field(None, ())
+    shape = tuple(leaf.shape) if not leaf.is_nested else ()
+    if leaf.is_nested:
+        form = ragged.row_form(leaf)
+        return Field(leaf.dtype, form or (-1,) * (leaf.dim() - 1), form is not None)
+    try:
+        check_storable(leaf)
+    except UnsupportedEntryError as error:
+        raise UnsupportedEntryError(f"{entry_of(key)}{error}") from None
+    if may_differ:
+        if len(shape) < 2:
+            raise SchemaError(f"{entry_of(key)}its rows are numbers, which cannot be ragged")
+        return Field(leaf.dtype, (-1, *shape[2:]), True)
+    return Field(leaf.dtype, shape[1:])
+
+
+def _ragged(leaf: Tensor, field: Field) -> Ragged | None:
+    """The rows of a leaf as ragged ones, in memory of their own; `None` where they do not fit."""
+    if leaf.dim() != len(field.shape) + 1:
+        return None
+    if leaf.is_nested:
+        flat, sizes, _ = taken(leaf)
+        sizes = sizes.cpu()
+    else:
+        flat, sizes = leaf.reshape(-1), torch.tensor(leaf.shape[1:]).expand(leaf.shape[0], -1)
+    form = field.shape if field.jagged else None
+    try:
+        elements_of_rows(sizes, form)
+    except ValueError:
+        return None
+    return Ragged(flat.detach().to("cpu", copy=True).as_subclass(Tensor), sizes.clone())
+
+
+def _values(key: Path, form: Specification, count: int) -> list[Any]:
+    """One value for each row, of which every one has a form in a file."""
+    try:
+        if form.kind in VALUES:
+            exact(form.value)
+            value = form.value
+            for size in reversed(form.batch_size[1:]):
+                value = [value] * size
+            return [value] * count
+        exact(form.value)
+    except NotJson as error:
+        raise UnsupportedEntryError(f"{entry_of(key)}{error}: a data set keeps values as JSON") from None
+    return list(form.value)

@@ -1,0 +1,325 @@
+"""Writing a data set, by one of any number of writers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tensordict.core.errors import SaveError, SchemaError, add_note
+from tensordict.core.keys import Path, path_of
+from tensordict.datasets.manifest import SHARDS, WRITERS, Line, ManifestWriter, new_id
+from tensordict.datasets.schema import Batch, Schema
+from tensordict.datasets.shards import Buffers, FolderShard, MemoryShard, Shard, ShardOptions, row_nbytes
+from tensordict.io.archive import Compression
+from tensordict.io.formats import ARCHIVE, DIRECTORY, FORMATS, open_save
+from tensordict.io.progress import Progress
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import SCHEMA, local_path
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# What a shard has when nobody says how many rows, in bytes.
+_SHARD = 128 << 20
+# How long a writer waits for another one that fixes the schema at the same time, in seconds.
+_PATIENCE = 30.0
+# What shards are saved as: the formats that hold whatever a row can have.
+_FORMATS = {"folder": DIRECTORY, **{name: name for name in (ARCHIVE, "zarr") if name in FORMATS}}
+
+
+class DatasetWriter:
+    """Adds rows to a data set: a folder of shards that :func:`open_dataset` reads as one container.
+
+    Any number of writers, in threads, processes or nodes that share the path and nothing else, add to a data set at
+    once: each writes shards of its own, and needs no lock. Rows are seen by readers once they were flushed. A writer
+    that is killed loses what it had not flushed, and nothing else. The first rows that are flushed fix what every row
+    is: keys, dtypes, shapes and classes.
+
+    Args:
+        path: the folder of the data set, which is made with the first rows.
+        rows_per_shard: the rows of a shard, except those that `flush` ends; by default as many as have 128 MiB.
+        format: of the shards. "folder" writes rows straight to the files of their tensors, and needs no memory;
+            "archive" (one file a shard, always with checksums) and "zarr" keep the rows of one shard in memory.
+        durable: have rows reach the disk before they count, and `flush` return only then; for folders and archives.
+        checksum: of folders: record checksums for `verify`: `True` for CRC-32, or "sha256", "blake2b".
+        compression: of formats that compress.
+        num_threads: the number of threads that write a shard which is in memory.
+        ragged: keys of entries whose rows differ in their first dim; those that are nested tensors, or differ in the
+            first rows that are written, need not be told.
+        progress: show a bar of the bytes that were taken (needs tqdm).
+
+    Attributes:
+        rows: how many rows it has taken.
+        flushed: how many of them readers see.
+        writer: its id, which names its files.
+
+    Raises:
+        ValueError: there is no such format, or it has no such option.
+        SaveError: `path` is a URL, or a folder of something else.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import DatasetWriter, TensorDict, open_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with DatasetWriter(folder.name + "/data", rows_per_shard=4) as writer:
+        ...     writer.extend(TensorDict({"x": torch.arange(10)}, [10]))
+        ...     writer.append(TensorDict({"x": torch.tensor(10)}, []))
+        >>> data = open_dataset(folder.name + "/data")
+        >>> len(data), data[8:]["x"]
+        (11, tensor([ 8,  9, 10]))
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        rows_per_shard: int | None = None,
+        format: str = "folder",
+        durable: bool = False,
+        checksum: bool | str = False,
+        compression: str | None = None,
+        num_threads: int = 0,
+        ragged: Sequence[object] = (),
+        progress: bool = False,
+    ) -> None:
+        if rows_per_shard is not None and rows_per_shard < 1:
+            raise ValueError(f"a shard has one row or more, got rows_per_shard={rows_per_shard}")
+        self.path = os.fspath(path)
+        self._root = local_path(path)
+        self._options = shard_options(format, durable, checksum, compression, num_threads)
+        self._rows_per_shard = rows_per_shard
+        self._ragged: tuple[Path, ...] = tuple(path_of(key) for key in ragged)
+        self.writer = new_id()
+        self.rows = self.flushed = 0
+        self._schema = read_schema(self._root)
+        self._fixed = self._schema is not None
+        self._manifest: ManifestWriter | None = None
+        self._shard: Shard | None = None
+        self._buffers = Buffers()
+        # How many shards were begun, which is what they are called after.
+        self._begun = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self._progress = Progress("writing", None) if progress else None
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def append(self, row: Any) -> None:
+        """Add one row.
+
+        Args:
+            row: a container whose batch size is that of a row (often `[]`).
+
+        Raises:
+            SchemaError, OSError: as `extend`.
+        """
+        self.extend(row.unsqueeze(0))
+
+    def extend(self, batch: Any) -> None:
+        """Add many rows, which are copied.
+
+        Args:
+            batch: a container of rows along its first batch dim: of any kind, on any device. Ragged leaves, lazy stacks
+                of rows of different shapes, nested containers, tensorclasses and values that JSON can hold (strings,
+                numbers, lists, dicts) are rows, too.
+
+        Raises:
+            SchemaError: the rows do not fit; the key, shapes and dtypes are named, and nothing was added.
+            UnsupportedEntryError: an entry has no rows, or a value has no form in JSON; likewise.
+            OSError: a file cannot be written; `rows` says how many rows were taken all the same.
+        """
+        with self._lock:
+            self._refuse_closed()
+            schema = self._schema
+            if schema is None:
+                schema = Schema(batch, self._ragged)
+            taken = schema.taken(batch)
+            self._schema = schema
+            before = self.rows
+            try:
+                self._take(schema, taken)
+            except OSError as error:
+                add_note(error, f"{self.rows - before} of {taken.count} rows were taken before")
+                raise
+
+    def _take(self, schema: Schema, batch: Batch) -> None:
+        done = 0
+        while done < batch.count:
+            shard = self._shard
+            if shard is not None and (shard.saved or shard.count >= shard.capacity or shard.nbytes >= _SHARD):
+                self._commit(shard)
+                shard = None
+            if shard is None:
+                shard = self._shard = self._begin(schema)
+            stop = min(batch.count, done + shard.capacity - shard.count)
+            shard.add(batch, done, stop)
+            self.rows += stop - done
+            done = stop
+        if self._progress is not None:
+            self._progress.add(batch.count * sum(row_nbytes(schema).values()))
+
+    def _begin(self, schema: Schema) -> Shard:
+        row = sum(row_nbytes(schema).values())
+        capacity = self._rows_per_shard or max(1, _SHARD // max(row, 1)) if row else self._rows_per_shard or 1 << 16
+        path = f"{self._root}/{self._next()}"
+        # A number is never used twice: a shard that could not be begun may have left something.
+        self._begun += 1
+        if self._options.format == DIRECTORY:
+            return FolderShard(schema, capacity, path, self._options)
+        return MemoryShard(schema, capacity, path, self._options, self._buffers)
+
+    def _next(self, step: int = 0) -> str:
+        """The path of the next shard in the data set, or of the one that is under way."""
+        return f"{SHARDS}/{self.writer}/{self._begun - step:08}{self._options.suffix}"
+
+    # --- making them count --------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Make all rows visible to readers that open or `refresh` the data set; with `durable`, and safe.
+
+        The next row begins a new shard: small ones are merged by `tensordict compact`.
+
+        Raises:
+            SchemaError: another writer has fixed another schema meanwhile.
+            OSError: a file cannot be written; the rows are kept, and flushing may be tried again.
+        """
+        with self._lock:
+            self._refuse_closed()
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._shard is not None and self._shard.count:
+            self._commit(self._shard)
+
+    def _commit(self, shard: Shard) -> None:
+        if not self._fixed:
+            fix_schema(self._root, shard.schema, self._options.durable)
+            self._fixed = True
+        if self._manifest is None:
+            self._manifest = ManifestWriter(self._root, self.writer, shard.schema.digest, self._options.durable)
+        if not shard.saved:
+            shard.save()
+            shard.saved = True
+        self._manifest.add(Line(self._next(1), shard.count))
+        self.flushed += shard.count
+        self._shard = None
+        shard.close()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush, and end: no more rows are taken. May be called again.
+
+        Raises:
+            OSError: as `flush`; the writer is closed then, too, and what was not flushed is gone.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._flush()
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        closing: list[Callable[[], None]] = []
+        if self._shard is not None:
+            closing.append(self._shard.close)
+            self._shard = None
+        if self._manifest is not None:
+            closing.append(self._manifest.close)
+        self._buffers = Buffers()
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+        for close in closing:
+            close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ValueError(f"the writer of {self.path!r} is closed: make another one, which goes on behind its rows")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed, " if self._closed else ""
+        return f"{type(self).__name__}({self.path!r}, {state}{self.rows:,} rows, {self.flushed:,} flushed)"
+
+
+def shard_options(
+    format: str, durable: bool, checksum: bool | str, compression: str | None, num_threads: int
+) -> ShardOptions:
+    """How shards are saved, once that is known to be possible.
+
+    Raises:
+        ValueError: there is no such format, or it has no such option.
+    """
+    found = _FORMATS.get(format)
+    if found is None:
+        raise ValueError(f"the format of shards is one of {list(_FORMATS)}, got {format!r}")
+    if durable and found not in (DIRECTORY, ARCHIVE):
+        raise ValueError(f"durable=True is for the formats 'folder' and 'archive', got {format!r}")
+    if compression is not None and found == DIRECTORY:
+        raise ValueError("a folder is not compressed: format='archive' can be")
+    if found == ARCHIVE:
+        Compression.of(compression)
+        if checksum:
+            raise ValueError("an archive always has CRC-32 checksums: leave out checksum=")
+    algorithm = "crc32" if checksum is True else checksum or ""
+    return ShardOptions(found, durable, algorithm, compression, num_threads)
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+def read_schema(root: str) -> Schema | None:
+    """The schema of the data set in a folder; `None` while nobody has flushed a row.
+
+    Raises:
+        SaveError: the file is broken, or the folder holds something else.
+    """
+    path = f"{root}/{SCHEMA}"
+    if not os.path.lexists(path):
+        names = os.listdir(root) if os.path.isdir(root) else []
+        # What writers that fix the schema have beside it is hidden.
+        others = sorted(name for name in names if name not in (SCHEMA, SHARDS, WRITERS) and name[0] not in ".%")
+        if others:
+            raise SaveError(f"{root!r} is a folder of something else, with {others[0]!r}: no data set is made in it")
+        return None
+    try:
+        return Schema(open_save(path))
+    except SchemaError as error:
+        raise SaveError(f"{path!r} describes no rows: {error}") from None
+
+
+def fix_schema(root: str, schema: Schema, durable: bool) -> None:
+    """Make the schema that of the data set, unless another writer was first: then it must be the same.
+
+    Raises:
+        SchemaError: it is another one; names the entry.
+        OSError: it cannot be written.
+    """
+    os.makedirs(root, exist_ok=True)
+    limit = time.monotonic() + _PATIENCE
+    while True:
+        there = read_schema(root)
+        if there is not None:
+            there.refuse_other(schema, "what was written here")
+            return
+        try:
+            schema.sample(1).memmap(f"{root}/{SCHEMA}", archive=True, existsok=False, durable=durable)
+        except SaveError:
+            # Another writer makes it, or has just made it.
+            if not os.path.lexists(f"{root}/{SCHEMA}") and time.monotonic() > limit:
+                raise
+            time.sleep(0.001)
+        else:
+            return

@@ -1,0 +1,18 @@
+"""`tensordict compact`: larger shards."""
+
+from __future__ import annotations
+
+import argparse
+
+from tensordict.datasets import compact
+from tensordict_cli.runners.terminal import NAME, count_text, show
+from tensordict_cli.text import printable
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 when it is done."""
+    before, after = compact(
+        args.path, rows_per_shard=args.rows, format=args.format, durable=args.durable, keep=args.keep
+    )
+    show([[(printable(args.path), NAME), (f": {count_text(before, 'shard')}, now {after:,}", "")]])
+    return 0

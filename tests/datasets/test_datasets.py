@@ -1,0 +1,353 @@
+"""Data sets: rows in and out, many writers, growing under a reader, compaction, iteration, the command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tensordict import DatasetWriter, TensorClass, TensorDict, lazy_stack, load, open_dataset, verify
+from tensordict.core.errors import SaveError, SchemaError, UnsupportedEntryError
+from tensordict.datasets import DatasetLoader, compact, tidy
+from tensordict.datasets.manifest import Manifests
+from tensordict.datasets.order import Order
+from tensordict_cli.main import main
+
+FORMATS = ("folder", "archive")
+
+
+class Step(TensorClass):
+    obs: torch.Tensor
+    note: str = "none"
+
+
+def rows(first: int, count: int) -> TensorDict:
+    """Rows with all that a row can have."""
+    number = torch.arange(first, first + count)
+    tokens = torch.nested.nested_tensor([torch.arange(int(n) % 4) for n in number], layout=torch.jagged)
+    step = Step(obs=number.float().unsqueeze(1).expand(-1, 3), batch_size=[count])
+    td = TensorDict({"number": number, "tokens": tokens, "in": {"half": number.half()}, "step": step}, [count])
+    td["name"] = [f"row {n}" for n in number.tolist()]
+    return td
+
+
+def assert_rows(found: Any, numbers: list[int]) -> None:
+    assert found.batch_size == torch.Size([len(numbers)])
+    found = found[torch.arange(len(found))]
+    assert found["number"].tolist() == numbers
+    assert [row.tolist() for row in found["tokens"].unbind()] == [list(range(n % 4)) for n in numbers]
+    assert found["in", "half"].tolist() == numbers
+    assert type(found["step"]) is Step and found["step"].obs[:, 2].tolist() == numbers
+    assert found["name"] == [f"row {n}" for n in numbers]
+
+
+def shards_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((folder / "shards").glob("*/*"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_go_in_and_come_out(tmp_path: pathlib.Path, format: str) -> None:
+    with DatasetWriter(tmp_path / "data", rows_per_shard=4, format=format) as writer:
+        writer.extend(rows(0, 3))
+        writer.extend(rows(3, 6))
+        writer.append(rows(9, 1)[0])
+        assert (writer.rows, writer.flushed) == (10, 8)
+    data = open_dataset(tmp_path / "data")
+    assert len(data) == 10 and [count for _, count in data.shards()] == [4, 4, 2]
+    assert_rows(data, list(range(10)))
+    assert_rows(data[2:9:3], [2, 5, 8])
+    assert_rows(data[[9, 0, 4, 0]], [9, 0, 4, 0])
+    assert_rows(data[torch.tensor([-1, 3])], [9, 3])
+    assert_rows(data[data["number"] % 5 == 1], [1, 6])
+    assert_rows(data[range(8, 4, -2)], [8, 6])
+    assert data[7]["name"] == "row 7" and data[7]["step"].note == "none"
+    assert data.select("number", ("in", "half"))[3:5].to_tensordict().keys() == {"number", "in"}
+    with pytest.raises(IndexError, match="10"):
+        data[10]
+    assert_rows(pickle.loads(pickle.dumps(data)), list(range(10)))
+    assert_rows(load(tmp_path / "data"), list(range(10)))
+
+
+def test_shards_are_opened_when_rows_of_them_are_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensordict.datasets import dataset
+
+    with DatasetWriter(tmp_path, rows_per_shard=1) as writer:
+        writer.extend(rows(0, 20))
+    opened: list[str] = []
+    real = dataset.open_shard
+    monkeypatch.setattr(dataset, "open_shard", lambda path, mode: opened.append(path) or real(path, mode))
+    data = open_dataset(tmp_path)
+    assert not opened
+    data[[3, 17, 3]]
+    assert [path[-2:] for path in opened] == ["03", "17"]
+
+
+def test_rows_that_do_not_fit_change_nothing(tmp_path: pathlib.Path) -> None:
+    writer = DatasetWriter(tmp_path, rows_per_shard=4)
+    writer.extend(rows(0, 2))
+    wrong = [
+        (rows(0, 2).set("number", torch.zeros(2, 5, dtype=torch.int64)), r"'number'.*\[\].*int64.*\[5\]"),
+        (rows(0, 2).set(("in", "half"), torch.zeros(2)), r"\('in', 'half'\).*float16.*float32"),
+        (rows(0, 2).set("tokens", torch.zeros(2, 3, 1, dtype=torch.int64)), "'tokens'.*ragged"),
+        (rows(0, 2).exclude("number"), "lacks.*number"),
+        (rows(0, 2).set("more", torch.zeros(2)), "more"),
+        (rows(0, 2).set("name", torch.zeros(2)), "'name'"),
+        (rows(0, 2).set("number", "text"), "'number'"),
+        (rows(0, 2).set("step", TensorDict(obs=torch.zeros(2, 3), note="x", batch_size=[2])), "'step'.*Step"),
+        (rows(0, 2)[0], "batch size"),
+    ]
+    for batch, what in wrong:
+        with pytest.raises(SchemaError, match=what):
+            writer.extend(batch)
+    with pytest.raises(UnsupportedEntryError, match=r"'name'.*object"):
+        writer.extend(rows(0, 2).set_non_tensor("name", object()))
+    assert writer.rows == 2
+    writer.close()
+    assert_rows(open_dataset(tmp_path), [0, 1])
+    # Another writer is held to it, too, though it opens later; and one that began before finds out when it flushes.
+    with pytest.raises(SchemaError, match="lacks"):
+        DatasetWriter(tmp_path).extend(TensorDict(number=torch.zeros(1, dtype=torch.int64), batch_size=[1]))
+
+
+def test_first_flush_fixes_the_schema(tmp_path: pathlib.Path) -> None:
+    first, second = DatasetWriter(tmp_path), DatasetWriter(tmp_path)
+    first.append(TensorDict(x=torch.zeros(3)))
+    second.append(TensorDict(x=torch.zeros(4)))
+    first.flush()
+    with pytest.raises(SchemaError, match=r"'x'.*\[3\].*\[4\]"):
+        second.flush()
+    with pytest.raises(SchemaError):
+        second.close()
+    first.close()
+    assert len(open_dataset(tmp_path)) == 1
+    with pytest.raises(ValueError, match="closed"):
+        first.append(TensorDict(x=torch.zeros(3)))
+
+
+def test_ragged_rows(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path / "told", ragged=["t"]) as writer:
+        for n in (3, 0, 2):
+            writer.append(TensorDict(t=torch.arange(n * 2).view(n, 2)))
+        writer.extend(TensorDict(t=torch.ones(2, 1, 2, dtype=torch.int64), batch_size=[2]))
+        with pytest.raises(SchemaError, match="'t'"):
+            writer.append(TensorDict(t=torch.zeros(3, 3, dtype=torch.int64)))
+    found = open_dataset(tmp_path / "told")[[0, 2, 4]]["t"]
+    assert [row.tolist() for row in found.unbind()] == [[[0, 1], [2, 3], [4, 5]], [[0, 1], [2, 3]], [[1, 1]]]
+    with DatasetWriter(tmp_path / "stack", rows_per_shard=2) as writer:
+        writer.extend(lazy_stack([TensorDict(t=torch.arange(n)) for n in (2, 3, 1)]))
+    assert [row.tolist() for row in open_dataset(tmp_path / "stack")["t"].unbind()] == [[0, 1], [0, 1, 2], [0]]
+
+
+def test_tensorclasses_as_rows(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path, rows_per_shard=2) as writer:
+        writer.extend(Step(obs=torch.arange(3.0), note="a", batch_size=[3]))
+    data = open_dataset(tmp_path)
+    assert data["obs"].tolist() == [0, 1, 2] and data["note"] == ["a", "a", "a"]
+    assert type(data[1]) is Step and data[1].obs == 1
+
+
+def test_many_writers_and_a_reader_that_follows(tmp_path: pathlib.Path) -> None:
+    first = DatasetWriter(tmp_path, rows_per_shard=3)
+    first.extend(rows(0, 2))
+    with pytest.raises(FileNotFoundError, match="nobody has flushed"):
+        open_dataset(tmp_path)
+    first.flush()
+    data = open_dataset(tmp_path)
+    view = data[1:]
+    threads = [threading.Thread(target=_write, args=(tmp_path, 100 * n)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first.extend(rows(2, 1))
+    first.close()
+    assert data.refresh() == 29 and data.refresh() == 0
+    # What was there is where it was, and the new rows are behind it.
+    assert data["number"][:2].tolist() == [0, 1] and view["number"].tolist() == [1]
+    everything = [0, 1, 2, *(100 * n + i for n in range(1, 5) for i in range(7))]
+    assert sorted(data["number"].tolist()) == everything
+    again, once_more = open_dataset(tmp_path), open_dataset(tmp_path)
+    assert again["number"].tolist() == once_more["number"].tolist()
+    assert data.at(data.segments)["number"].tolist() == data["number"].tolist()
+
+
+def _write(folder: pathlib.Path, first: int) -> None:
+    with DatasetWriter(folder, rows_per_shard=3) as writer:
+        writer.extend(rows(first, 7))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_assignment(tmp_path: pathlib.Path, format: str) -> None:
+    with DatasetWriter(tmp_path, rows_per_shard=2, format=format) as writer:
+        writer.extend(TensorDict(x=torch.arange(5), batch_size=[5]))
+    data = open_dataset(tmp_path)
+    with pytest.raises(SaveError, match=r"mode='r\+'"):
+        data[1:4] = TensorDict(x=torch.zeros(3, dtype=torch.int64), batch_size=[3])
+    row = data[0]
+    row["x"].fill_(77)
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 4]
+    data = open_dataset(tmp_path, mode="r+")
+    data[1:4] = TensorDict(x=torch.tensor([7, 8, 9]), batch_size=[3])
+    data[-1] = TensorDict(x=torch.tensor(6))
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 7, 8, 9, 6]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_compaction_while_readers_read(tmp_path: pathlib.Path, format: str) -> None:
+    for start in (0, 6):
+        with DatasetWriter(tmp_path, rows_per_shard=2, format=format) as writer:
+            writer.extend(rows(start, 6))
+    early, late = open_dataset(tmp_path), open_dataset(tmp_path)
+    assert_rows(early[:3], [0, 1, 2])
+    assert compact(tmp_path, rows_per_shard=5) == (6, 3)
+    assert len(shards_in(tmp_path)) == 3
+    growing = DatasetWriter(tmp_path, rows_per_shard=2, format=format)
+    growing.extend(rows(12, 1))
+    growing.flush()
+    assert compact(tmp_path, rows_per_shard=100) == (4, 1)
+    # One has opened shards that are gone, the other none at all.
+    for data in (early, late):
+        assert_rows(data, list(range(12)))
+        assert data.refresh() == 1
+    growing.close()
+    assert_rows(late[[12, 0]], [12, 0])
+    assert [path.suffix for path in shards_in(tmp_path)] == ["" if format == "folder" else ".tdz"]
+    assert tidy(tmp_path, older_than=0) == [] and verify(tmp_path).ok
+
+
+def test_order_of_epochs() -> None:
+    for count in (1, 2, 3, 10, 1000):
+        seen = [Order(count, 7, seed).batch(n) for seed in (1,) for n in range(len(Order(count, 7, seed)))]
+        assert sorted(x for part in seen for x in part) == list(range(count))
+    orders = [Order(1001, 10, 3, rank, 3) for rank in range(3)]
+    parts = [[int(x) for n in range(len(order)) for x in order.batch(n)] for order in orders]
+    assert sorted(itertools.chain(*parts)) == list(range(1001))
+    assert {len(Order(1001, 10, 3, rank, 3, drop_last=True)) for rank in range(3)} == {33}
+    first, second = (Order(1000, 1000, seed).batch(0).tolist() for seed in (1, 2))
+    assert first != second and first[:10] != sorted(first[:10])
+    # About as many pairs rise as fall.
+    assert 400 < sum(a < b for a, b in itertools.pairwise(first)) < 600
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iteration_goes_on_where_it_was(tmp_path: pathlib.Path, num_workers: int) -> None:
+    writer = DatasetWriter(tmp_path, rows_per_shard=3)
+    writer.extend(TensorDict(x=torch.arange(30), batch_size=[30]))
+    writer.flush()
+    loader = DatasetLoader(open_dataset(tmp_path), 4, seed=5, num_workers=num_workers)
+    assert len(loader) == 8
+    whole = [batch["x"].tolist() for batch in DatasetLoader(open_dataset(tmp_path), 4, seed=5)]
+    batches = iter(loader)
+    seen = [next(batches)["x"].tolist() for _ in range(3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    # The data set grows and is compacted before training goes on, on another number of ranks.
+    writer.extend(TensorDict(x=torch.arange(30, 40), batch_size=[10]))
+    writer.close()
+    compact(tmp_path, rows_per_shard=20)
+    for ranks in (1, 2):
+        rest: list[list[int]] = []
+        for rank in range(ranks):
+            again = DatasetLoader(open_dataset(tmp_path), 4, rank=rank, ranks=ranks, num_workers=num_workers)
+            again.load_state_dict(state)
+            rest += [batch["x"].tolist() for batch in again]
+        assert sorted(itertools.chain(*seen, *rest)) == list(range(30))
+        if ranks == 1:
+            assert [*seen, *rest] == whole
+    # The next epoch has the rows that there are now, in another order.
+    second = [x for batch in again for x in batch["x"].tolist()]
+    assert again.epoch == 2 and len(second) == 20
+    with pytest.raises(ValueError, match="rows"):
+        DatasetLoader(TensorDict(x=torch.zeros(3), batch_size=[3]), 2).load_state_dict({**state, "segments": None})
+    with pytest.raises(ValueError, match="epoch"):
+        again.load_state_dict({})
+
+
+def test_torch_loader_and_sampler(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path, rows_per_shard=3) as writer:
+        writer.extend(rows(0, 8))
+    loader = DataLoader(open_dataset(tmp_path), batch_size=4, num_workers=2, collate_fn=lambda found: found)
+    assert_rows(torch.cat([torch.stack(list(part)) if type(part) is list else part for part in loader]), list(range(8)))
+
+
+def test_map_into(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path / "a", rows_per_shard=3) as writer:
+        writer.extend(TensorDict(x=torch.arange(10), batch_size=[10]))
+    data = open_dataset(tmp_path / "a")
+    made = data.map_into(tmp_path / "b", _odd, batch_size=4, num_workers=1, format="archive")
+    assert made["y"].tolist() == [1, 9, 25, 49, 81] and list(made.keys()) == ["y"]
+    assert (data.apply(lambda leaf: leaf + 1)["x"] == data["x"] + 1).all()
+
+
+def _odd(batch: Any) -> Any:
+    x = batch["x"][batch["x"] % 2 == 1]
+    return TensorDict(y=x * x, batch_size=[len(x)]) if len(x) else None
+
+
+def test_ten_thousand_shards_open_at_once(tmp_path: pathlib.Path) -> None:
+    """What is read is a file for each writer: the shards need not even be there."""
+    from tensordict.datasets.manifest import Line, ManifestWriter, new_id
+    from tensordict.datasets.schema import Schema
+    from tensordict.datasets.writer import fix_schema
+
+    schema = Schema(TensorDict(x=torch.zeros(1, 4), batch_size=[1]))
+    fix_schema(str(tmp_path), schema, False)
+    writer = new_id()
+    manifest = ManifestWriter(str(tmp_path), writer, schema.digest, False)
+    for number in range(2000):
+        manifest.add(Line(f"shards/{writer}/{number:08}", 7))
+    manifest.close()
+    data = open_dataset(tmp_path)
+    assert len(data) == 14_000
+    with pytest.raises(FileNotFoundError, match="00000003"):
+        data[25]
+
+
+def test_command_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "data")
+    with DatasetWriter(path, rows_per_shard=2) as writer:
+        writer.extend(rows(0, 5))
+    assert main(["inspect", path, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["format"] == "dataset" and report["root"]["batch_size"] == [5]
+    assert report["root"]["entries"]["tokens"]["shape"] == [5, -1]
+    assert main(["inspect", path]) == 0 and "Step" in capsys.readouterr().out
+    assert main(["verify", path]) == 0 and "sound" in capsys.readouterr().out
+    assert main(["compact", path]) == 0 and "3 shards, now 1" in capsys.readouterr().out
+    assert main(["tidy", path]) == 0 and capsys.readouterr().out == ""
+    assert main(["convert", path, f"{path}.tdz"]) == 0
+    assert_rows(load(f"{path}.tdz"), list(range(5)))
+    assert main(["convert", f"{path}.tdz", f"{path}-2", "--to", "dataset"]) == 0
+    assert_rows(open_dataset(f"{path}-2"), list(range(5)))
+    assert main(["convert", f"{path}.tdz", path, "--to", "dataset"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_options(tmp_path: pathlib.Path) -> None:
+    for wrong in (
+        {"format": "pickle"},
+        {"rows_per_shard": 0},
+        {"format": "archive", "checksum": True},
+        {"compression": "deflate"},
+    ):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}|checksums|compressed"):
+            DatasetWriter(tmp_path, **wrong)
+    (tmp_path / "own.txt").write_text("mine")
+    with pytest.raises(SaveError, match=r"own\.txt"):
+        DatasetWriter(tmp_path)
+    with pytest.raises(ValueError, match="mode"):
+        open_dataset(tmp_path, mode="w")
+    with DatasetWriter(tmp_path / "a", checksum="sha256", durable=True) as writer:
+        writer.extend(rows(0, 3))
+    report = verify(tmp_path / "a")
+    assert report.checksummed == report.leaves and report.format == "dataset"
+    with DatasetWriter(tmp_path / "b", format="archive", compression="deflate") as writer:
+        writer.extend(rows(0, 3))
+    assert_rows(open_dataset(tmp_path / "b"), [0, 1, 2])
+    assert Manifests(str(tmp_path / "nothing")).problems == []
