@@ -166,8 +166,10 @@ def test_entries_of_its_own(parts: list[TensorDict]) -> None:
 def test_nothing_is_loaded_before_it_is_read(shards: Shards, parts: list[TensorDict]) -> None:
     td = LazyConcatenatedTensorDict(shards, lengths=LENGTHS, template=parts[0][:0])
     repr(td), len(td), list(td.keys(True, True)), td.batch_size, td.select("a"), td.exclude("a")[2:5], td.copy(), td[3:]
-    td.split(2), td.lock_().unlock_(), td.to_tensordict
+    td.split(2), td.lock_().unlock_(), iter(td)
     assert shards.loaded == []
+    assert next(iter(td))["b", "c"] == 0 and set(shards.loaded) == {0}
+    shards.loaded.clear()
     assert_close(td[6:8].select("b").to_tensordict(), torch.cat(parts).select("b")[6:8])
     assert set(shards.loaded) == {4}
     shards.loaded.clear()

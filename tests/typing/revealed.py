@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_type
 
 from tensordict import (
+    LazyConcatenatedTensorDict,
     LazyStackedTensorDict,
     MetaData,
     NonTensorData,
@@ -24,6 +25,7 @@ from tensordict import (
     from_dict,
     from_module,
     from_pytree,
+    lazy_cat,
     lazy_stack,
     load_memmap,
     maybe_dense_stack,
@@ -130,6 +132,11 @@ assert_type(cat([data, data]), Data)
 assert_type(lazy, LazyStackedTensorDict)
 assert_type(lazy_stack([data, data]), Data)
 assert_type(maybe_dense_stack([td, td]), TensorDictBase)
+assert_type(lazy_cat([td, td]), LazyConcatenatedTensorDict)
+assert_type(lazy_cat([td, td])[1:], LazyConcatenatedTensorDict)
+assert_type(lazy_cat([td, td])[mask], TensorDict)
+assert_type(lazy_cat([td, td]).select("a"), LazyConcatenatedTensorDict)
+assert_type(lazy_cat([data, data]), Data)
 assert_type(TensorDict.stack([td, td]), TensorDict)
 assert_type(TensorDict.lazy_stack([td, td]), LazyStackedTensorDict)
 assert_type(td.to_lazystack(), LazyStackedTensorDict)

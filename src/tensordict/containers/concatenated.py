@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,12 @@ from tensordict.memory.stored_tensors import StoredTensor
 from tensordict.ops.assigning import Assign
 from tensordict.ops.copying import TRANSIENT
 from tensordict.ops.writes import Resize, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tensordict.containers.base import TensorDictBase
+    from tensordict.core.keys import Key
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -91,6 +97,27 @@ class LazyConcatenatedTensorDict(OnDisk):
         >>> parts[0]["a"], parts[1]["a"]
         (tensor([0, 7]), tensor([8, 1, 2]))
     """
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def __getitem__(self, index: slice | range) -> LazyConcatenatedTensorDict: ...
+        @overload
+        def __getitem__(self, index: int) -> TensorDictBase: ...
+        @overload
+        def __getitem__(self, index: Key) -> Any: ...
+        @overload
+        def __getitem__(self, index: Any) -> TensorDict: ...
+        def __getitem__(self, index: object) -> Any: ...
+        def __iter__(self) -> Iterator[TensorDictBase]: ...  # type: ignore[override]
+        def unbind(self, dim: int = 0) -> tuple[TensorDictBase, ...]: ...  # type: ignore[override]
+        def split(  # type: ignore[override]
+            self, split_size: int | Sequence[int], dim: int = 0
+        ) -> tuple[LazyConcatenatedTensorDict, ...]: ...
+        def chunk(self, chunks: int, dim: int = 0) -> tuple[LazyConcatenatedTensorDict, ...]: ...  # type: ignore[override]
+        def copy(self) -> LazyConcatenatedTensorDict: ...
+        def select(self, *keys: object, **options: object) -> LazyConcatenatedTensorDict: ...
+        def exclude(self, *keys: object, **options: object) -> LazyConcatenatedTensorDict: ...
 
     _joint: Parts
     # The rows of the parts that it has, and where in the parts it is.

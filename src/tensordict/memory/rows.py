@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -175,7 +176,8 @@ def copy_from(addresses: np.ndarray[Any, np.dtype[np.int64]], out: Tensor, align
 
 
 # What a process can address at most, but for the first page, which nothing is in.
-_FIRST, _SIZE = 4096, (1 << 47) - 4096
+_FIRST = 4096
+_SIZE = min(1 << 48, sys.maxsize) - _FIRST
 _everything = (ctypes.c_char * _SIZE).from_address(_FIRST)
 
 

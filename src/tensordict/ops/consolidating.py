@@ -136,7 +136,9 @@ class Consolidating(Leaves):
             return self
         in_file = self._wrapped_container()._is_in_file
         if in_file and inplace:
-            raise UnsupportedEntryError("a container over a file cannot be consolidated in place; inplace=False can")
+            raise UnsupportedEntryError(
+                "a container over a file, or over other containers, cannot be consolidated in place; inplace=False can"
+            )
         if inplace:
             self._refuse_if_locked("replace its leaves")
         target = _CPU if self._device is None else self._device

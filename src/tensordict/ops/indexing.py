@@ -303,6 +303,9 @@ class Indexing(Writing):
             raise TypeError(
                 "iteration over a container without batch dims (batch_size=[]); iterate over td.items() for its entries"
             )
+        if type(self._entries) is not dict and getattr(self._entries, "cuts_by_index", False):
+            # One by one, as there may be more rows than fit in memory.
+            return map(self._index, range(self._batch_size[0]))
         return iter(self.unbind(0))
 
     def __getitems__(self, indices: Sequence[int]) -> Self:

@@ -225,7 +225,8 @@ class Saving(Contract):
         container = underlying(self)
         if container._is_in_file:
             raise UnsupportedEntryError(
-                "a container over a file cannot become a memory-mapped one in place; memmap() gives such a copy"
+                "a container over a file, or over other containers, cannot become a memory-mapped one in place; "
+                "memmap() gives such a copy"
             )
         common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)

@@ -39,7 +39,8 @@ class Sharing(Leaves):
         """
         if self._wrapped_container()._is_in_file:
             raise UnsupportedEntryError(
-                "a container over a file has no memory to share; to_tensordict().share_memory_() has, and other "
+                "a container over a file, or over other containers, has no memory to share; "
+                "to_tensordict().share_memory_() has, and other "
                 "processes can open the file themselves"
             )
         sharing.share(self)
