@@ -17,7 +17,7 @@ import torch
 from remote_server import DROP, FAIL, SHORT, SLOW, Fault, Proxy
 
 import tensordict
-from tensordict import RemoteCache, TensorDict, lazy_stack, load, load_memmap, verify
+from tensordict import RemoteCache, TensorDict, TensorDictParams, lazy_stack, load, load_memmap, verify
 from tensordict.core.errors import SaveError
 from tensordict.io.cache import CachedFile, LocalCopies, merged, without
 from tensordict.io.formats import describe_save
@@ -100,6 +100,10 @@ def test_what_is_saved_is_loaded(base: str, name: str) -> None:
     assert load(f"{base}/0/{name}", device="meta")["first"].is_meta
     out = TensorDict()
     assert load_memmap(f"{base}/0/{name}", out=out) is out and same(out, make())
+    assert same(TensorDict().load_memmap_(f"{base}/0/{name}"), make())
+    params = TensorDictParams(TensorDict(d=torch.zeros(2)))
+    TensorDict(d=torch.ones(2)).save(f"{base}/2/{name}")
+    assert params.load_memmap_(f"{base}/2/{name}")["d"].tolist() == [1, 1]
     with pytest.raises(KeyError, match=f"no entry 'nothing' in '{base}/0/{name}"):
         load(f"{base}/0/{name}", keys=["nothing"])
     with pytest.raises(ValueError, match=f"r\\+.*{base}"):
@@ -235,6 +239,17 @@ def test_large_entries_come_in_pieces_at_once(bucket: Bucket, monkeypatch: pytes
     assert same(load(f"{url}/x.tdz", storage_options=options, keys=["first"]), make().select("first"))
     assert proxy.count("GET") == 2 + 5 or proxy.count("GET") == 2 + 1 + 5
     assert max(busy[-4:]) - min(busy[-4:]) < 0.1
+
+
+@pytest.mark.parametrize("num_threads", [0, 3])
+def test_compressed_archives(bucket: Bucket, num_threads: int) -> None:
+    url, proxy, options = bucket
+    td = TensorDict({str(number): torch.full((LARGE,), number) for number in range(4)})
+    td.save(f"{url}/x.tdz", storage_options=options, compression="deflate")
+    proxy.clear()
+    assert same(load(f"{url}/x.tdz", storage_options=options, num_threads=num_threads), td)
+    part = load(f"{url}/x.tdz", storage_options=options, keys=["2"], num_threads=num_threads)
+    assert same(part, td.select("2")) and proxy.fetched() < 50_000
 
 
 def test_many_small_neighbours_are_one_request(bucket: Bucket) -> None:

@@ -136,13 +136,17 @@ class Archive:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Archive:
-        names = [entry for entry in self.entries.values() if entry.method != STORED]
+        names = [entry for entry in self._to_come() if entry.method != STORED]
         if self._num_threads > 1 and names:
             # Started in the order of the file, which is that of loading.
             pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="tensordict-inflate")
             self._pool = pool
             self._ahead = {entry.name: pool.submit(self._inflate, entry) for entry in names}
         return self
+
+    def _to_come(self) -> Iterable[Entry]:
+        """What a loader may read."""
+        return self.entries.values()
 
     def __exit__(self, *exc_info: object) -> None:
         self._ahead = {}

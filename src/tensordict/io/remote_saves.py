@@ -130,7 +130,8 @@ class RemoteSave:
             raise FileNotFoundError(errno.ENOENT, what, self.url)
         self._place = LocalCopies(access.cache)
         self._leaves_place = False
-        self._file = None if file is None else self._place.file(self.remote, file)
+        # Of what is not kept, `check` asks once whether it was replaced.
+        self._file = None if file is None else self._place.file(self.remote, file, check=access.cache is not None)
         stands = hashlib.sha256(self.url.encode()).hexdigest()
         self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
         self._source: RemoteArchive | RemoteFolder | None = None
@@ -185,7 +186,7 @@ class RemoteSave:
                 check_top(self._source)
         return self._source
 
-    def load(self, options: LoadOptions, subpath: object, keys: object, mode: str) -> Any:
+    def load(self, options: LoadOptions, subpath: object, keys: object, mode: str, num_threads: int = 0) -> Any:
         """The container in an archive or a folder; arguments as of `load_archive`."""
         if mode != "r":
             raise ValueError(f"mode={mode!r} writes to the file, and {self.url!r} is only read: mode='r' can be had")
@@ -199,7 +200,8 @@ class RemoteSave:
         read_directory(self.path, planning, subpath, keys)
         source.fetch(source.wanted)
         source.wanted = None
-        return load_directory(self.path, replace(options, source=source), subpath, keys)
+        with source.inflating(num_threads):
+            return load_directory(self.path, replace(options, source=source), subpath, keys)
 
     def nbytes(self) -> int | None:
         """The lengths of all files; `None` where the server does not say."""
@@ -231,12 +233,12 @@ class RemoteSave:
         return self.remote.find(META) != self._top
 
     def check(self) -> None:
-        """Refuse what was read of a folder that was replaced meanwhile; a file is looked at when it is fetched.
+        """Refuse what was read of a save that was replaced meanwhile; what is kept has been looked at already.
 
         Raises:
             ChangedError: it was.
         """
-        if self._file is None and self.is_replaced():
+        if (self._file is None or self._place.cache is None) and self.is_replaced():
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
 
     @contextlib.contextmanager
@@ -284,13 +286,24 @@ class RemoteArchive(Archive):
         self._ends = dict(itertools.pairwise(headers))
         self._at = {entry.header: entry for entry in self.entries.values()}
         self._here: set[str] = set()
+        self._fetched: list[Entry] = []
         self._ragged = _RaggedFiles()
         self.wanted: list[str] | None = None
         self.ahead = True
 
     def fetch(self, names: Iterable[str]) -> None:
         """Have these entries here."""
-        self._file.ensure([self._range(self.entries[name]) for name in names])
+        wanted = list(names)
+        self._file.ensure([self._range(self.entries[name]) for name in wanted])
+        self._fetched = [self._find(f"{self.path}/{name}") for name in wanted]
+
+    def inflating(self, num_threads: int) -> RemoteArchive:
+        """A block in which so many threads inflate what was fetched."""
+        self._num_threads = num_threads
+        return self
+
+    def _to_come(self) -> Iterable[Entry]:
+        return self._fetched
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """The tensor over a file; while it is asked what is wanted, one without content."""
@@ -406,6 +419,10 @@ class RemoteFolder:
         """Have these files here."""
         files.run_all([self._cached(name).ensure for name in names], IN_FLIGHT)
 
+    def inflating(self, num_threads: int) -> contextlib.AbstractContextManager[None]:
+        """A block for loading; nothing in a folder is compressed."""
+        return contextlib.nullcontext()
+
     def copy(self, name: str, target: str) -> None:
         """Copy a file to a local path."""
         cached = self._cached(name)
@@ -448,7 +465,6 @@ class RemoteFolder:
             found = self._find(name)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.path}/{name}")
-            # Of what is not kept, `RemoteSave.check` asks once.
             self._files[name] = self._place.file(self._remote, found, check=self._place.cache is not None)
         return self._files[name]
 

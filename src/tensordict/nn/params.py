@@ -25,6 +25,9 @@ from tensordict.ops.writes import Update, Write
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote_saves import CacheDir
+
 __all__ = ["TensorDictParams"]
 
 Convert = Literal["auto", "parameter", "buffer"]
@@ -257,13 +260,22 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         else:
             super().__setitem__(index, value)
 
-    def load_memmap_(self, prefix: Any, robust_key: bool | None = True, *, allow_pickle: bool | None = None) -> Self:
+    def load_memmap_(
+        self,
+        prefix: Any,
+        robust_key: bool | None = True,
+        *,
+        allow_pickle: bool | None = None,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
+    ) -> Self:
         """Write what is saved into the parameters and buffers; see :meth:`load_memmap`.
 
         Raises:
             KeyError: the save has other entries; nothing is written then.
         """
-        saved = TensorDict.load_memmap(prefix, robust_key=robust_key, allow_pickle=allow_pickle)
+        remote: dict[str, Any] = {"storage_options": storage_options, "cache_dir": cache_dir}
+        saved = TensorDict.load_memmap(prefix, robust_key=robust_key, allow_pickle=allow_pickle, **remote)
         mine, theirs = ({".".join(path) for path, _ in container._walk()} for container in (self, saved))
         if mine != theirs:
             raise ModuleError(

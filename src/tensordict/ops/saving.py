@@ -445,10 +445,10 @@ class Saving(Contract):
         nbytes = bytes_on_disk(prefix) if progress and not remote else None
         with progress_bar(progress, "loading", nbytes) as options.progress:
             if isinstance(prefix, RemoteSave):
-                loaded = prefix.load(options, subpath, keys, mode)
+                loaded = prefix.load(options, subpath, keys, mode, num_threads)
             elif remote:
                 access = Access.of(storage_options, cache_dir)
-                loaded = read_remote(prefix, access, lambda save: save.load(options, subpath, keys, mode))
+                loaded = read_remote(prefix, access, lambda save: save.load(options, subpath, keys, mode, num_threads))
             elif os.path.isfile(prefix):
                 loaded = load_archive(prefix, options, subpath, keys, mode=mode, num_threads=num_threads)
             else:
@@ -510,7 +510,13 @@ class Saving(Contract):
         return formats.open_file(prefix, format, *args, **kwargs)  # type: ignore[no-any-return]
 
     def load_memmap_(
-        self, prefix: PathLike, robust_key: bool | None = True, *, allow_pickle: bool | None = None
+        self,
+        prefix: PathLike,
+        robust_key: bool | None = True,
+        *,
+        allow_pickle: bool | None = None,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
     ) -> Self:
         """Give this container the entries of a save, and drop those that the save has not; see :meth:`load_memmap`.
 
@@ -520,7 +526,14 @@ class Saving(Contract):
         Raises:
             RuntimeError: when this container is locked, or an entry does not fit its batch size.
         """
-        self.load_memmap(prefix, out=self, robust_key=robust_key, allow_pickle=allow_pickle)
+        self.load_memmap(
+            prefix,
+            out=self,
+            robust_key=robust_key,
+            allow_pickle=allow_pickle,
+            storage_options=storage_options,
+            cache_dir=cache_dir,
+        )
         return self
 
     def load_(self, prefix: PathLike, *args: Any, **kwargs: Any) -> Self:
