@@ -274,6 +274,8 @@ def test_writing_strings_and_ragged_rows() -> None:
     td["n"].set_("r", td["n", "r"] + 1)
     assert td["n", "s"] == ["y", "a", "b", "c"] == parts[0]["n", "s"] + parts[1]["n", "s"]
     assert [row.tolist() for row in parts[0]["n", "r"].unbind()] == [[2], [3, 3]]
+    td["n"].set_at_("r", 8.0, 3)
+    assert parts[1]["n", "r"].unbind()[1].tolist() == [8] * 4
     with pytest.raises(RuntimeError):
         td[0] = {"t": 9, "n": {"r": torch.zeros(5)}}
     assert td["t"].tolist() == [1, 2, 7, 4]
