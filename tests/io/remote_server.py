@@ -93,10 +93,10 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             if fault is not None and fault.kind == SHORT:
                 content = content[: len(content) // 2]
             if fault is not None and fault.kind == DROP:
+                self._note(len(content) // 2)
                 self._head(status, headers, len(content))
                 self.wfile.write(content[: len(content) // 2])
                 self.wfile.flush()
-                self._note(len(content) // 2)
                 self.connection.shutdown(socket.SHUT_RDWR)
                 self.close_connection = True
                 return
@@ -135,8 +135,9 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
 
         def _send(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
-            self._head(status, headers, len(content))
+            # Before the client knows the answer, and a test looks.
             self._note(len(content))
+            self._head(status, headers, len(content))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self.wfile.write(content)
 
