@@ -591,8 +591,9 @@ def test_values_that_need_pickle(base: str) -> None:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [DROP, FAIL, SLOW, SHORT])
-@pytest.mark.parametrize("name", ["x", "x.tdz", "x.h5"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, kind) for name in ("x", "x.tdz") for kind in (DROP, FAIL, SLOW, SHORT)), ("x.h5", DROP)]
+)
 def test_loading_over_a_bad_network(bucket: Bucket, name: str, kind: str) -> None:
     url, proxy, options = bucket
     if name == "x.h5":
