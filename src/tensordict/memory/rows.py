@@ -161,6 +161,7 @@ def copy_from(addresses: np.ndarray[Any, np.dtype[np.int64]], out: Tensor, align
     count = row // width // pieces
     # A tensor over all memory, one row for each integer in it, of which no others than the rows asked for are touched.
     words = torch.frombuffer(_everything, dtype=_WIDTHS[width], count=_SIZE // width)
+    target = out.view(len(out), -1).view(_WIDTHS[width]).view(-1, count)
     windows = words.as_strided((_SIZE // width - count + 1, count), (1, 1))
     for start in range(0, len(addresses), step := max(1, _AHEAD // row)):
         part = addresses[start : start + step]
@@ -169,7 +170,8 @@ def copy_from(addresses: np.ndarray[Any, np.dtype[np.int64]], out: Tensor, align
         at = (part - _FIRST) // width
         if pieces > 1:
             at = np.add.outer(at, np.arange(pieces) * count).reshape(-1)
-        torch.index_select(windows, 0, torch.from_numpy(at), out=_as_words(out[start : start + step], width, pieces))
+        here = target if step >= len(addresses) else target[start * pieces : (start + step) * pieces]
+        torch.index_select(windows, 0, torch.from_numpy(at), out=here)
     if missed:
         return missed - 1
     return _DISTRUST if system.major_faults() - faults > len(addresses) // _SAMPLE else 0
