@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from contract.model import Path, Plain
+from redis_server import shared_socket
 from tensordict import (
     LazyStackedTensorDict,
     TensorClass,
@@ -187,6 +188,10 @@ def build_lazy_cat(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     return lazy_cat([part.clone() for part in dense.split([1, 0, len(dense) - 1], 0)])
 
 
+def build_redis(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    return build_dense(plain, kind, folder).to_store(unix_socket_path=shared_socket())
+
+
 def build_params(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     """Of buffers, which may be written in place as parameters may not."""
     return TensorDictParams(build_dense(plain, kind, folder), no_convert=True)
@@ -242,6 +247,7 @@ KINDS: list[Kind] = [
     Kind("h5-locked", build_h5_locked, locked=True, **FILE),
     Kind("lazy-cat", build_lazy_cat, **CAT),
     Kind("lazy-cat-named", build_lazy_cat, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **CAT),
+    Kind("redis", build_redis, **FILE),
     Kind("params", build_params, **PARAMS),
     Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
     Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from tensordict.io.specification import class_named
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import noted_class, noted_names, noted_size
-from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Text
+from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Pick, Text
 from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class PersistentTensorDict(OnDisk):
     """
 
     LOCKING: bool | str | None = None
+    # The class of what is nested in it.
+    _plain: ClassVar[type[PersistentTensorDict]]
     # `with data:` closes the file at the end.
     _default_undo = (None, _close)
 
@@ -313,7 +316,7 @@ class PersistentTensorDict(OnDisk):
         self._store.flush()
         return {
             "backend": self._store.backend,
-            "filename": self._store.name,
+            "filename": self._store.source,
             "mode": self._store.mode,
             "group": self._group.path,
             "path": self._group.key,
@@ -371,6 +374,10 @@ class PersistentTensorDict(OnDisk):
 
     # --- the entries --------------------------------------------------------------------------------------------------
 
+    def _together(self, pick: Pick | None) -> AbstractContextManager[None] | None:
+        store = self._store
+        return None if store.is_together else store.together(() if pick is None else (self._group,), pick)
+
     def _listed(self) -> list[str]:
         self._store.check()
         return self._group.names()
@@ -408,7 +415,7 @@ class PersistentTensorDict(OnDisk):
         """The nested container over a group, as a plain one even where a tensorclass was saved."""
         if name in self._nested and self._nested[name][0] is group:
             return self._nested[name][1]._wrapped_container()  # type: ignore[no-any-return]
-        child = object.__new__(PersistentTensorDict)
+        child = object.__new__(self._plain)
         child._open(group, self._lineage, self._options, self._device)
         noted = noted_size(group)
         batch_dims = len(self._size)
@@ -417,16 +424,16 @@ class PersistentTensorDict(OnDisk):
         return child
 
     def _holds(self, name: str) -> bool:
-        try:
-            self._item(name)
-        except KeyError:
-            return False
-        return True
+        return isinstance(name, str) and self._group.has(name)
 
     def _put(self, entries: Mapping[str, Any]) -> None:
         """Write entries, all of them or none."""
-        group = self._group
         self._store.check_writable()
+        with self._store.together():
+            self._put_together(entries)
+
+    def _put_together(self, entries: Mapping[str, Any]) -> None:
+        group = self._group
         written: list[tuple[ArrayItem, Tensor]] = []
         links: dict[str, Item] = {}
         for name, value in entries.items():
@@ -445,7 +452,7 @@ class PersistentTensorDict(OnDisk):
 
     def _reusable(self, name: str, value: Any, key: Path) -> ArrayItem | None:
         """The array of this name when a tensor of its shape and dtype takes its place, and nothing else has it."""
-        if isinstance(value, (Contract, StoredTensor)) or not self._holds(name):
+        if not self._store.rewrites or isinstance(value, (Contract, StoredTensor)) or not self._holds(name):
             return None
         item = self._item(name)
         if not isinstance(item, ArrayItem) or item.dtype is not value.dtype or item.shape != value.shape:
@@ -481,6 +488,7 @@ class _UnreadFile(Twin, PersistentTensorDict):
 
 
 PersistentTensorDict._twin = _UnreadFile
+PersistentTensorDict._plain = PersistentTensorDict
 
 
 class _H5Backend:

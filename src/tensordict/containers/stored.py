@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +15,8 @@ from tensordict.containers.dense import TensorDict
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract, EntryStore, Names
 from tensordict.core.keys import Path, path_of
-from tensordict.memory.stored_tensors import Rows, StoredTensor, in_memory
+from tensordict.io.stores.store import Item, Pick, StaleError
+from tensordict.memory.stored_tensors import Rows, Selection, StoredTensor, in_memory
 from tensordict.ops.writes import Write
 
 if TYPE_CHECKING:
@@ -30,7 +32,11 @@ class _Read(EntryStore, MutableMapping[str, Any]):
         self.owner = owner
 
     def __getitem__(self, name: str) -> Any:
-        return in_memory(self.owner._target(name))
+        try:
+            return in_memory(self.owner._target(name))
+        except StaleError:
+            # What it is was known from before, and another process has replaced it.
+            return in_memory(self.owner._target(name))
 
     def __setitem__(self, name: str, value: object) -> None:
         self.owner._put({name: value})
@@ -64,6 +70,11 @@ class _Read(EntryStore, MutableMapping[str, Any]):
         # Leaf by leaf, so that no more than the results are in memory. An index takes its part of the file; any other
         # function is given what is read.
         return _Indexed(fn, self.owner._batch_size) if isinstance(fn, itemgetter) else _OnRead(fn, position, keep)
+
+    def together(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None] | None:
+        if fn is None:
+            return self.owner._together(None)
+        return self.owner._together(_Indexed(fn, self.owner._batch_size).pick if isinstance(fn, itemgetter) else _all_of)
 
     def write_back(self, restored: Any, leaves: set[Any]) -> set[Any]:
         # What is in memory shows no changes by where it is: what fits its entry is compared and written into it.
@@ -105,6 +116,10 @@ class OnDisk(GivesTensorDicts):
     _make: Any = TensorDict._make
     # The class that gives the entries unread.
     _twin: ClassVar[type[OnDisk]]
+
+    def _together(self, pick: Pick | None) -> AbstractContextManager[None] | None:
+        """See `EntryStore.together`; `pick` says what is read of each tensor, `None` for nothing that is known."""
+        return None
 
     def _listed(self) -> list[str]:
         """The names of the entries."""
@@ -154,7 +169,8 @@ class OnDisk(GivesTensorDicts):
     # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
 
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
-        write.into(self._unread, source, prefix)
+        with self._together(None) or nullcontext():
+            write.into(self._unread, source, prefix)
 
     # --- what shares the entries --------------------------------------------------------------------------------------
 
@@ -198,6 +214,15 @@ class FileSelection(OnDisk):
         return self
 
     _held: dict[str, Any]
+
+    def _together(self, pick: Pick | None) -> AbstractContextManager[None] | None:
+        arrays = [value.array for value in self._held.values() if type(value) is StoredTensor and value.is_whole()]
+        items = [array for array in arrays if isinstance(array, Item) and not array.store.is_together]
+        if not items:
+            return None
+        # Those of another store are asked for one by one.
+        store = items[0].store
+        return store.together([item for item in items if item.store is store and pick is not None], pick)
 
     def _listed(self) -> list[str]:
         return list(self._held)
@@ -263,10 +288,20 @@ class _Indexed:
         # Worked out once for all leaves.
         self.rows = Rows.of_index(reduced[1][0], size[0]) if size else None
 
+    @property
+    def pick(self) -> Pick | None:
+        """What it reads of each tensor; `None` when only each tensor can tell."""
+        rows = self.rows
+        return None if rows is None else lambda shape: (rows.at,)
+
     def __call__(self, leaf: Any) -> Any:
         if self.rows is not None and _is_stored(leaf) and leaf.is_whole():
             return leaf.read_rows(self.rows)
         return in_memory(self.fn(leaf))
+
+
+def _all_of(shape: tuple[int, ...]) -> Selection:
+    return (...,)
 
 
 def _is_stored(value: object) -> bool:

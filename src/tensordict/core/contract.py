@@ -10,6 +10,7 @@ import itertools
 import pathlib  # these two so that `typing.get_type_hints` can read the annotations of subclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -101,6 +102,13 @@ class EntryStore:
     def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
         """A function of leaves as it is called on `writable`; see `Contract._on_read`."""
         return fn
+
+    def together(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None] | None:
+        """A block in which all that `fn` reads of the leaves, and all that is written, goes in as few requests as can be.
+
+        `None` where that makes no difference, as in such a block.
+        """
+        return None
 
     def write_back(self, restored: object, leaves: set[Any]) -> set[Any]:
         """Write what can be written into the leaves of these keys, from a container that has them, too; their keys."""
@@ -374,10 +382,14 @@ class Contract:
         mapping = self._entries
         on_leaf = fn
         if type(mapping) is not dict:
-            if isinstance(mapping, EntryStore) and (members := mapping.members(True)) is not None:
-                if size is None:
-                    return self._restacked([member._map(fn) for member in members])
-                return self._dense()._map(fn, size, batch_dims, rename) if on_node is None else on_node(self)
+            if isinstance(mapping, EntryStore):
+                if (members := mapping.members(True)) is not None:
+                    if size is None:
+                        return self._restacked([member._map(fn) for member in members])
+                    return self._dense()._map(fn, size, batch_dims, rename) if on_node is None else on_node(self)
+                if (block := mapping.together(fn)) is not None:
+                    with block:
+                        return self._map(fn, size, batch_dims, rename, on_node)
             mapping, on_leaf = dict(self._writable().items()), self._on_read(fn)
         if is_flat(mapping):
             entries = dict(zip(mapping, map(on_leaf, mapping.values())))
@@ -432,6 +444,9 @@ class Contract:
                 return (
                     self._dense()._map_many(fn, sizes, batch_dims, rename) if on_node is None else list(on_node(self))
                 )
+            if isinstance(mapping, EntryStore) and (block := mapping.together(fn)) is not None:
+                with block:
+                    return self._map_many(fn, sizes, batch_dims, rename, on_node)
             mapping, on_leaf = dict(self._writable().items()), self._on_read(fn)
         columns: list[Sequence[Any]] = (
             [

@@ -141,6 +141,54 @@ class Persisting(Contract):
 
         return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
 
+    def to_store(
+        self,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        device: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Write this container to a Redis server, or another one of its protocol.
+
+        Args:
+            backend, host, port, db, unix_socket_path, prefix: the server, and what the names of keys there begin with;
+                as of :class:`~tensordict.store.TensorDictStore`.
+            device: tensors are moved there when they are fetched; `None` for the device of this container.
+            **kwargs: further arguments of :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
+
+        Returns:
+            a :class:`~tensordict.store.TensorDictStore` over what was written, whose `td_id` other processes open it
+            by; the tensorclass over one for a tensorclass, and for a lazy stack a
+            :class:`~tensordict.store.LazyStackedTensorDictStore`.
+
+        Raises:
+            UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
+            ConnectionError: the server does not answer.
+            ModuleNotFoundError: the package redis is not installed.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from tensordict.store import TensorDictStore
+            >>> store = TensorDict(a=torch.zeros(3)).to_store(host="localhost")  # doctest: +SKIP
+            >>> TensorDictStore.from_store(td_id=store.td_id)["a"]  # doctest: +SKIP
+            tensor([0., 0., 0.])
+        """
+        container = self._wrapped_container()
+        is_stack = not container._is_non_tensor and container._members() is not None
+        server: dict[str, Any] = {
+            "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
+            "prefix": prefix, "device": device, **kwargs,
+        }  # fmt: skip
+        if is_stack:
+            return registry.lookup("LazyStackedTensorDictStore").from_lazy_stack(self, **server)
+        return registry.lookup("TensorDictStore").from_tensordict(self, **server)
+
     def _to_store(
         self,
         backend: str,

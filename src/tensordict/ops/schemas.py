@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -17,11 +17,14 @@ from tensordict.io import reopening
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_STORAGES = (None, "memmap", "h5", "shared")
+_STORAGES = (None, "memmap", "h5", "shared", "redis")
 
 
 class Schemas(Contract):
     """`from_schema`."""
+
+    # Where the entries of this class are, for those who say nothing else.
+    _schema_storage: ClassVar[str | None] = None
 
     @classmethod
     def from_schema(
@@ -40,14 +43,17 @@ class Schemas(Contract):
                 or to another such mapping.
             batch_size: the batch size, which goes in front of all shapes.
             storage: where the entries are: `None` in memory; `"shared"` in shared memory; `"memmap"` in a folder, given
-                as `prefix=`, or in anonymous memory; `"h5"` in an HDF5 file, given as `filename=`. On disk nothing is
-                built in memory first. A save or a file that is there, of the same entries, is opened and left as it is,
-                unless `overwrite=True` is given too.
-            device: the device of the entries in memory, or on which those of an HDF5 file are read.
-            **kwargs: further arguments of :meth:`memmap_like` or :meth:`to_h5`.
+                as `prefix=`, or in anonymous memory; `"h5"` in an HDF5 file, given as `filename=`; `"redis"` on a
+                server, given as `host=`, `port=` or `unix_socket_path=`, which makes the zeros itself. On disk nothing
+                is built in memory first. A save or a file that is there, of the same entries, is opened and left as it
+                is, unless `overwrite=True` is given too.
+            device: the device of the entries in memory, or on which those of an HDF5 file or on a server are read.
+            **kwargs: further arguments of :meth:`memmap_like`, :meth:`to_h5` or
+                :class:`~tensordict.store.TensorDictStore`.
 
         Returns:
-            the container: a `TensorDict`, or a :class:`~tensordict.PersistentTensorDict` for `"h5"`.
+            the container: a `TensorDict`, or a :class:`~tensordict.PersistentTensorDict` for `"h5"`, or a
+            :class:`~tensordict.store.TensorDictStore` for `"redis"` and of that class.
 
         Raises:
             TypeError: an entry is no pair of a shape and a dtype; it is named.
@@ -62,9 +68,10 @@ class Schemas(Contract):
             >>> td["obs"].shape, td["agent", "reward"].dtype
             (torch.Size([1000, 84, 84, 3]), torch.float32)
         """
+        storage = cls._schema_storage if storage is None else storage
         if storage not in _STORAGES:
             raise ValueError(f"storage is one of {_STORAGES}, got {storage!r}")
-        if kwargs and storage not in ("memmap", "h5"):
+        if kwargs and storage not in ("memmap", "h5", "redis"):
             raise ValueError(f"storage={storage!r} takes no {sorted(kwargs)}")
         if storage in ("memmap", "shared") and device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"storage={storage!r} is CPU memory and has no device={str(device)!r}")
@@ -73,6 +80,8 @@ class Schemas(Contract):
         size = as_size(batch_size)
         flat: dict[Path, tuple[torch.Size, torch.dtype]] = {}
         _flatten(schema, (), flat)
+        if storage == "redis":
+            return registry.lookup("TensorDictStore")._zeros(flat, size, device=device, **kwargs)  # type: ignore[no-any-return]
         result = registry.lookup("TensorDict")(batch_size=size, device=device if storage is None else None)
         on_disk = storage in ("memmap", "h5")
         for path, (shape, dtype) in flat.items():

@@ -313,6 +313,14 @@ class Structure(Writing):
                 member._exchange(piece)
             return
         entries = dict(other._entries)
+        if self._wrapped_container()._is_in_file:
+            # What is written may still be read from what is deleted then.
+            own = self._entries
+            own.update(entries)
+            for name in list(own):
+                if name not in entries:
+                    del own[name]
+            return
         for name in list(self._entries):
             del self._entries[name]
         for name, value in entries.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import Contract, is_node, named_error
+from tensordict.core.contract import Contract, EntryStore, is_node, named_error
 from tensordict.core.errors import ShapeError
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
@@ -67,6 +67,11 @@ class WritePlan:
         """
         if container is not None and container._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
+                self.run(container, non_blocking)
+            return
+        entries = None if container is None else container._entries
+        if isinstance(entries, EntryStore) and (block := entries.together()) is not None:
+            with block:
                 self.run(container, non_blocking)
             return
         if self.assigned or self.parts:

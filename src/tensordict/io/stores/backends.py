@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from tensordict.io.stores import hdf5
+from tensordict.io.stores import hdf5, redis
 from tensordict.io.stores.store import Store
 
+# Those at a path, each a format of saves.
 BACKENDS: dict[str, type[Store]] = {kind.backend: kind for kind in (hdf5.File,)}
+# Those on a server, which are opened by an address.
+_SERVERS: dict[str, type[Store]] = {kind.backend: kind for kind in (redis.Server,)}
 
 
 def backend_of(name: str) -> type[Store]:
     """The kind of store of this name; a `ValueError` when there is none."""
-    if name not in BACKENDS:
+    found = BACKENDS.get(name) or _SERVERS.get(name)
+    if found is None:
         raise ValueError(f"the backend is {' or '.join(map(repr, BACKENDS))}, got {name!r}")
-    return BACKENDS[name]
+    return found
 
 
 def backend_at(path: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 # The attributes that say the batch size of a container, and the dtype of a tensor where the array has only its bits.
 SIZE, DTYPE = "_batch_size", "_dtype"
+
+
+# What will be read of an array of a shape.
+Pick = Callable[[tuple[int, ...]], Selection]
+
+
+class StaleError(SaveError):
+    """An item is no longer what it was when it was looked up, as another process has changed the store."""
 
 
 class Item(ABC):
@@ -152,6 +160,14 @@ class Group(Item):
             SaveError: the store was closed, or is broken.
         """
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a name now."""
+        try:
+            self.find(name)
+        except KeyError:
+            return False
+        return True
+
     @abstractmethod
     def check_name(self, name: str) -> None:
         """Raise a `SaveError` when nothing can have that name."""
@@ -188,6 +204,8 @@ class Store(ABC):
         name: where it is.
         mode: `"r"`, or `"r+"` when it can be written to.
         shares: whether one item may have several names, so that what is in it already is not copied.
+        rewrites: whether a tensor is written into the array that is there, where that fits it, and not into a new one.
+        is_together: whether requests are sent together already, or always by themselves; see `together`.
         notes: whether batch sizes and names that a container is given are noted in it.
         progress: is told of the bytes of the tensors that are written.
     """
@@ -197,6 +215,7 @@ class Store(ABC):
     a_kind: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
     shares: ClassVar[bool] = False
+    rewrites: ClassVar[bool] = True
 
     def __init__(self, name: str, mode: str) -> None:
         self.name = name
@@ -290,6 +309,23 @@ class Store(ABC):
     def decoded(part: str) -> str:
         """The name that a part of a path stands for."""
         return part
+
+    @property
+    def source(self) -> object:
+        """What `open` takes for it."""
+        return self.name
+
+    @property
+    def is_together(self) -> bool:
+        return True
+
+    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> contextlib.AbstractContextManager[None]:
+        """A block whose requests are sent together, where the store is asked by requests.
+
+        What is written in it is there at its end, and none of it when the block fails. `items` are groups and arrays of
+        which the block will read what `pick` says, all without it.
+        """
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def unnoted(self) -> Iterator[None]:

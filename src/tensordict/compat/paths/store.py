@@ -1,0 +1,9 @@
+"""The public place of containers on servers."""
+
+from typing import Literal
+
+from tensordict.containers.served import TensorDictStore
+
+STORE_BACKENDS = Literal["redis", "dragonfly", "keydb"]
+
+__all__ = ["STORE_BACKENDS", "TensorDictStore"]

@@ -1,0 +1,860 @@
+"""Containers on a Redis server, or another one of its protocol, as stores; the layout is in `redis_wire.py`.
+
+What is known of the leaves (paths, shapes, dtypes) is kept, and told again by each request for their elements: the
+server answers only when it is still so. Names are asked for each time, in the request that reads. All that one call
+writes goes in one request, which the server carries out whole or not at all; what is larger than a request goes ahead
+under another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import threading
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote
+
+import numpy as np
+import torch
+
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, entry_of, joined
+from tensordict.io import checked
+from tensordict.io.specification import VALUES
+from tensordict.io.stores.entries import CLASS, KIND, TEXT
+from tensordict.io.stores.redis_wire import LIMIT, Address, Request, Wire
+from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Pick, StaleError, Store, Text
+from tensordict.memory.stored_tensors import Selection, Values, stored_dtype
+
+# What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
+_ENCODED = "_%"
+_WHOLE = b"\0" * 8
+_DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+_addresses = itertools.count()
+
+
+def encoded(name: str) -> str:
+    """A name as a part of a path."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SaveError(f"entry {name!r}: this name has no UTF-8 form and cannot be held by a server") from error
+    if not name or "." in name or name.startswith(_ENCODED) or name.endswith(":idx"):
+        return _ENCODED + quote(name, safe="").replace(".", "%2E")
+    return name
+
+
+def _decoded(part: str) -> str:
+    return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
+
+
+def _all_of(shape: tuple[int, ...]) -> Selection:
+    return (...,)
+
+
+class _Meta:
+    """What the server says of a leaf: the texts, and what they mean."""
+
+    __slots__ = ("dtype", "dtype_text", "fields", "shape", "shape_text")
+
+    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
+        self.fields = fields
+        self.shape_text = fields.get(b"shape", b"")
+        self.dtype_text = fields.get(b"dtype", b"")
+        self.shape: tuple[int, ...] | None = None
+        self.dtype: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> _Meta:
+        return cls({b"shape": json.dumps(list(shape)).encode(), b"dtype": str(dtype).encode()}).parsed()
+
+    @property
+    def is_value(self) -> bool:
+        return b"is_non_tensor" in self.fields
+
+    def parsed(self) -> _Meta:
+        """Itself, with its shape and dtype; a `ValueError` when the texts are none."""
+        if self.shape is None:
+            dtype = _DTYPES.get(self.dtype_text.decode())
+            if dtype is None:
+                raise ValueError(f"{self.dtype_text!r:.80} is no dtype")
+            stored_dtype(dtype)
+            self.shape, self.dtype = checked.shape(json.loads(self.shape_text)), dtype
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        assert self.shape is not None and self.dtype is not None
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class _Scope:
+    """What is done together: names that were read once, what will be read, what was read ahead, what will be written.
+
+    checks, words, keys: what `Wire.write` takes; `checked` are the paths, and `size` says how many bytes they are.
+    """
+
+    def __init__(self) -> None:
+        self.paths: set[str] | None = None
+        self.wanted: dict[Request, None] = {}
+        self.ready: dict[Request, Any] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.checks: list[Any] = []
+        self.words: list[Any] = []
+        self.keys: list[str] = []
+        self.checked: list[tuple[str, Path]] = []
+        self.size = 0
+        self.adds = False
+
+    def command(self, *words: Any) -> None:
+        """Have the server run a command on the key that is its second word."""
+        self.words += (len(words), *words)
+        self.keys.append(words[1])
+
+    def portion(self, request: Request) -> list[Request]:
+        """What is read with one that is wanted: it and those behind it, as many as one request carries."""
+        size, found = 0, list[Request]()
+        for other in itertools.dropwhile(lambda other: other != request, self.wanted):
+            size += other.nbytes
+            if found and size > LIMIT:
+                break
+            found.append(other)
+        for other in found:
+            del self.wanted[other]
+        return found
+
+
+class Server(Store):
+    """A container on a server."""
+
+    backend = "redis"
+    kind = "container"
+    a_kind = "a container on a Redis server"
+    rewrites = False
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(str(address), "r+")
+        self.address = address
+        self.wire = Wire(address)
+        self.header: dict[str, bytes] = {}
+        # As it was noted here, for the case that the server has forgotten it.
+        self._own_header: dict[str, bytes] = {}
+        self._open = True
+        self._metas: dict[str, _Meta] = {}
+        self._notes: dict[str, dict[str, Any]] = {}
+        self._look()
+        self._root = _Group(self, (), "", next(_addresses))
+        self._local = threading.local()
+        self._renewed = 0.0
+        self.sync()
+
+    @classmethod
+    def open(cls, name: object, mode: str, *, locking: object = None) -> Server:
+        if not isinstance(name, Address):
+            raise TypeError(f"a container on a server is opened by its address, got {type(name).__name__}")
+        return cls(name)
+
+    @classmethod
+    def over(cls, handle: object) -> NoReturn:
+        raise TypeError("a container on a server is opened by its td_id; see TensorDictStore.from_store")
+
+    @staticmethod
+    def is_at(path: str) -> bool:
+        return False
+
+    @staticmethod
+    def strangers(path: str, container: Any) -> Collection[str]:
+        return ()
+
+    @staticmethod
+    def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+        if options:
+            raise TypeError(f"a container on a server has no options for its tensors, got {sorted(options)}")
+        return options
+
+    @property
+    def source(self) -> Address:
+        return self.address
+
+    @property
+    def root(self) -> _Group:
+        self.check()
+        return self._root
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device that is noted."""
+        raw = self.header.get("__device__")
+        with self.errors(()):
+            return torch.device(raw.decode()) if raw else None
+
+    def clear(self) -> None:
+        """Delete all of the container."""
+        self.check_writable()
+        self.wire.clear()
+        self.forget()
+        self.header = {}
+
+    def flush(self) -> None:
+        """Nothing: what was written is on the server."""
+
+    def close(self) -> None:
+        self._open = False
+
+    @contextlib.contextmanager
+    def errors(self, key: Path) -> Iterator[None]:
+        try:
+            yield
+        except (SaveError, ConnectionError, IndexError):
+            raise
+        except (ValueError, TypeError, RuntimeError, KeyError) as error:
+            raise SaveError(f"{entry_of(key)}of the {self.kind} {self.name!r}: {error}") from error
+
+    @staticmethod
+    def decoded(part: str) -> str:
+        return unquote(part)
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        """Whether there was such a container when it was asked for the last time."""
+        return bool(self.header or self._metas or self._notes)
+
+    def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
+        """The paths of the leaves that there are now, and the answers to requests; what is known is made of that."""
+        self.check()
+        if not self.address.cached:
+            self._metas.clear()
+        listing, answers = self.wire.listing(requests)
+        self.header = listing.header
+        self._own_header.update(listing.header)
+        nodes = self._notes.keys()
+        self._notes = {path: _notes_of(raw) for path, raw in listing.groups.items()}
+        changed = {request.path for request, answer in zip(requests, answers, strict=True) if answer is None}
+        gone = [path for path in self._metas if path not in listing.paths or path in changed]
+        for path in gone:
+            del self._metas[path]
+        new = [path for path in listing.paths if path not in self._metas]
+        if new:
+            for path, fields in zip(new, self.wire.metas(new), strict=True):
+                self._metas[path] = _Meta(fields)
+        if new or gone or nodes != self._notes.keys():
+            self._look()
+        return listing.paths, answers
+
+    def _look(self) -> None:
+        """Have what is known of the paths say which nodes there are."""
+        self._children: dict[str, set[str]] = {"": set()}
+        for path in self._metas:
+            self._link(path)
+        for path in filter(None, self._notes):
+            self._look_at(path)
+
+    def _look_at(self, path: str) -> None:
+        """Have a nested container be known, though there may be nothing in it."""
+        if path not in self._children:
+            self._link(path)
+            self._children[path] = set()
+
+    def _link(self, path: str) -> None:
+        parent, _, part = path.rpartition(".")
+        if parent not in self._children:
+            self._link(parent)
+            self._children[parent] = set()
+        self._children[parent].add(part)
+
+    def forget(self) -> None:
+        """Ask anew for all that is known, as a write may have come through or not."""
+        self._metas.clear()
+        self._notes.clear()
+        self._children = {"": set()}
+
+    def known(self, path: str) -> _Meta | None:
+        """What is known of a leaf; `None` when there is none. Raises `KeyError` for what is not even a node."""
+        scope = self.scope
+        if scope is not None and scope.adds:
+            self.send(scope)
+        if not self.address.cached and (scope is None or scope.paths is None):
+            self._listed()
+        for asked in (False, True):
+            if path in self._metas:
+                return self._metas[path]
+            if path in self._children:
+                return None
+            if asked or (scope is not None and scope.paths is not None):
+                break
+            self._listed()
+        raise KeyError(_decoded(path.rpartition(".")[2]))
+
+    def _listed(self) -> None:
+        """Ask which leaves there are, in a scope only once."""
+        scope = self.scope
+        if scope is not None and scope.adds:
+            self.send(scope)
+        if scope is None or scope.paths is None:
+            paths, _ = self.sync()
+            if scope is not None:
+                scope.paths = paths
+
+    def children(self, path: str) -> list[str]:
+        """The parts of the paths below a node, as the server has them now."""
+        self._listed()
+        return sorted(self._children.get(path, ()))
+
+    def noted(self, path: str) -> dict[str, Any]:
+        """What is noted of a nested container."""
+        return self._notes.get(path, {})
+
+    def below(self, path: str) -> list[str]:
+        """The paths of the leaves at and below a path, in order."""
+        start = path + "." if path else ""
+        return sorted(other for other in self._metas if other == path or other.startswith(start))
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def scope(self) -> _Scope | None:
+        return getattr(self._local, "scope", None)
+
+    @property
+    def is_together(self) -> bool:
+        return self.scope is not None
+
+    @contextlib.contextmanager
+    def together(self, items: Iterable[Item] = (), pick: Pick = _all_of) -> Iterator[None]:
+        if self.scope is not None or not self.is_open:
+            yield
+            return
+        scope = self._local.scope = _Scope()
+        try:
+            if items:
+                self._read_ahead(scope, items, pick)
+            yield
+            if scope.words:
+                self.send(scope)
+        except BaseException:
+            if scope.words:
+                self.forget()
+            raise
+        finally:
+            self._local.scope = None
+
+    def _read_ahead(self, scope: _Scope, items: Iterable[Item], pick: Pick) -> None:
+        """Read the names, and the first of what will be read."""
+        if not self.address.cached or not self._metas:
+            self._listed()
+        paths = [path for item in items if isinstance(item, (_Group, _Array)) for path in self.below(item.place)]
+        for path in paths:
+            meta = self._metas[path]
+            with contextlib.suppress(ValueError, IndexError, SaveError):  # told by those who come to that leaf
+                request = Request(path) if meta.is_value else _request(path, meta.parsed(), pick(meta.shape or ()))[0]
+                if request.run or meta.is_value:
+                    scope.wanted[request] = None
+        first = scope.portion(next(iter(scope.wanted))) if scope.wanted else []
+        if scope.paths is None:
+            scope.paths, answers = self.sync(first)
+        else:
+            answers = self.wire.read(first)
+        scope.ready.update(zip(first, answers, strict=True))
+
+    def fetch(self, request: Request, key: Path) -> Any:
+        """The answer to a request.
+
+        Raises:
+            StaleError: the leaf is no longer there, or has another shape or dtype.
+        """
+        self.check()
+        scope = self.scope
+        answer: Any = None
+        if scope is not None:
+            if scope.words:
+                self.send(scope)
+            if request in scope.wanted:
+                first = scope.portion(request)
+                scope.ready.update(zip(first, self.wire.read(first, key), strict=True))
+            if request in scope.ready:
+                answer = scope.ready.pop(request)
+        if answer is None:
+            (answer,) = self.wire.read([request], key)
+        if answer is None:
+            raise self._stale(request.path, key)
+        return answer
+
+    def _stale(self, path: str, key: Path) -> StaleError:
+        paths, _ = self.sync([Request(path, b"?", b"?", 1, _WHOLE)])
+        what = "has another shape or dtype by now" if path in paths else (
+            "is no longer there: it was deleted, it expired, or the server was started anew without what it held"
+        )
+        return StaleError(f"entry {joined(key)!r} of the {self.kind} {self.name!r} {what}; nothing was written to it")
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def send(self, scope: _Scope) -> None:
+        """Send what was written so far."""
+        checks, words, keys, checked_, adds = scope.checks, scope.words, scope.keys, scope.checked, scope.adds
+        scope.begin()
+        scope.ready.clear()
+        if adds:
+            scope.paths = None
+            for name, value in self._own_header.items():
+                words += (3, "SETNX", self.wire.base + name, value)
+        key = checked_[0][1] if len(checked_) == 1 else ()
+        try:
+            failed = self.wire.write(checks, words, keys, key)
+        except BaseException:
+            self.forget()
+            raise
+        if failed:
+            self.forget()
+        if failed > 0:
+            raise self._stale(*checked_[failed - 1])
+        if failed:
+            raise SaveError(
+                f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it is "
+                "started anew; nothing was written: the same call works again"
+            )
+        self._renew(adds)
+
+    def _renew(self, always: bool) -> None:
+        ttl = self.address.ttl
+        if ttl is None:
+            return
+        import time
+
+        now = time.monotonic()
+        if always or now - self._renewed > ttl / 10:
+            self.wire.renew(list(self._metas))
+            self._renewed = now
+
+    def write_pieces(self, array: _Array, run: int, offsets: Values, data: memoryview) -> None:
+        """Have pieces of an array written, each of `run` bytes, in as many requests as they need."""
+        meta, wire = array.meta, self.wire
+        step = max(1, LIMIT // max(run, 1))
+        length = min(run, LIMIT)
+        with self.together():
+            scope = self.scope
+            assert scope is not None
+            for start in range(0, len(offsets), step):
+                part = offsets[start : start + step]
+                for at in range(0, run, length):
+                    size = min(length, run - at)
+                    first = start * run + at
+                    piece = data[first : first + (size if run > LIMIT else run * len(part))]
+                    if scope.size + len(piece) > LIMIT and scope.words:
+                        self.send(scope)
+                    key = wire.data(array.place)
+                    scope.checks += (wire.meta(array.place), meta.shape_text, meta.dtype_text, key, meta.nbytes)
+                    scope.checked.append((array.place, array.key))
+                    scope.words += (0, key, size, (part + at).astype("<u8").tobytes(), piece)
+                    scope.keys += (key, wire.meta(array.place))
+                    scope.size += len(piece)
+
+    def set_header(self, name: str, value: bytes | None) -> None:
+        """Note something of the container as a whole; `None` takes it away."""
+        if self.header.get(name) == value:
+            return
+        with self.together():
+            assert self.scope is not None
+            if value is None:
+                self.header.pop(name, None)
+                self._own_header.pop(name, None)
+                self.scope.command("DEL", self.wire.base + name)
+            else:
+                self.header[name] = self._own_header[name] = value
+                self.scope.command("SET", self.wire.base + name, value)
+
+    def note(self, path: str, notes: Mapping[str, Any]) -> None:
+        """Have the server keep what is noted of a nested container."""
+        kept = self._notes[path] = {name: value for name, value in notes.items() if value is not None}
+        self._look_at(path)
+        with self.together():
+            assert self.scope is not None
+            self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
+
+    def drop(self, path: str) -> None:
+        """Delete what is at and below a path."""
+        wire = self.wire
+        with self.together():
+            scope = self.scope
+            assert scope is not None
+            scope.adds = True
+            for leaf in self.below(path):
+                scope.command("SREM", wire.base + "__keys__", leaf)
+                for name in (wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx"):
+                    scope.command("DEL", name)
+                del self._metas[leaf]
+            for node in [node for node in self._notes if node == path or node.startswith(path + ".")]:
+                scope.command("HDEL", wire.base + "__groups__", node)
+                del self._notes[node]
+            self._look()
+
+    def add(self, path: str, fields: Mapping[str, Any], item: _Array | _Text) -> None:
+        """Add a leaf: its hash, and its data, which are uploaded ahead where they are large."""
+        wire = self.wire
+        scope = self.scope
+        assert scope is not None
+        scope.adds = True
+        data = wire.data(path)
+        item.store_data(scope, data)
+        scope.command("DEL", wire.meta(path))
+        scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
+        scope.command("SADD", wire.base + "__keys__", path)
+        self._metas[path] = _Meta({name.encode(): _raw(value) for name, value in fields.items()})
+        self._link(path)
+
+
+def _raw(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _notes_of(raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- what is selected -------------------------------------------------------------------------------------------------
+
+
+def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, Values]:
+    """The shape of what is selected of an array in C order, the length in bytes of its pieces, and their offsets.
+
+    Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, [24, 48])`.
+    """
+    picks = _full(selection, len(shape))
+    taken = [range(*pick.indices(size)) if isinstance(pick, slice) else pick for pick, size in zip(picks, shape)]
+    picked = tuple(len(pick) for pick in taken if not isinstance(pick, (int, np.integer)))
+    strides = [itemsize] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    last = max((dim for dim, pick in enumerate(taken) if pick != range(shape[dim])), default=-1) if all(
+        not isinstance(pick, np.ndarray) for pick in taken
+    ) else max(
+        dim for dim, pick in enumerate(taken) if isinstance(pick, np.ndarray) or pick != range(shape[dim])
+    )
+    offsets = np.zeros(1, dtype=np.int64)
+    if last < 0:
+        return picked, math.prod(shape) * itemsize, offsets
+    run, outer = strides[last], taken[: last + 1]
+    if isinstance(taken[last], range) and taken[last].step == 1:
+        offsets += taken[last].start * run
+        run, outer = run * len(taken[last]), taken[:last]
+    for pick, stride in zip(outer, strides):
+        at = np.atleast_1d(np.asarray(pick, dtype=np.int64)) * stride
+        offsets = np.add.outer(offsets, at).reshape(-1)
+    return picked, run, offsets
+
+
+def _full(selection: Selection, ndim: int) -> list[Any]:
+    """A selection with a pick for each dim."""
+    picks = list(selection)
+    at = next((at for at, pick in enumerate(picks) if pick is Ellipsis), len(picks))
+    missing = ndim - len(picks) + (at < len(picks))
+    return [*picks[:at], *[slice(None)] * missing, *picks[at + 1 :]]
+
+
+def _request(path: str, meta: _Meta, selection: Selection) -> tuple[Request, tuple[int, ...]]:
+    """The request for a part of an array, and the shape of that part."""
+    assert meta.shape is not None and meta.dtype is not None
+    shape, run, offsets = pieces(meta.shape, meta.dtype.itemsize, selection)
+    raw = offsets.astype("<u8").tobytes() if run and len(offsets) else b""
+    return Request(path, meta.shape_text, meta.dtype_text, run if raw else 0, raw), shape
+
+
+# --- what is in a group -----------------------------------------------------------------------------------------------
+
+
+class _Text(Text):
+    """A value that is no tensor. What it is of is told with it, unless another program has replaced it since."""
+
+    store: Server
+
+    def __init__(self, store: Server, key: Path, place: str, content: str | None = None) -> None:
+        super().__init__(store, key, next(_addresses))
+        self.place = place
+        self._content = content
+        self._noted: dict[str, Any] | None = None if content is None else {}
+
+    def content(self) -> str:
+        if self.place:
+            raw, form = self.store.fetch(Request(self.place), self.key)
+            self._content = raw.decode()
+            noted = _notes_of(form) if form else {}
+            self._noted = noted if noted.get("crc") == zlib.crc32(raw) else {}
+        assert self._content is not None
+        return self._content
+
+    def attribute(self, name: str) -> Any:
+        if self._noted is None:
+            self.content()
+        assert self._noted is not None
+        return _noted(self._noted, name, VALUES[0] if name == KIND else None)
+
+    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
+        if self.place:
+            raise SaveError(f"{entry_of(self.key)}what is noted of a value is written with it")
+        assert self._noted is not None
+        self._noted[name] = value
+
+    def fields(self) -> dict[str, Any]:
+        assert self._content is not None and self._noted is not None
+        if self._noted.pop(TEXT, None):
+            self._content = json.dumps(self._content, ensure_ascii=False)
+        noted = {name: value for name, value in self._noted.items() if value is not None}
+        form = json.dumps({**noted, "crc": zlib.crc32(self._content.encode())})
+        return {"is_non_tensor": "1", "encoding": "json", "_form": form}
+
+    def store_data(self, scope: _Scope, name: str) -> None:
+        assert self._content is not None
+        scope.command("SET", name, self._content)
+
+
+def _noted(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """What is noted under a name, known to be a text or integers; a `ValueError` when it is neither."""
+    value = notes.get(name, default)
+    if type(value) is int:
+        return [value]
+    if value is None or type(value) is str or (type(value) is list and all(type(item) is int for item in value)):
+        return value
+    raise ValueError(f"what is noted as {name!r} is no text and no row of integers")
+
+
+class _Array(ArrayItem):
+    store: Server
+    has_one_name = True
+
+    def __init__(self, store: Server, key: Path, place: str, meta: _Meta) -> None:
+        super().__init__(store, key, next(_addresses))
+        assert meta.shape is not None and meta.dtype is not None
+        self.place = place
+        self.meta = meta
+        self.dtype = meta.dtype
+        self.shape = torch.Size(meta.shape)
+        # Before it has a name: what was written to it, or the name that it was uploaded under.
+        self._content: Values | None = None
+        self._ahead = ""
+
+    def attribute(self, name: str) -> None:
+        return None
+
+    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
+        raise SaveError(f"{entry_of(self.key)}nothing is noted of an array on a server")
+
+    def read(self, selection: Selection, dtype: Any) -> Values:
+        request, shape = _request(self.place, self.meta, selection)
+        out: Values = np.empty(shape, dtype)
+        if not request.run:
+            return out
+        view = memoryview(out.reshape(-1)).cast("B")
+        at = 0
+        for part in _portions(request):
+            raw = self.store.fetch(part, self.key)
+            if len(raw) != part.nbytes:
+                raise SaveError(
+                    f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
+                    f"shape {list(self.shape)} and dtype {self.dtype} say"
+                )
+            view[at : at + len(raw)] = raw
+            at += len(raw)
+        if out.dtype == bool:
+            # Any byte may have been sent; a tensor of booleans holds 0 and 1.
+            np.not_equal(out.view(np.uint8), 0, out=out)
+        return out
+
+    def write(self, selection: Selection, values: Any) -> None:
+        self.store.check_writable()
+        if not values.size:
+            return
+        shape, run, offsets = pieces(self.shape, self.dtype.itemsize, selection)
+        values = np.ascontiguousarray(np.broadcast_to(values, shape))
+        data = memoryview(values.reshape(-1)).cast("B")
+        if self.place:
+            self.store.write_pieces(self, run, offsets, data)
+        elif self.meta.nbytes <= LIMIT:
+            if run == self.meta.nbytes:
+                self._content = values
+                return
+            if self._content is None:
+                self._content = np.zeros(self.shape, values.dtype)
+            self._content[selection] = values
+        else:
+            self._ahead = self._ahead or self.store.wire.ahead()
+            for at, offset in enumerate(offsets.tolist()):
+                self.store.wire.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
+
+    def resize(self, shape: Sequence[int]) -> NoReturn:
+        raise SaveError(f"entry {joined(self.key)!r}: an array on a server does not grow; set the entry anew")
+
+    def fields(self) -> dict[str, Any]:
+        return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
+
+    def store_data(self, scope: _Scope, name: str) -> None:
+        size = self.meta.nbytes
+        store = self.store
+        if self._ahead:
+            # What was not written is zero.
+            scope.words += (-1, self._ahead, name, size)
+            scope.keys += (self._ahead, name)
+        elif self._content is None:
+            scope.command("DEL", name)
+            scope.command("SETRANGE", name, size - 1, b"\0") if size else scope.command("SET", name, b"")
+        elif scope.size + size > LIMIT:
+            ahead = store.wire.ahead()
+            store.wire.upload(ahead, 0, memoryview(self._content.reshape(-1)).cast("B"), self.key)
+            scope.words += (-1, ahead, name, size)
+            scope.keys += (ahead, name)
+        else:
+            scope.command("SET", name, memoryview(self._content.reshape(-1)).cast("B"))
+            scope.size += size
+
+
+def _portions(request: Request) -> Iterator[Request]:
+    """A request as several, none of which is answered by more bytes than one should carry."""
+    if request.nbytes <= 2 * LIMIT:
+        yield request
+    elif request.run <= LIMIT:
+        step = 8 * max(1, LIMIT // request.run)
+        for start in range(0, len(request.offsets), step):
+            yield request._replace(offsets=request.offsets[start : start + step])
+    else:
+        for offset in np.frombuffer(request.offsets, "<u8").tolist():
+            for at in range(0, request.run, LIMIT):
+                raw = (offset + at).to_bytes(8, "little")
+                yield request._replace(run=min(LIMIT, request.run - at), offsets=raw)
+
+
+class _Group(Group):
+    """A container or nested container: its path, empty for the outermost; or items that have no place yet."""
+
+    store: Server
+
+    def __init__(self, store: Server, key: Path, place: str | None, address: int) -> None:
+        super().__init__(store, key, address)
+        self._place = place
+        self._made: dict[str, Item] = {}
+        self._noted: dict[str, Any] = {}
+
+    @property
+    def place(self) -> str:
+        assert self._place is not None
+        return self._place
+
+    @property
+    def path(self) -> str:
+        return "/".join(quote(_decoded(part), safe="") for part in self.place.split("."))
+
+    def _below(self, name: str) -> str:
+        return f"{self.place}.{encoded(name)}" if self.place else encoded(name)
+
+    def attribute(self, name: str) -> Any:
+        if self._place is None:
+            return self._noted.get(name)
+        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
+        if header is None:
+            return _noted(self.store.noted(self.place), name)
+        raw = self.store.header.get(header)
+        if raw is None:
+            return None
+        return raw.decode() if name == CLASS else list(checked.sizes(json.loads(raw), "its batch size"))
+
+    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
+        if self._place is None:
+            self._noted[name] = value
+            return
+        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
+        if header is not None:
+            text = value if isinstance(value, str) or value is None else json.dumps(value)
+            self.store.set_header(header, None if text is None else text.encode())
+            return
+        notes = self.store.noted(self.place)
+        if notes.get(name) != value:
+            self.store.note(self.place, {**notes, name: value})
+
+    def names(self) -> list[str]:
+        return [_decoded(part) for part in self.store.children(self.place)]
+
+    def has(self, name: str) -> bool:
+        self.store._listed()
+        return super().has(name)
+
+    def find(self, name: str, known: Item | None = None) -> Item:
+        store, place, key = self.store, self._below(name), (*self.key, name)
+        store.check()
+        meta = store.known(place)
+        if meta is None:
+            if isinstance(known, _Group) and known._place == place:
+                return known
+            return _Group(store, key, place, next(_addresses))
+        if meta.is_value:
+            encoding = meta.fields.get(b"encoding", b"json")
+            if encoding != b"json":
+                return Other(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
+            return known if isinstance(known, _Text) else _Text(store, key, place)
+        if isinstance(known, _Array) and known.meta is meta:
+            return known
+        with store.errors(key):
+            return _Array(store, key, place, meta.parsed())
+
+    def check_name(self, name: str) -> None:
+        encoded(name)
+
+    def new_group(self, key: Path) -> _Group:
+        return _Group(self.store, key, None, -1)
+
+    def child(self, name: str, size: torch.Size) -> _Group:
+        """The nested container of this name, which is made with this batch size where there is none."""
+        if not self.has(name):
+            made = self.new_group((*self.key, name))
+            made.set_attribute(SIZE, list(size))
+            self.put(name, made)
+        found = self.find(name)
+        assert isinstance(found, _Group)
+        return found
+
+    def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
+        return _Array(self.store, key, "", _Meta.of(shape, dtype))
+
+    def new_text(self, key: Path, content: str) -> Text:
+        content.encode()
+        return _Text(self.store, key, "", content)
+
+    def put(self, name: str, item: Item) -> None:
+        if self._place is None:
+            self._made[name] = item
+            return
+        self.store.check_writable()
+        place = self._below(name)
+        with self.store.together():
+            if self.store.below(place) or place in self.store._notes:
+                self.store.drop(place)
+            self._add(place, item)
+
+    def _add(self, place: str, item: Item) -> None:
+        if isinstance(item, _Group):
+            item._place = place
+            self.store.note(place, item._noted)
+            assert self.store.scope is not None
+            self.store.scope.adds = True
+            for name, inner in item._made.items():
+                item._add(item._below(name), inner)
+            item._made = {}
+            return
+        assert isinstance(item, (_Array, _Text))
+        self.store.add(place, item.fields(), item)
+
+    def delete(self, name: str) -> None:
+        self.store.check_writable()
+        self.store.drop(self._below(name))
