@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl test test-slow test-clients differ lint format bench bench-clients
+.PHONY: help demo demo-rl test redis test-slow test-clients differ lint format bench bench-clients
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make demo-rl        train an agent with TorchRL (at most two minutes)"
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
 	@echo "make test-slow      run the tests that take minutes, which make test leaves out"
+	@echo "make redis          install the server that the tests start, where there is none"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
 	@echo "make differ         run random programs here and on the reference; choose with DIFFER='--seconds 60 --seed 7'"
 	@echo "make lint           check format, style, types and the plan of the house"
@@ -31,13 +32,29 @@ demo: .venv-demo/installed
 demo-rl: .venv-clients/installed
 	.venv-clients/bin/python examples/rl.py
 
-# The tests of both directions of the disk formats need the reference beside us.
-test: .venv/installed .venv-reference/installed
+# The tests of both directions of the disk formats need the reference beside us, those of containers on servers a server.
+test: .venv/installed .venv-reference/installed redis
 	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 # Tests marked `long`: hundreds of rounds of what `make test` runs a few of.
 test-slow: .venv/installed
 	.venv/bin/python -m pytest -n $(JOBS) -m long $(TESTS)
+
+# The server of the system's package redis-server; what is on the PATH is taken as it is. Where there are no rights to
+# install it, conda has one for every user.
+redis:
+	@command -v redis-server >/dev/null || { \
+		echo "installing redis-server, which the tests start"; \
+		if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+		$$sudo apt-get install --quiet --yes redis-server >/dev/null || { \
+			$$sudo apt-get update --quiet >/dev/null && $$sudo apt-get install --quiet --yes redis-server >/dev/null; \
+		} || { \
+			echo "the tests need redis-server on the PATH, and it cannot be installed from here. With rights:" >&2; \
+			echo "  apt-get install redis-server (Debian, Ubuntu), dnf install redis, brew install redis" >&2; \
+			echo "without them: conda install -c conda-forge redis-server, and its bin folder on the PATH" >&2; \
+			exit 1; \
+		}; \
+	}
 
 # Programs of libraries that are built on this API, each run on this package and on the reference.
 test-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
@@ -84,7 +101,7 @@ bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/i
 # way to it, before the way to the rest.
 .venv-reference/installed: Makefile constraints.txt
 	test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
-	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors ray orjson importlib_metadata packaging --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors redis ray orjson importlib_metadata packaging --constraint constraints.txt
 	.venv-reference/bin/python -m pip install --quiet --no-deps --upgrade --target .venv-reference/tensordict-0.14.3 tensordict==0.14.3 --constraint constraints.txt
 	.venv-reference/bin/python -m venv --without-pip .venv-behaviour
 	printf '%s\n' $(CURDIR)/.venv-reference/tensordict-0.14.3 "$$(.venv-reference/bin/python -c $(PURELIB))" > "$$(.venv-behaviour/bin/python -c $(PURELIB))/reference.pth"

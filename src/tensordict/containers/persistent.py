@@ -376,7 +376,7 @@ class PersistentTensorDict(OnDisk):
 
     def _together(self, pick: Pick | None) -> AbstractContextManager[None] | None:
         store = self._store
-        return None if store.is_together else store.together(() if pick is None else (self._group,), pick)
+        return None if store.is_together else store.together((self._group,), pick)
 
     def _listed(self) -> list[str]:
         self._store.check()
@@ -424,7 +424,7 @@ class PersistentTensorDict(OnDisk):
         return child
 
     def _holds(self, name: str) -> bool:
-        return isinstance(name, str) and self._group.has(name)
+        return self._group.has(name)
 
     def _put(self, entries: Mapping[str, Any]) -> None:
         """Write entries, all of them or none."""
@@ -480,7 +480,10 @@ class PersistentTensorDict(OnDisk):
 
     def __repr__(self) -> str:
         """As that of any container; reads no tensors."""
-        return super().__repr__() if self._store.is_open else f"PersistentTensorDict(closed file {self._store.name!r})"
+        return super().__repr__() if self._store.is_open else self._closed_text()
+
+    def _closed_text(self) -> str:
+        return f"{type(self).__name__}(closed {self._store.kind.split()[-1]} {self._store.name!r})"
 
 
 class _UnreadFile(Twin, PersistentTensorDict):

@@ -264,7 +264,7 @@ class TensorDictStore(PersistentTensorDict):
         with self._store.together():
             for path, (shape, dtype) in entries.items():
                 *outer, name = path
-                group = self._group
+                group = self._store.root
                 for part in outer:
                     group = group.child(part, size)
                 key = tuple(path)

@@ -74,7 +74,9 @@ class _Read(EntryStore, MutableMapping[str, Any]):
     def together(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None] | None:
         if fn is None:
             return self.owner._together(None)
-        return self.owner._together(_Indexed(fn, self.owner._batch_size).pick if isinstance(fn, itemgetter) else _all_of)
+        return self.owner._together(
+            _Indexed(fn, self.owner._batch_size).pick if isinstance(fn, itemgetter) else _all_of
+        )
 
     def write_back(self, restored: Any, leaves: set[Any]) -> set[Any]:
         # What is in memory shows no changes by where it is: what fits its entry is compared and written into it.
@@ -169,7 +171,7 @@ class OnDisk(GivesTensorDicts):
     # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
 
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
-        with self._together(None) or nullcontext():
+        with self._together(_nothing) or nullcontext():
             write.into(self._unread, source, prefix)
 
     # --- what shares the entries --------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ class FileSelection(OnDisk):
             return None
         # Those of another store are asked for one by one.
         store = items[0].store
-        return store.together([item for item in items if item.store is store and pick is not None], pick)
+        return store.together([item for item in items if item.store is store], pick)
 
     def _listed(self) -> list[str]:
         return list(self._held)
@@ -298,6 +300,10 @@ class _Indexed:
         if self.rows is not None and _is_stored(leaf) and leaf.is_whole():
             return leaf.read_rows(self.rows)
         return in_memory(self.fn(leaf))
+
+
+def _nothing(shape: tuple[int, ...]) -> None:
+    return None
 
 
 def _all_of(shape: tuple[int, ...]) -> Selection:

@@ -104,7 +104,7 @@ class EntryStore:
         return fn
 
     def together(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None] | None:
-        """A block in which all that `fn` reads of the leaves, and all that is written, goes in as few requests as can be.
+        """A block in which what `fn` reads of the leaves, and what is written, goes in as few requests as can be.
 
         `None` where that makes no difference, as in such a block.
         """

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import threading
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,108 +25,25 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
 from tensordict.io.stores.entries import CLASS, KIND, TEXT
+from tensordict.io.stores.redis_layout import (
+    Meta,
+    Scope,
+    bytes_of,
+    decoded,
+    encoded,
+    noted_in,
+    notes_of,
+    pieces,
+    portions,
+    raw_of,
+    request_of,
+)
 from tensordict.io.stores.redis_wire import LIMIT, Address, Request, Wire
 from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Pick, StaleError, Store, Text
-from tensordict.memory.stored_tensors import Selection, Values, stored_dtype
+from tensordict.memory.stored_tensors import Selection, Values
 
-# What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
-_ENCODED = "_%"
 _WHOLE = b"\0" * 8
-_DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 _addresses = itertools.count()
-
-
-def encoded(name: str) -> str:
-    """A name as a part of a path."""
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise SaveError(f"entry {name!r}: this name has no UTF-8 form and cannot be held by a server") from error
-    if not name or "." in name or name.startswith(_ENCODED) or name.endswith(":idx"):
-        return _ENCODED + quote(name, safe="").replace(".", "%2E")
-    return name
-
-
-def _decoded(part: str) -> str:
-    return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
-
-
-def _all_of(shape: tuple[int, ...]) -> Selection:
-    return (...,)
-
-
-class _Meta:
-    """What the server says of a leaf: the texts, and what they mean."""
-
-    __slots__ = ("dtype", "dtype_text", "fields", "shape", "shape_text")
-
-    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
-        self.fields = fields
-        self.shape_text = fields.get(b"shape", b"")
-        self.dtype_text = fields.get(b"dtype", b"")
-        self.shape: tuple[int, ...] | None = None
-        self.dtype: torch.dtype | None = None
-
-    @classmethod
-    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> _Meta:
-        return cls({b"shape": json.dumps(list(shape)).encode(), b"dtype": str(dtype).encode()}).parsed()
-
-    @property
-    def is_value(self) -> bool:
-        return b"is_non_tensor" in self.fields
-
-    def parsed(self) -> _Meta:
-        """Itself, with its shape and dtype; a `ValueError` when the texts are none."""
-        if self.shape is None:
-            dtype = _DTYPES.get(self.dtype_text.decode())
-            if dtype is None:
-                raise ValueError(f"{self.dtype_text!r:.80} is no dtype")
-            stored_dtype(dtype)
-            self.shape, self.dtype = checked.shape(json.loads(self.shape_text)), dtype
-        return self
-
-    @property
-    def nbytes(self) -> int:
-        assert self.shape is not None and self.dtype is not None
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-class _Scope:
-    """What is done together: names that were read once, what will be read, what was read ahead, what will be written.
-
-    checks, words, keys: what `Wire.write` takes; `checked` are the paths, and `size` says how many bytes they are.
-    """
-
-    def __init__(self) -> None:
-        self.paths: set[str] | None = None
-        self.wanted: dict[Request, None] = {}
-        self.ready: dict[Request, Any] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        self.checks: list[Any] = []
-        self.words: list[Any] = []
-        self.keys: list[str] = []
-        self.checked: list[tuple[str, Path]] = []
-        self.size = 0
-        self.adds = False
-
-    def command(self, *words: Any) -> None:
-        """Have the server run a command on the key that is its second word."""
-        self.words += (len(words), *words)
-        self.keys.append(words[1])
-
-    def portion(self, request: Request) -> list[Request]:
-        """What is read with one that is wanted: it and those behind it, as many as one request carries."""
-        size, found = 0, list[Request]()
-        for other in itertools.dropwhile(lambda other: other != request, self.wanted):
-            size += other.nbytes
-            if found and size > LIMIT:
-                break
-            found.append(other)
-        for other in found:
-            del self.wanted[other]
-        return found
 
 
 class Server(Store):
@@ -146,10 +62,10 @@ class Server(Store):
         # As it was noted here, for the case that the server has forgotten it.
         self._own_header: dict[str, bytes] = {}
         self._open = True
-        self._metas: dict[str, _Meta] = {}
+        self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
         self._look()
-        self._root = _Group(self, (), "", next(_addresses))
+        self._root = _WireGroup(self, (), "", next(_addresses))
         self._local = threading.local()
         self._renewed = 0.0
         self.sync()
@@ -183,7 +99,7 @@ class Server(Store):
         return self.address
 
     @property
-    def root(self) -> _Group:
+    def root(self) -> _WireGroup:
         self.check()
         return self._root
 
@@ -240,7 +156,7 @@ class Server(Store):
         self.header = listing.header
         self._own_header.update(listing.header)
         nodes = self._notes.keys()
-        self._notes = {path: _notes_of(raw) for path, raw in listing.groups.items()}
+        self._notes = {path: notes_of(raw) for path, raw in listing.groups.items()}
         changed = {request.path for request, answer in zip(requests, answers, strict=True) if answer is None}
         gone = [path for path in self._metas if path not in listing.paths or path in changed]
         for path in gone:
@@ -248,7 +164,7 @@ class Server(Store):
         new = [path for path in listing.paths if path not in self._metas]
         if new:
             for path, fields in zip(new, self.wire.metas(new), strict=True):
-                self._metas[path] = _Meta(fields)
+                self._metas[path] = Meta(fields)
         if new or gone or nodes != self._notes.keys():
             self._look()
         return listing.paths, answers
@@ -256,6 +172,8 @@ class Server(Store):
     def _look(self) -> None:
         """Have what is known of the paths say which nodes there are."""
         self._children: dict[str, set[str]] = {"": set()}
+        known = itertools.chain(self._metas, self._notes)
+        self._last = max((order for path in known if (order := self.order(path)) is not None), default=0)
         for path in self._metas:
             self._link(path)
         for path in filter(None, self._notes):
@@ -280,7 +198,7 @@ class Server(Store):
         self._notes.clear()
         self._children = {"": set()}
 
-    def known(self, path: str) -> _Meta | None:
+    def known(self, path: str) -> Meta | None:
         """What is known of a leaf; `None` when there is none. Raises `KeyError` for what is not even a node."""
         scope = self.scope
         if scope is not None and scope.adds:
@@ -295,7 +213,7 @@ class Server(Store):
             if asked or (scope is not None and scope.paths is not None):
                 break
             self._listed()
-        raise KeyError(_decoded(path.rpartition(".")[2]))
+        raise KeyError(decoded(path.rpartition(".")[2]))
 
     def _listed(self) -> None:
         """Ask which leaves there are, in a scope only once."""
@@ -310,7 +228,24 @@ class Server(Store):
     def children(self, path: str) -> list[str]:
         """The parts of the paths below a node, as the server has them now."""
         self._listed()
-        return sorted(self._children.get(path, ()))
+        return sorted(self._children.get(path, ()), key=lambda part: self._rank(f"{path}.{part}" if path else part))
+
+    def _rank(self, path: str) -> tuple[bool, int, str]:
+        """What the entries of one level are sorted by: as they were made, then those of others by their names."""
+        order = self.order(path)
+        return order is None, order or 0, path
+
+    def order(self, path: str) -> int | None:
+        """The number of an entry among all that were made; `None` for one of another program."""
+        meta = self._metas.get(path)
+        if meta is not None:
+            return meta.order
+        found = self._notes.get(path, {}).get("_order")
+        return found if type(found) is int else None
+
+    def _next(self) -> int:
+        self._last += 1
+        return self._last
 
     def noted(self, path: str) -> dict[str, Any]:
         """What is noted of a nested container."""
@@ -324,7 +259,7 @@ class Server(Store):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     @property
-    def scope(self) -> _Scope | None:
+    def scope(self) -> Scope | None:
         return getattr(self._local, "scope", None)
 
     @property
@@ -332,13 +267,13 @@ class Server(Store):
         return self.scope is not None
 
     @contextlib.contextmanager
-    def together(self, items: Iterable[Item] = (), pick: Pick = _all_of) -> Iterator[None]:
+    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> Iterator[None]:
         if self.scope is not None or not self.is_open:
             yield
             return
-        scope = self._local.scope = _Scope()
+        scope = self._local.scope = Scope()
         try:
-            if items:
+            if pick is not None:
                 self._read_ahead(scope, items, pick)
             yield
             if scope.words:
@@ -350,18 +285,26 @@ class Server(Store):
         finally:
             self._local.scope = None
 
-    def _read_ahead(self, scope: _Scope, items: Iterable[Item], pick: Pick) -> None:
-        """Read the names, and the first of what will be read."""
+    def _read_ahead(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
+        """Read the names and the first of what will be read; values alone are read when the first is asked for."""
         if not self.address.cached or not self._metas:
             self._listed()
-        paths = [path for item in items if isinstance(item, (_Group, _Array)) for path in self.below(item.place)]
+        paths = [
+            path for item in items if isinstance(item, (_WireGroup, _WireArray)) for path in self.below(item.place)
+        ]
         for path in paths:
             meta = self._metas[path]
+            if meta.is_value:
+                scope.wanted[Request(path)] = None
+                continue
             with contextlib.suppress(ValueError, IndexError, SaveError):  # told by those who come to that leaf
-                request = Request(path) if meta.is_value else _request(path, meta.parsed(), pick(meta.shape or ()))[0]
-                if request.run or meta.is_value:
+                selection = pick(meta.parsed().shape or ())
+                request = None if selection is None else request_of(path, meta, selection)[0]
+                if request is not None and request.run:
                     scope.wanted[request] = None
-        first = scope.portion(next(iter(scope.wanted))) if scope.wanted else []
+        if not any(request.run for request in scope.wanted):
+            return
+        first = scope.portion(next(iter(scope.wanted)))
         if scope.paths is None:
             scope.paths, answers = self.sync(first)
         else:
@@ -393,14 +336,16 @@ class Server(Store):
 
     def _stale(self, path: str, key: Path) -> StaleError:
         paths, _ = self.sync([Request(path, b"?", b"?", 1, _WHOLE)])
-        what = "has another shape or dtype by now" if path in paths else (
-            "is no longer there: it was deleted, it expired, or the server was started anew without what it held"
+        what = (
+            "has another shape or dtype by now"
+            if path in paths
+            else ("is no longer there: it was deleted, it expired, or the server was started anew without what it held")
         )
         return StaleError(f"entry {joined(key)!r} of the {self.kind} {self.name!r} {what}; nothing was written to it")
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def send(self, scope: _Scope) -> None:
+    def send(self, scope: Scope) -> None:
         """Send what was written so far."""
         checks, words, keys, checked_, adds = scope.checks, scope.words, scope.keys, scope.checked, scope.adds
         scope.begin()
@@ -421,8 +366,8 @@ class Server(Store):
             raise self._stale(*checked_[failed - 1])
         if failed:
             raise SaveError(
-                f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it is "
-                "started anew; nothing was written: the same call works again"
+                f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it "
+                "is started anew; nothing was written: the same call works again"
             )
         self._renew(adds)
 
@@ -437,7 +382,7 @@ class Server(Store):
             self.wire.renew(list(self._metas))
             self._renewed = now
 
-    def write_pieces(self, array: _Array, run: int, offsets: Values, data: memoryview) -> None:
+    def write_pieces(self, array: _WireArray, run: int, offsets: Values, data: memoryview) -> None:
         """Have pieces of an array written, each of `run` bytes, in as many requests as they need."""
         meta, wire = array.meta, self.wire
         step = max(1, LIMIT // max(run, 1))
@@ -476,7 +421,10 @@ class Server(Store):
 
     def note(self, path: str, notes: Mapping[str, Any]) -> None:
         """Have the server keep what is noted of a nested container."""
-        kept = self._notes[path] = {name: value for name, value in notes.items() if value is not None}
+        kept = {name: value for name, value in notes.items() if value is not None}
+        if path:
+            kept.setdefault("_order", self._next())
+        self._notes[path] = kept
         self._look_at(path)
         with self.together():
             assert self.scope is not None
@@ -499,85 +447,26 @@ class Server(Store):
                 del self._notes[node]
             self._look()
 
-    def add(self, path: str, fields: Mapping[str, Any], item: _Array | _Text) -> None:
-        """Add a leaf: its hash, and its data, which are uploaded ahead where they are large."""
+    def add(self, path: str, fields: Mapping[str, Any], item: _WireArray | _WireText, order: int | None = None) -> None:
+        """Add a leaf: its hash, and its data, which are uploaded ahead where they are large; `order` as before."""
         wire = self.wire
         scope = self.scope
         assert scope is not None
         scope.adds = True
+        fields = {**fields, "_order": self._next() if order is None else order}
         data = wire.data(path)
         item.store_data(scope, data)
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
         scope.command("SADD", wire.base + "__keys__", path)
-        self._metas[path] = _Meta({name.encode(): _raw(value) for name, value in fields.items()})
+        self._metas[path] = Meta({name.encode(): raw_of(value) for name, value in fields.items()})
         self._link(path)
-
-
-def _raw(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
-def _notes_of(raw: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(raw)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-# --- what is selected -------------------------------------------------------------------------------------------------
-
-
-def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, Values]:
-    """The shape of what is selected of an array in C order, the length in bytes of its pieces, and their offsets.
-
-    Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, [24, 48])`.
-    """
-    picks = _full(selection, len(shape))
-    taken = [range(*pick.indices(size)) if isinstance(pick, slice) else pick for pick, size in zip(picks, shape)]
-    picked = tuple(len(pick) for pick in taken if not isinstance(pick, (int, np.integer)))
-    strides = [itemsize] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    last = max((dim for dim, pick in enumerate(taken) if pick != range(shape[dim])), default=-1) if all(
-        not isinstance(pick, np.ndarray) for pick in taken
-    ) else max(
-        dim for dim, pick in enumerate(taken) if isinstance(pick, np.ndarray) or pick != range(shape[dim])
-    )
-    offsets = np.zeros(1, dtype=np.int64)
-    if last < 0:
-        return picked, math.prod(shape) * itemsize, offsets
-    run, outer = strides[last], taken[: last + 1]
-    if isinstance(taken[last], range) and taken[last].step == 1:
-        offsets += taken[last].start * run
-        run, outer = run * len(taken[last]), taken[:last]
-    for pick, stride in zip(outer, strides):
-        at = np.atleast_1d(np.asarray(pick, dtype=np.int64)) * stride
-        offsets = np.add.outer(offsets, at).reshape(-1)
-    return picked, run, offsets
-
-
-def _full(selection: Selection, ndim: int) -> list[Any]:
-    """A selection with a pick for each dim."""
-    picks = list(selection)
-    at = next((at for at, pick in enumerate(picks) if pick is Ellipsis), len(picks))
-    missing = ndim - len(picks) + (at < len(picks))
-    return [*picks[:at], *[slice(None)] * missing, *picks[at + 1 :]]
-
-
-def _request(path: str, meta: _Meta, selection: Selection) -> tuple[Request, tuple[int, ...]]:
-    """The request for a part of an array, and the shape of that part."""
-    assert meta.shape is not None and meta.dtype is not None
-    shape, run, offsets = pieces(meta.shape, meta.dtype.itemsize, selection)
-    raw = offsets.astype("<u8").tobytes() if run and len(offsets) else b""
-    return Request(path, meta.shape_text, meta.dtype_text, run if raw else 0, raw), shape
 
 
 # --- what is in a group -----------------------------------------------------------------------------------------------
 
 
-class _Text(Text):
+class _WireText(Text):
     """A value that is no tensor. What it is of is told with it, unless another program has replaced it since."""
 
     store: Server
@@ -592,7 +481,7 @@ class _Text(Text):
         if self.place:
             raw, form = self.store.fetch(Request(self.place), self.key)
             self._content = raw.decode()
-            noted = _notes_of(form) if form else {}
+            noted = notes_of(form) if form else {}
             self._noted = noted if noted.get("crc") == zlib.crc32(raw) else {}
         assert self._content is not None
         return self._content
@@ -601,7 +490,7 @@ class _Text(Text):
         if self._noted is None:
             self.content()
         assert self._noted is not None
-        return _noted(self._noted, name, VALUES[0] if name == KIND else None)
+        return noted_in(self._noted, name, VALUES[0] if name == KIND else None)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self.place:
@@ -617,26 +506,16 @@ class _Text(Text):
         form = json.dumps({**noted, "crc": zlib.crc32(self._content.encode())})
         return {"is_non_tensor": "1", "encoding": "json", "_form": form}
 
-    def store_data(self, scope: _Scope, name: str) -> None:
+    def store_data(self, scope: Scope, name: str) -> None:
         assert self._content is not None
         scope.command("SET", name, self._content)
 
 
-def _noted(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """What is noted under a name, known to be a text or integers; a `ValueError` when it is neither."""
-    value = notes.get(name, default)
-    if type(value) is int:
-        return [value]
-    if value is None or type(value) is str or (type(value) is list and all(type(item) is int for item in value)):
-        return value
-    raise ValueError(f"what is noted as {name!r} is no text and no row of integers")
-
-
-class _Array(ArrayItem):
+class _WireArray(ArrayItem):
     store: Server
     has_one_name = True
 
-    def __init__(self, store: Server, key: Path, place: str, meta: _Meta) -> None:
+    def __init__(self, store: Server, key: Path, place: str, meta: Meta) -> None:
         super().__init__(store, key, next(_addresses))
         assert meta.shape is not None and meta.dtype is not None
         self.place = place
@@ -654,13 +533,13 @@ class _Array(ArrayItem):
         raise SaveError(f"{entry_of(self.key)}nothing is noted of an array on a server")
 
     def read(self, selection: Selection, dtype: Any) -> Values:
-        request, shape = _request(self.place, self.meta, selection)
+        request, shape = request_of(self.place, self.meta, selection)
         out: Values = np.empty(shape, dtype)
         if not request.run:
             return out
-        view = memoryview(out.reshape(-1)).cast("B")
+        view = bytes_of(out)
         at = 0
-        for part in _portions(request):
+        for part in portions(request):
             raw = self.store.fetch(part, self.key)
             if len(raw) != part.nbytes:
                 raise SaveError(
@@ -680,7 +559,7 @@ class _Array(ArrayItem):
             return
         shape, run, offsets = pieces(self.shape, self.dtype.itemsize, selection)
         values = np.ascontiguousarray(np.broadcast_to(values, shape))
-        data = memoryview(values.reshape(-1)).cast("B")
+        data = bytes_of(values)
         if self.place:
             self.store.write_pieces(self, run, offsets, data)
         elif self.meta.nbytes <= LIMIT:
@@ -701,7 +580,7 @@ class _Array(ArrayItem):
     def fields(self) -> dict[str, Any]:
         return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
 
-    def store_data(self, scope: _Scope, name: str) -> None:
+    def store_data(self, scope: Scope, name: str) -> None:
         size = self.meta.nbytes
         store = self.store
         if self._ahead:
@@ -713,30 +592,15 @@ class _Array(ArrayItem):
             scope.command("SETRANGE", name, size - 1, b"\0") if size else scope.command("SET", name, b"")
         elif scope.size + size > LIMIT:
             ahead = store.wire.ahead()
-            store.wire.upload(ahead, 0, memoryview(self._content.reshape(-1)).cast("B"), self.key)
+            store.wire.upload(ahead, 0, bytes_of(self._content), self.key)
             scope.words += (-1, ahead, name, size)
             scope.keys += (ahead, name)
         else:
-            scope.command("SET", name, memoryview(self._content.reshape(-1)).cast("B"))
+            scope.command("SET", name, bytes_of(self._content))
             scope.size += size
 
 
-def _portions(request: Request) -> Iterator[Request]:
-    """A request as several, none of which is answered by more bytes than one should carry."""
-    if request.nbytes <= 2 * LIMIT:
-        yield request
-    elif request.run <= LIMIT:
-        step = 8 * max(1, LIMIT // request.run)
-        for start in range(0, len(request.offsets), step):
-            yield request._replace(offsets=request.offsets[start : start + step])
-    else:
-        for offset in np.frombuffer(request.offsets, "<u8").tolist():
-            for at in range(0, request.run, LIMIT):
-                raw = (offset + at).to_bytes(8, "little")
-                yield request._replace(run=min(LIMIT, request.run - at), offsets=raw)
-
-
-class _Group(Group):
+class _WireGroup(Group):
     """A container or nested container: its path, empty for the outermost; or items that have no place yet."""
 
     store: Server
@@ -754,7 +618,7 @@ class _Group(Group):
 
     @property
     def path(self) -> str:
-        return "/".join(quote(_decoded(part), safe="") for part in self.place.split("."))
+        return "/".join(quote(decoded(part), safe="") for part in self.place.split("."))
 
     def _below(self, name: str) -> str:
         return f"{self.place}.{encoded(name)}" if self.place else encoded(name)
@@ -764,7 +628,7 @@ class _Group(Group):
             return self._noted.get(name)
         header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
         if header is None:
-            return _noted(self.store.noted(self.place), name)
+            return noted_in(self.store.noted(self.place), name)
         raw = self.store.header.get(header)
         if raw is None:
             return None
@@ -784,7 +648,7 @@ class _Group(Group):
             self.store.note(self.place, {**notes, name: value})
 
     def names(self) -> list[str]:
-        return [_decoded(part) for part in self.store.children(self.place)]
+        return [decoded(part) for part in self.store.children(self.place)]
 
     def has(self, name: str) -> bool:
         self.store._listed()
@@ -795,41 +659,41 @@ class _Group(Group):
         store.check()
         meta = store.known(place)
         if meta is None:
-            if isinstance(known, _Group) and known._place == place:
+            if isinstance(known, _WireGroup) and known._place == place:
                 return known
-            return _Group(store, key, place, next(_addresses))
+            return _WireGroup(store, key, place, next(_addresses))
         if meta.is_value:
             encoding = meta.fields.get(b"encoding", b"json")
             if encoding != b"json":
                 return Other(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
-            return known if isinstance(known, _Text) else _Text(store, key, place)
-        if isinstance(known, _Array) and known.meta is meta:
+            return known if isinstance(known, _WireText) else _WireText(store, key, place)
+        if isinstance(known, _WireArray) and known.meta is meta:
             return known
         with store.errors(key):
-            return _Array(store, key, place, meta.parsed())
+            return _WireArray(store, key, place, meta.parsed())
 
     def check_name(self, name: str) -> None:
         encoded(name)
 
-    def new_group(self, key: Path) -> _Group:
-        return _Group(self.store, key, None, -1)
+    def new_group(self, key: Path) -> _WireGroup:
+        return _WireGroup(self.store, key, None, -1)
 
-    def child(self, name: str, size: torch.Size) -> _Group:
+    def child(self, name: str, size: torch.Size) -> _WireGroup:
         """The nested container of this name, which is made with this batch size where there is none."""
         if not self.has(name):
             made = self.new_group((*self.key, name))
             made.set_attribute(SIZE, list(size))
             self.put(name, made)
         found = self.find(name)
-        assert isinstance(found, _Group)
+        assert isinstance(found, _WireGroup)
         return found
 
     def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
-        return _Array(self.store, key, "", _Meta.of(shape, dtype))
+        return _WireArray(self.store, key, "", Meta.of(shape, dtype))
 
     def new_text(self, key: Path, content: str) -> Text:
         content.encode()
-        return _Text(self.store, key, "", content)
+        return _WireText(self.store, key, "", content)
 
     def put(self, name: str, item: Item) -> None:
         if self._place is None:
@@ -838,22 +702,23 @@ class _Group(Group):
         self.store.check_writable()
         place = self._below(name)
         with self.store.together():
+            order = self.store.order(place)
             if self.store.below(place) or place in self.store._notes:
                 self.store.drop(place)
-            self._add(place, item)
+            self._add(place, item, order)
 
-    def _add(self, place: str, item: Item) -> None:
-        if isinstance(item, _Group):
+    def _add(self, place: str, item: Item, order: int | None = None) -> None:
+        if isinstance(item, _WireGroup):
             item._place = place
-            self.store.note(place, item._noted)
+            self.store.note(place, {**item._noted, "_order": order})
             assert self.store.scope is not None
             self.store.scope.adds = True
             for name, inner in item._made.items():
                 item._add(item._below(name), inner)
             item._made = {}
             return
-        assert isinstance(item, (_Array, _Text))
-        self.store.add(place, item.fields(), item)
+        assert isinstance(item, (_WireArray, _WireText))
+        self.store.add(place, item.fields(), item, order)
 
     def delete(self, name: str) -> None:
         self.store.check_writable()

@@ -12,8 +12,8 @@ Of a lazy stack there are `__type__` (`lazy_stack`), `__count__`, `__stack_dim__
 the batch size; the elements of the members lie one behind the other in `d:PATH`, and `m:PATH` has `homogeneous`. Where
 the shapes differ that is `0`, `shapes` has all of them, and `d:PATH:idx` the offsets in bytes as integers of 64 bits.
 
-Only this package has `__groups__`, a hash from the paths of nested containers to what is noted of them, in JSON, and the
-field `_form` of the hash of a value. The reference passes over both.
+Only this package has `__groups__`, a hash from the paths of nested containers to what is noted of them, in JSON, and
+in the hash of a leaf `_order`, the number that it was made as, and `_form` of a value. The reference passes over them.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ end
 return out
 """
 
-# Writes, all or none: first the checks (hash, shape, dtype, data, length), then the commands, each behind the number of
-# its words. For 0, `key, length, offsets, data` are pieces of an array; for -1, `key, target, length` are data that were
-# uploaded ahead. Sent twice, as when an answer was lost, it does the same.
+# Writes, all or none: first the checks (hash, shape, dtype, data, length), then the commands, each behind the number
+# of its words. For 0, `key, length, offsets, data` are pieces of an array; for -1, `key, target, length` are data that
+# were uploaded ahead. Sent twice, as when an answer was lost, it does the same.
 _WRITE = """
 local at = 2
 for i = 1, tonumber(ARGV[1]) do
@@ -149,9 +149,9 @@ class Address:
         **connection: Any,
     ) -> Address:
         """The address that the arguments of a store say; a new identifier where they say none."""
-        if not isinstance(backend, str) or not backend:
-            raise ValueError(f"backend is the name of a kind of server, such as 'redis' or 'dragonfly', got {backend!r}")
-        if td_id is not None and (not isinstance(td_id, str) or not td_id or "}" in td_id):
+        if not backend:
+            raise ValueError("backend is the name of a kind of server, such as 'redis' or 'dragonfly'")
+        if td_id is not None and (not td_id or "}" in td_id):
             raise ValueError(f"td_id is a text without '}}', got {td_id!r}")
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl is a number of seconds above 0, or None, got {ttl!r}")

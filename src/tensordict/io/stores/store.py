@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 SIZE, DTYPE = "_batch_size", "_dtype"
 
 
-# What will be read of an array of a shape.
-Pick = Callable[[tuple[int, ...]], Selection]
+# What will be read of an array of a shape; nothing for `None`.
+Pick = Callable[[tuple[int, ...]], "Selection | None"]
 
 
 class StaleError(SaveError):
@@ -323,7 +323,7 @@ class Store(ABC):
         """A block whose requests are sent together, where the store is asked by requests.
 
         What is written in it is there at its end, and none of it when the block fails. `items` are groups and arrays of
-        which the block will read what `pick` says, all without it.
+        which the block will read what `pick` says, and the texts.
         """
         return contextlib.nullcontext()
 
