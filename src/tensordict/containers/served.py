@@ -104,7 +104,7 @@ class TensorDictStore(PersistentTensorDict):
         """Be the container at an address."""
         store = Server(address)
         if "__type__" in store.header:
-            raise ValueError(f"{store.name} is a lazy stack: LazyStackedTensorDictStore.from_store reads it")
+            raise ValueError(f"{store.name} is a lazy stack of the reference, which is not read yet")
         size = None if batch_size is None else as_size(batch_size)
         with store.together():
             if not store.exists:
@@ -174,7 +174,7 @@ class TensorDictStore(PersistentTensorDict):
                 "another one"
             )
         if "__type__" in store.header:
-            raise KeyError(f"{address} is a lazy stack: LazyStackedTensorDictStore.from_store reads it")
+            raise KeyError(f"{address} is a lazy stack of the reference, which is not read yet")
         self._open(store.root, (), {}, store.device if device is None else as_device(device))
         self._adopt_size(None, True)
 

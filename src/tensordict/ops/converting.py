@@ -13,7 +13,7 @@ from tensordict.convert.any import opened
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import refuse_exclusive
 from tensordict.core import registry
-from tensordict.core.contract import Contract, named_error
+from tensordict.core.contract import Contract, EntryStore, named_error
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_size
 
@@ -86,6 +86,9 @@ class Converting(Contract):
         # Its state is read from it at once, and not by way of a wrapper.
         container: Any = self._wrapped_container() if self._is_over_another else self
         stored = container._entries
+        if isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)) is not None:
+            with block:
+                return self.to_tensordict(retain_none=retain_none)
         if type(stored) is not dict and container._members() is not None:
             entries = container._dense(hooked=True)._entries
         else:

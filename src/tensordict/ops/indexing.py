@@ -88,7 +88,9 @@ class Indexing(Writing):
             return self._map(item, result_size(index, size), len(size), _all_but_first, item)
         at = leaf_index(index, size)
         # Leaves check their bounds themselves; without leaves, somebody has to.
-        new_size = checked_size(at, size) if type(at) is Tensor and self.is_empty() else result_size(at, size)
+        # To look whether there are any takes longer where they are in a file.
+        unchecked = type(at) is Tensor and (self._is_in_file or self.is_empty())
+        new_size = checked_size(at, size) if unchecked else result_size(at, size)
         rename = None
         if self._names is not None:
             # A mask of several dims has become one tensor for each of them.

@@ -163,8 +163,8 @@ class Persisting(Contract):
 
         Returns:
             a :class:`~tensordict.store.TensorDictStore` over what was written, whose `td_id` other processes open it
-            by; the tensorclass over one for a tensorclass, and for a lazy stack a
-            :class:`~tensordict.store.LazyStackedTensorDictStore`.
+            by; the tensorclass over one for a tensorclass. A lazy stack is stored as the dense container that it stands
+            for, so its members must have the same entries and shapes.
 
         Raises:
             UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
@@ -179,14 +179,10 @@ class Persisting(Contract):
             >>> TensorDictStore.from_store(td_id=store.td_id)["a"]  # doctest: +SKIP
             tensor([0., 0., 0.])
         """
-        container = self._wrapped_container()
-        is_stack = not container._is_non_tensor and container._members() is not None
         server: dict[str, Any] = {
             "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
             "prefix": prefix, "device": device, **kwargs,
         }  # fmt: skip
-        if is_stack:
-            return registry.lookup("LazyStackedTensorDictStore").from_lazy_stack(self, **server)
         return registry.lookup("TensorDictStore").from_tensordict(self, **server)
 
     def _to_store(

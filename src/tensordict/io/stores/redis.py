@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import threading
+import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -220,10 +221,10 @@ class Server(Store):
         scope = self.scope
         if scope is not None and scope.adds:
             self.send(scope)
-        if scope is None or scope.paths is None:
-            paths, _ = self.sync()
-            if scope is not None:
-                scope.paths = paths
+        if scope is None:
+            self.sync()
+        elif scope.paths is None:
+            self._read_portion(scope, next(iter(scope.wanted), None), ())
 
     def children(self, path: str) -> list[str]:
         """The parts of the paths below a node, as the server has them now."""
@@ -304,11 +305,15 @@ class Server(Store):
                     scope.wanted[request] = None
         if not any(request.run for request in scope.wanted):
             return
-        first = scope.portion(next(iter(scope.wanted)))
+        self._read_portion(scope, next(iter(scope.wanted)), ())
+
+    def _read_portion(self, scope: Scope, request: Request | None, key: Path) -> None:
+        """Read what is wanted from a request on, as much as one answer should carry; and the names, when it is time."""
+        first = [] if request is None else scope.portion(request)
         if scope.paths is None:
             scope.paths, answers = self.sync(first)
         else:
-            answers = self.wire.read(first)
+            answers = self.wire.read(first, key)
         scope.ready.update(zip(first, answers, strict=True))
 
     def fetch(self, request: Request, key: Path) -> Any:
@@ -324,8 +329,7 @@ class Server(Store):
             if scope.words:
                 self.send(scope)
             if request in scope.wanted:
-                first = scope.portion(request)
-                scope.ready.update(zip(first, self.wire.read(first, key), strict=True))
+                self._read_portion(scope, request, key)
             if request in scope.ready:
                 answer = scope.ready.pop(request)
         if answer is None:
@@ -375,8 +379,6 @@ class Server(Store):
         ttl = self.address.ttl
         if ttl is None:
             return
-        import time
-
         now = time.monotonic()
         if always or now - self._renewed > ttl / 10:
             self.wire.renew(list(self._metas))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,13 +101,14 @@ class Scope:
         self.keys.append(words[1])
 
     def portion(self, request: Request) -> list[Request]:
-        """What is read with one that is wanted: it and those behind it, as many as one request carries."""
-        size, found = 0, list[Request]()
-        for other in itertools.dropwhile(lambda other: other != request, self.wanted):
-            size += other.nbytes
-            if found and size > LIMIT:
-                break
-            found.append(other)
+        """What is read with one that is wanted: it and others, as many as one answer should carry."""
+        size, found = request.nbytes, [request]
+        for other in self.wanted:
+            if other != request:
+                size += other.nbytes
+                if size > LIMIT:
+                    break
+                found.append(other)
         for other in found:
             del self.wanted[other]
         return found

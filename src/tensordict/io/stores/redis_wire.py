@@ -269,6 +269,8 @@ class Wire:
             yield
         except (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError) as error:
             if isinstance(error, errors.AuthenticationError):
+                # What was refused is of no further use.
+                self.client.connection_pool.disconnect()
                 raise PermissionError(f"{entry_of(key)}the server at {self.address.server} refuses: {error}") from error
             raise ConnectionError(
                 f"{entry_of(key)}the server at {self.address.server} does not answer ({error}). What was being written "
