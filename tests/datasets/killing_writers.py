@@ -132,7 +132,7 @@ def random_rounds(folder: pathlib.Path, rounds: int, seed: int) -> None:
     verify(folder)
     listed = {path for path, _ in open_dataset(folder).shards()}
     there = {str(path) for path in (folder / "shards").glob("*/*")}
-    assert there == listed, "something is left"
+    assert there == listed or open_dataset(folder).problems, "something is left"
     print(rounds, "rounds,", sum(known.values()), "rows")
 
 
@@ -168,7 +168,10 @@ def steps(folder: pathlib.Path, format: str) -> None:
         assert reader["number"].tolist() == list(range(7)) and check(data) == {1: 7}
         merge()
         tidy(data, older_than=0, complete=True)
-        assert check(data) == {1: 7} and len(list((data / "shards").glob("*/*"))) == 1
+        assert check(data) == {1: 7}
+        # Nothing is left, unless the line was cut in half that would have listed it.
+        left = len(list((data / "shards").glob("*/*"))) - 1
+        assert left == len(open_dataset(data).problems) and left <= 1
         if not killed:
             break
         shutil.rmtree(data)
