@@ -101,7 +101,7 @@ bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/i
 # way to it, before the way to the rest.
 .venv-reference/installed: Makefile constraints.txt
 	test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
-	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py safetensors redis ray orjson importlib_metadata packaging --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py zarr safetensors redis ray orjson importlib_metadata packaging --constraint constraints.txt
 	.venv-reference/bin/python -m pip install --quiet --no-deps --upgrade --target .venv-reference/tensordict-0.14.3 tensordict==0.14.3 --constraint constraints.txt
 	.venv-reference/bin/python -m venv --without-pip .venv-behaviour
 	printf '%s\n' $(CURDIR)/.venv-reference/tensordict-0.14.3 "$$(.venv-reference/bin/python -c $(PURELIB))" > "$$(.venv-behaviour/bin/python -c $(PURELIB))/reference.pth"

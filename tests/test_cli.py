@@ -34,10 +34,11 @@ SUFFIX = {
     "archive": ".tdz",
     "consolidated": ".consolidated",
     "h5": ".h5",
+    "zarr": ".zarr",
     "safetensors": ".safetensors",
 }
 # HDF5 holds one dataset per entry, and so no lazy stacks and no ragged tensors.
-STACKED = [name for name in SUFFIX if name != "h5"]
+STACKED = [name for name in SUFFIX if name not in ("h5", "zarr")]
 
 
 @tensorclass

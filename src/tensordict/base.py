@@ -16,7 +16,7 @@ from tensordict.core.key_views import (
     is_tensor_collection,
 )
 from tensordict.core.settings import get_defaults_to_none, set_get_defaults_to_none
-from tensordict.io.api import from_h5
+from tensordict.io.api import from_h5, from_zarr
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.reading import NO_DEFAULT
 
@@ -29,6 +29,7 @@ __all__ = [
     "from_namedtuple",
     "from_struct_array",
     "from_tuple",
+    "from_zarr",
     "get_defaults_to_none",
     "is_tensor_collection",
     "set_get_defaults_to_none",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # Those of `tensordict.io.formats`, which imports torch.
-FORMATS = ("directory", "archive", "consolidated", "h5", "safetensors")
+FORMATS = ("directory", "archive", "consolidated", "h5", "zarr", "safetensors")
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 
@@ -46,7 +46,10 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="DST", help="where to write it")
     parser.add_argument("--to", choices=(*FORMATS, "dataset"), help="the format of DST, whatever its suffix")
     parser.add_argument("--force", action="store_true", help="replace what is at DST")
-    parser.add_argument("--compression", help="of an archive (deflate, bzip2, lzma) or of HDF5 (gzip, lzf)")
+    parser.add_argument(
+        "--compression",
+        help="of an archive (deflate, bzip2, lzma), of HDF5 (gzip, lzf) or of Zarr (gzip, zstd, blosc)",
+    )
     parser.add_argument(
         "--checksum", choices=("crc32", "sha256", "blake2b"), help="record a checksum per tensor, for verify"
     )
@@ -155,8 +158,8 @@ examples:
         "write a save in another format",
         """\
 Write a save again, in the same or in another format: a folder, an archive (.tdz), a consolidated file (.consolidated),
-HDF5 (.h5, .hdf5) or safetensors (.safetensors). The suffix of DST says which, no suffix means a folder. Tensors are
-mapped and written piece by piece, so that memory does not limit the size. On a terminal, progress is shown.
+HDF5 (.h5, .hdf5), Zarr (.zarr) or safetensors (.safetensors). The suffix of DST says which, no suffix means a folder.
+Tensors are mapped and written piece by piece, so that memory does not limit the size. On a terminal, progress is shown.
 """,
         """\
 examples:

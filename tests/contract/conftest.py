@@ -12,8 +12,10 @@ import pytest
 from contract.kinds import KINDS, Kind
 from contract.model import Plain
 
+_MARKED = [pytest.param(kind, marks=pytest.mark.long if kind.long else (), id=kind.name) for kind in KINDS]
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+
+@pytest.fixture(params=_MARKED)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param  # type: ignore[no-any-return]
 

@@ -6,8 +6,11 @@ class or a name.
 
 from __future__ import annotations
 
+import functools
 import math
 import pathlib
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +52,7 @@ class Kind:
     any_names: whether entries of any name can be added, rather than those that a class declares.
     is_module: whether it is a module of torch, too: its state dict, pickle and `repr` are those of one, and its tensors
         are not exchanged for memory-mapped ones.
+    long: whether it is left to `make test-slow`, as others show the same and this one takes a minute.
     stacked_at: the nested container that is a lazy stack.
     stack_dims: the dims that lazy stacks run over, the outermost first, each of the dims that are left to it.
     """
@@ -70,6 +74,7 @@ class Kind:
     any_values: bool = True
     any_names: bool = True
     is_module: bool = False
+    long: bool = False
     stack_dims: tuple[int, ...] = ()
     stacked_at: Path = ()
 
@@ -192,6 +197,27 @@ def build_redis(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     return build_dense(plain, kind, folder).to_store(unix_socket_path=shared_socket())
 
 
+def build_zarr(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    path = folder / "saved.zarr"
+    shutil.copytree(_zarr_of(kind), path)
+    return TensorDict.from_zarr(path, mode="r+", device=kind.device)
+
+
+@functools.cache
+def _zarr_of(kind: Kind) -> str:
+    """A folder that is copied, which is three times faster than to write it."""
+    path = f"{_folder.name}/{kind.name}"
+    build_dense(kind.plain(), kind, pathlib.Path(path)).to_zarr(path).close()
+    return path
+
+
+_folder = tempfile.TemporaryDirectory()
+
+
+def build_zarr_locked(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    return build_zarr(plain, kind, folder).lock_()
+
+
 def build_params(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     """Of buffers, which may be written in place as parameters may not."""
     return TensorDictParams(build_dense(plain, kind, folder), no_convert=True)
@@ -248,6 +274,11 @@ KINDS: list[Kind] = [
     Kind("lazy-cat", build_lazy_cat, **CAT),
     Kind("lazy-cat-named", build_lazy_cat, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **CAT),
     Kind("redis", build_redis, **FILE),
+    Kind("zarr", build_zarr, **FILE),
+    Kind(
+        "zarr-named", build_zarr, long=True, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE
+    ),
+    Kind("zarr-locked", build_zarr_locked, long=True, locked=True, **FILE),
     Kind("params", build_params, **PARAMS),
     Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
     Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),
@@ -354,10 +385,28 @@ def build_typed_lazy(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
 
 
 # One for every class and state of container; the shapes of the batch are the business of the kinds above.
-FACED = {"nested", "named", "on-device", "locked", "memmap", "lazy-view", "lazy", "lazy-dim-1", "lazy-in-lazy", "h5"}
+FACED = {
+    "nested",
+    "named",
+    "on-device",
+    "locked",
+    "memmap",
+    "lazy-view",
+    "lazy",
+    "lazy-dim-1",
+    "lazy-in-lazy",
+    "h5",
+    "zarr",
+}
 DECLARED = {"any_names": False}
 KINDS += [
-    replace(kind, name=f"tensorclass-{kind.name}", build=build_tensorclass(kind), **DECLARED)
+    replace(
+        kind,
+        name=f"tensorclass-{kind.name}",
+        build=build_tensorclass(kind),
+        long=kind.name == "zarr",
+        **DECLARED,
+    )
     for kind in KINDS
     if kind.name in FACED
 ]

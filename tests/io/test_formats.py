@@ -19,8 +19,10 @@ SAVES: dict[str, Callable[[TensorDict, pathlib.Path], Any]] = {
     "consolidated": lambda td, path: td.consolidate(path),
     "safetensors": lambda td, path: td.to_safetensors(path),
     "h5": lambda td, path: td.to_h5(path).close(),
+    "zarr": lambda td, path: td.to_zarr(path).close(),
 }
-FILES = pytest.mark.parametrize("name", ["consolidated", "safetensors", "h5"])
+STORES = ("h5", "zarr")
+FILES = pytest.mark.parametrize("name", ["consolidated", "safetensors", "h5", "zarr"])
 
 
 def make() -> TensorDict:
@@ -32,15 +34,15 @@ def make() -> TensorDict:
 def test_load_takes_every_format(name: str, load: Callable[..., Any], tmp_path: pathlib.Path) -> None:
     SAVES[name](make(), tmp_path / "x")
     td = load(tmp_path / "x")
-    assert isinstance(td, PersistentTensorDict if name == "h5" else TensorDict)
+    assert isinstance(td, PersistentTensorDict if name in STORES else TensorDict)
     assert (td["a"] == torch.arange(3)).all()
     assert td["b", "c"].shape == (3, 2)
     assert td["note"] == "hello" and td.batch_size == (3,)
-    if name == "h5":
+    if name in STORES:
         td.close()
 
 
-@pytest.mark.parametrize("name", [name for name in SAVES if name != "h5"])
+@pytest.mark.parametrize("name", [name for name in SAVES if name not in STORES])
 def test_device(name: str, tmp_path: pathlib.Path) -> None:
     SAVES[name](make(), tmp_path / "x")
     assert tensordict.load(tmp_path / "x", "meta")["b", "c"].device.type == "meta"
@@ -57,7 +59,7 @@ def test_device(name: str, tmp_path: pathlib.Path) -> None:
 )
 def test_what_a_format_has_not_is_refused(name: str, argument: dict[str, Any], tmp_path: pathlib.Path) -> None:
     SAVES[name](make(), tmp_path / "x")
-    if name == "h5" and "mode" in argument:
+    if name in STORES and "mode" in argument:
         with TensorDict.load(tmp_path / "x", **argument) as td:
             td["a"] = torch.zeros(3, dtype=torch.int64)
         with TensorDict.load(tmp_path / "x") as td:

@@ -756,5 +756,5 @@ def test_a_pickle_says_the_kind_of_store(tmp_path: pathlib.Path) -> None:
     again.__setstate__(state)
     with again:
         assert again["a"].tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="the backend is 'h5', got 'x'"):
+    with pytest.raises(ValueError, match="the backend is 'h5' or 'zarr', got 'x'"):
         PersistentTensorDict.__new__(PersistentTensorDict).__setstate__({**state, "backend": "x"})

@@ -52,6 +52,26 @@ class TensorDictBase(TensorCollection):
             storage_options: StorageOptions | None = None,
             cache_dir: CacheDir | None = None,
         ) -> PersistentTensorDict: ...
+        def to_zarr(
+            self,
+            filename: object,
+            *,
+            durable: bool = False,
+            progress: bool = False,
+            overwrite: bool = False,
+            **kwargs: object,
+        ) -> PersistentTensorDict: ...
+        @classmethod
+        def from_zarr(
+            cls,
+            filename: object,
+            *,
+            mode: str = "r",
+            auto_batch_size: bool = False,
+            batch_dims: int | None = None,
+            batch_size: object = None,
+            device: object = None,
+        ) -> PersistentTensorDict: ...
 
     @classmethod
     def __class_getitem__(cls, item: object) -> GenericAlias:

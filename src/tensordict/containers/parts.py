@@ -20,7 +20,7 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.memory import rows as scattered
-from tensordict.memory.stored_tensors import Selection, StoredTensor, Values, in_memory, tensor_of
+from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, in_memory, tensor_of
 from tensordict.ops.stacking import cat_containers
 
 # Some rows of one part, and where they are among all that are taken.
@@ -345,6 +345,7 @@ class RowsOfParts:
     """
 
     __slots__ = ("device", "dtype", "parts", "path", "row_nbytes", "rows", "shape")
+    spread, rows_together = SPREAD, 1
 
     def __init__(
         self,

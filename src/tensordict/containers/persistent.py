@@ -1,4 +1,4 @@
-"""PersistentTensorDict: the container whose entries live in an HDF5 file."""
+"""PersistentTensorDict: the container whose entries live in an array store: an HDF5 file, a Zarr group."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _close(container: Contract) -> None:
 @pytree.register
 @registry.register
 class PersistentTensorDict(OnDisk):
-    """A container whose entries live in an HDF5 file, for data that does not fit in memory.
+    """A container whose entries live in an HDF5 file or a Zarr group, for data that does not fit in memory.
 
-    - Reading an entry reads its dataset, and gives a tensor in memory. An index reads only the part it takes, and
+    - Reading an entry reads its array, and gives a tensor in memory. An index reads only the part it takes, and
       gives a `TensorDict`: `data[torch.randint(len(data), (256,))]` is a mini-batch.
     - Writing an entry writes it to the file, and so does everything that writes in place: `data[3] = item`, `set_`,
       `data.mul_(2)`.
@@ -50,22 +50,25 @@ class PersistentTensorDict(OnDisk):
     - The results of operations are in memory, as `TensorDict`s.
 
     Values that are no tensors are kept as JSON. Names of dims, batch sizes and the classes of tensorclasses are kept
-    in attributes, which other programs do not see. Links to other files are never followed.
+    in attributes, which other programs do not see. Links to other files are never followed. Ragged entries, which a
+    Zarr group can hold, are read and replaced as a whole.
 
     As a context manager it is closed at the end of the block. Pickling it pickles the path: what is loaded opens the
     file anew. A process forked while the file is open for writing can read from it.
 
     Args:
         batch_size: the leading dims that all entries share; `None` for that which was saved, else no batch dims.
-        filename: the file; exclusive with `group`.
-        group: an `h5py.File` or `h5py.Group`, or with `filename` the path of one in the file.
+        filename: the file, or the folder, the zip file or the `zarr.abc.store.Store` of a Zarr group; exclusive with
+            `group`.
+        group: an `h5py.File`, `h5py.Group` or `zarr.Group`, or with `filename` the path of one in the file.
         mode: `"r"` (read only), `"r+"` (read and write), `"w"` (make a new file), `"x"` (the same, and it must not
             exist), `"a"` (read and write, make one when there is none).
-        backend: `"h5"`.
+        backend: `"h5"` or `"zarr"`.
         device: tensors are moved there when they are read.
         validate_batch_size: check the batch size against the shapes in the file.
         **kwargs: passed to `h5py.Group.create_dataset` for entries that are written: `compression="gzip"`,
-            `chunks=...` (an int is the number of rows of a chunk).
+            `chunks=...` (an int is the number of rows of a chunk). Of a Zarr group those that
+            :meth:`TensorDict.to_zarr` takes.
 
     Attributes:
         LOCKING: passed to `h5py.File` as `locking`: `None` for the choice of the HDF5 library, `False` where the file
@@ -74,7 +77,7 @@ class PersistentTensorDict(OnDisk):
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a shape in the file does not begin with the batch size, or the file is none of HDF5.
-        ModuleNotFoundError: h5py is not installed.
+        ModuleNotFoundError: h5py, or zarr, is not installed.
 
     Example:
         >>> import tempfile
@@ -155,7 +158,9 @@ class PersistentTensorDict(OnDisk):
     def _check_shapes(self) -> None:
         for name in self._listed():
             item = self._item(name)
-            if isinstance(item, Group):
+            if stored_entries.is_ragged(item):
+                stored_entries.check_rows(item, self._size)
+            elif isinstance(item, Group):
                 self._over_group(name, item)._check_shapes()
             else:
                 self._check_shape(item)
@@ -184,8 +189,8 @@ class PersistentTensorDict(OnDisk):
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         """The container over a store at a path, or over a group that its library has opened; see `from_h5`."""
-        at_path = isinstance(source, (str, bytes, os.PathLike))
-        where: dict[str, Any] = {"filename": source, "mode": mode} if at_path else {"group": source}
+        is_handle = backend_of(backend).is_handle(source)
+        where: dict[str, Any] = {"group": source} if is_handle else {"filename": source, "mode": mode}
         self = cls(
             **where, backend=backend, batch_size=batch_size, device=device, validate_batch_size=False, **(options or {})
         )
@@ -196,7 +201,7 @@ class PersistentTensorDict(OnDisk):
             self._check_shapes()
             return self._as_saved_class()
         except BaseException:
-            if at_path:
+            if not is_handle:
                 self.close()
             raise
 
@@ -223,16 +228,16 @@ class PersistentTensorDict(OnDisk):
         backend: str = "h5",
         **kwargs: Any,
     ) -> PersistentTensorDict:
-        """Write a (nested) dict, or another container, as an HDF5 file.
+        """Write a (nested) dict, or another container, as an HDF5 file or a Zarr group.
 
         Args:
             input_dict: what to write: a container, or what :meth:`TensorDict.from_dict` takes.
-            filename: the file; a container saved there is replaced, as by :meth:`to_h5`.
+            filename: the file or folder; a container saved there is replaced, as by :meth:`to_h5` and :meth:`to_zarr`.
             auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
             batch_size: the batch size; that of a container, and none for a dict, by default.
             device: where tensors are when they are read.
-            backend: `"h5"`.
-            **kwargs: arguments of :meth:`to_h5`.
+            backend: `"h5"` or `"zarr"`.
+            **kwargs: arguments of :meth:`to_h5` or :meth:`to_zarr`.
 
         Returns:
             a :class:`PersistentTensorDict` over the new file, open for writing.
@@ -265,12 +270,12 @@ class PersistentTensorDict(OnDisk):
     @overload
     def clone(self, recurse: bool = ..., *, newfile: Any, **kwargs: Any) -> PersistentTensorDict: ...
     def clone(self, recurse: bool = True, *, newfile: Any = None, **kwargs: Any) -> Any:
-        """A copy in memory, or in another HDF5 file.
+        """A copy in memory, or in another file or group of the same kind.
 
         Args:
             recurse: without `newfile`, `False` copies the structure only and shares the entries, as :meth:`copy` does.
-            newfile: the file to write the copy to, as :meth:`to_h5` does, with the options that this container was
-                opened with.
+            newfile: the file to write the copy to, as :meth:`to_h5` or :meth:`to_zarr` does, with the options that this
+                container was opened with.
             **kwargs: without `newfile`, passed to `torch.Tensor.clone`; with it, to :meth:`to_h5`.
 
         Returns:
@@ -292,7 +297,8 @@ class PersistentTensorDict(OnDisk):
         """
         if newfile is None:
             return super().clone(recurse, **kwargs)
-        if os.path.exists(newfile) and os.path.samefile(newfile, self._store.name):
+        at_path = isinstance(newfile, (str, bytes, os.PathLike)) and os.path.exists(self._store.name)
+        if at_path and os.path.exists(newfile) and os.path.samefile(newfile, self._store.name):
             raise SaveError(f"the container is in {os.fspath(newfile)!r} itself: pass the name of another file")
         result: Any = self._to_store(self._store.backend, newfile, **{**self._options, **kwargs})
         result._wrapped_container()._device = self._device
@@ -394,6 +400,8 @@ class PersistentTensorDict(OnDisk):
         item = self._item(name)
         if isinstance(item, ArrayItem):
             return item.tensor(self._device)
+        if stored_entries.is_ragged(item):
+            return stored_entries.ragged_in(item, self._size, self._device)
         if isinstance(item, Group):
             return self._node_over(name, item)
         if isinstance(item, Text):

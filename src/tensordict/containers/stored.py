@@ -12,11 +12,12 @@ from torch import Tensor
 
 from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
-from tensordict.core import pytree, registry
+from tensordict.core import pytree, ragged, registry
 from tensordict.core.contract import Contract, EntryStore, Names
+from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, path_of
 from tensordict.io.stores.store import Item, Pick, StaleError
-from tensordict.memory.stored_tensors import Rows, Selection, StoredTensor, in_memory
+from tensordict.memory.stored_tensors import SPREAD, Rows, Selection, StoredTensor, in_memory
 from tensordict.ops.writes import Write
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ class _Unread(_Read):
     __slots__ = ()
 
     def __getitem__(self, name: str) -> Any:
-        return self.owner._target(name)
+        value = self.owner._target(name)
+        if ragged.is_ragged(value):
+            # For `refuse_stored`: what is written into it is written to no store.
+            value._is_stored = True  # type: ignore[attr-defined]
+        return value
 
 
 class OnDisk(GivesTensorDicts):
@@ -165,7 +170,7 @@ class OnDisk(GivesTensorDicts):
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        read = {name: in_memory(value) for name, value in entries.items()}
+        read = {name: _in_memory(value) for name, value in entries.items()}
         return self._make(read, batch_size, device, names)  # type: ignore[no-any-return]
 
     # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
@@ -268,6 +273,8 @@ class _OnRead:
 
     def __call__(self, *args: Any) -> Any:
         leaf = args[self.position]
+        if ragged.is_ragged(leaf):
+            return self._on_ragged(leaf, args)
         if not _is_stored(leaf):
             return self.fn(*args)
         read = leaf.read()
@@ -278,17 +285,27 @@ class _OnRead:
         # Told by identity, what is given back as it came needs no more writing.
         return leaf if result is read and self.keep else result
 
+    def _on_ragged(self, leaf: Tensor, args: tuple[Any, ...]) -> Any:
+        elements = leaf.values() if leaf.layout is torch.jagged else leaf
+        before = elements._version
+        result = self.fn(*args)
+        if elements._version != before:
+            raise ShapeError("a ragged entry of a store is not written in place: replace it as a whole, td[key] = ...")
+        return result
+
 
 class _Indexed:
     """An index of leaves that takes its part of each, and reads no more."""
 
-    __slots__ = ("fn", "rows")
+    __slots__ = ("exact", "fn", "index", "rows", "size")
 
     def __init__(self, fn: itemgetter[Any], size: torch.Size) -> None:
         self.fn = fn
         reduced: Any = fn.__reduce__()
-        # Worked out once for all leaves.
-        self.rows = Rows.of_index(reduced[1][0], size[0]) if size else None
+        self.index, self.size = reduced[1][0], size
+        # Worked out once for all leaves; those that are read without what is between them only when there are any.
+        self.rows = Rows.of_index(self.index, size[0], SPREAD) if size else None
+        self.exact: Rows | None = None
 
     @property
     def pick(self) -> Pick | None:
@@ -298,7 +315,11 @@ class _Indexed:
 
     def __call__(self, leaf: Any) -> Any:
         if self.rows is not None and _is_stored(leaf) and leaf.is_whole():
-            return leaf.read_rows(self.rows)
+            if leaf.array.spread == SPREAD:
+                return leaf.read_rows(self.rows)
+            if self.exact is None:
+                self.exact = Rows.of_index(self.index, self.size[0], 1)
+            return leaf.read_rows(self.exact)
         return in_memory(self.fn(leaf))
 
 
@@ -308,6 +329,12 @@ def _nothing(shape: tuple[int, ...]) -> None:
 
 def _all_of(shape: tuple[int, ...]) -> Selection:
     return (...,)
+
+
+def _in_memory(value: Any) -> Any:
+    if ragged.is_ragged(value) and hasattr(value, "_is_stored"):
+        return value.detach()
+    return in_memory(value)
 
 
 def _is_stored(value: object) -> bool:

@@ -38,7 +38,7 @@ def opened(obj: Any, path: Path = ()) -> Any:
     """A structure as a nested dict, whose keys are names; anything else as it is.
 
     Mappings, dataclasses, named tuples and tuples (with `"0"`, `"1"`, ... for names) are structures, at every level.
-    Structured arrays become containers over the same memory, HDF5 groups containers over the file, data frames
+    Structured arrays become containers over the same memory, HDF5 and Zarr groups containers over the file, data frames
     containers of their columns, writable buffers tensors, and rows of numbers of unequal lengths stacks of values.
 
     Args:
@@ -56,6 +56,8 @@ def opened(obj: Any, path: Path = ()) -> Any:
         return obj
     if kind is dict:
         return _opened_mapping(obj, path)
+    if is_zarr(obj):
+        return registry.lookup("TensorDict").from_zarr(obj)
     if isinstance(obj, Mapping):
         return registry.lookup("TensorDict").from_h5(obj) if is_h5(obj) else _opened_mapping(obj, path)
     if isinstance(obj, tuple):
@@ -76,6 +78,11 @@ def opened(obj: Any, path: Path = ()) -> Any:
 def is_h5(obj: object) -> bool:
     """Whether this is an open HDF5 file or a group of one, told without h5py, which need not be installed."""
     return type(obj).__module__.partition(".")[0] == "h5py" and isinstance(obj, Mapping)
+
+
+def is_zarr(obj: object) -> bool:
+    """Whether this is a Zarr group that is open, told without zarr, which need not be installed."""
+    return type(obj).__module__.partition(".")[0] == "zarr" and type(obj).__name__ == "Group"
 
 
 def _opened_mapping(source: Mapping[Any, Any], path: Path) -> dict[str, Any]:

@@ -149,3 +149,9 @@ class TransferError(RuntimeError):
 
     Both sides raise it, and name the key.
     """
+
+
+def refuse_stored(leaf: object) -> None:
+    """Raise a `ShapeError` for a ragged leaf that is noted to stand for one in a store."""
+    if hasattr(leaf, "_is_stored"):
+        raise ShapeError("a ragged entry of a store is not written in place: replace it as a whole, td[key] = ...")

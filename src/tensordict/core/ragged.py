@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.nn.parameter import is_lazy
 
-from tensordict.core.errors import ShapeError
+from tensordict.core.errors import ShapeError, refuse_stored
 
 # What torch raises when it cannot do something with a nested tensor (NotImplementedError is a RuntimeError).
 REFUSALS = (RuntimeError, ValueError, AssertionError)
@@ -613,6 +613,7 @@ def in_place(leaf: Tensor, *operands: object) -> tuple[list[Any], Callable[[], N
     Raises:
         ShapeError: the rows of two ragged leaves differ, or a tensor does not broadcast to the rows.
     """
+    refuse_stored(leaf)
     form = compact(leaf)
     values = [elements(form), *[_spread(value, form) for value in operands]]
     shapes = [value.shape for value in values if isinstance(value, Tensor)]
@@ -720,6 +721,7 @@ def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
     Raises:
         ShapeError: the value does not fit.
     """
+    refuse_stored(leaf)
     index = Index(at)
     index.check(leaf)
     if isinstance(value, Tensor):

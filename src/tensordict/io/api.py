@@ -365,6 +365,40 @@ def from_h5(
     )
 
 
+def from_zarr(
+    zarr_file: object,
+    *,
+    mode: str = "r",
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: object = None,
+    device: object = None,
+) -> TensorCollection:
+    """Open a Zarr group as a container; see :meth:`TensorDict.from_zarr`.
+
+    Args:
+        zarr_file: a folder, a zip file, a `zarr.abc.store.Store`, or a `zarr.Group` that is open.
+        mode, auto_batch_size, batch_dims, batch_size, device: as in the method.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, from_zarr
+        >>> from zarr.storage import MemoryStore
+        >>> store = MemoryStore()
+        >>> TensorDict(a=torch.ones(2)).to_zarr(store).close()
+        >>> from_zarr(store, batch_size=[2])[0]["a"]
+        tensor(1.)
+    """
+    return registry.lookup("TensorDict").from_zarr(
+        zarr_file,
+        mode=mode,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        batch_size=batch_size,
+        device=device,
+    )
+
+
 def from_consolidated(
     filename: PathLike, *, storage_options: StorageOptions | None = None, cache_dir: CacheDir | None = None
 ) -> TensorCollection:

@@ -21,7 +21,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import Path
 from tensordict.memory.mapped import FileSource, MemoryMappedTensor, _wrap, nested
-from tensordict.memory.stored_tensors import Selection, StoredTensor, as_array, stored_dtype
+from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, as_array, stored_dtype
 
 # Stacks of fewer members are stored as the reference has them, member by member, so that it reads them as stacks too.
 FEW = 4
@@ -251,6 +251,8 @@ class _Joined:
         parts: the tensors, on any device.
         shape: of their stack; `None` for their elements, one behind the other.
     """
+
+    spread, rows_together = SPREAD, 1
 
     def __init__(self, parts: list[Tensor], shape: tuple[int, ...] | None) -> None:
         self.parts = parts

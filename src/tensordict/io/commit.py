@@ -167,7 +167,8 @@ def put_back(real: str) -> None:
     with locked(aside):
         try:
             # A folder that has something in it is not replaced by this.
-            os.rename(aside, path_beside(real) if os.path.lexists(f"{real}/{META}") else real)
+            is_whole = any(os.path.lexists(f"{real}/{name}") for name in (META, "zarr.json"))
+            os.rename(aside, path_beside(real) if is_whole else real)
         except OSError as error:
             raise SaveError(
                 f"a save to {real!r} was cut off, and its old content waits in {aside!r}, which cannot be moved back "
@@ -379,6 +380,11 @@ def discard(folder: str) -> None:
     if not os.path.lexists(f"{folder}/{JOURNAL}"):
         files.write_new(f"{folder}/{JOURNAL}", b"")
     shutil.rmtree(folder)
+
+
+def empty(folder: str) -> None:
+    """Remove all that is in a folder."""
+    _remove(os.path.join(folder, name) for name in os.listdir(folder))
 
 
 def _remove(paths: Iterable[str]) -> None:

@@ -13,13 +13,17 @@ from tensordict.core.errors import SaveError
 from tensordict.io.stores.backends import BACKENDS, backend_at
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import META, SCHEMA, local_path
+from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, local_path
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+# What the names of entries of an archive end with: of any other zip file it is asked what it holds.
+_OURS = (META.encode(), LEAF_SUFFIX.encode(), b"/data.pkl")
 # As its own library has it.
 _MOST_HEADER = 100_000_000
 _TORCH = "torch"
 _CALLED = {
+    "directory": "a saved folder",
+    "dataset": "a data set",
     "archive": "a zip file",
     "consolidated": "a consolidated container",
     **{name: kind.a_kind for name, kind in BACKENDS.items()},
@@ -43,11 +47,7 @@ def detect_format(path: PathLike) -> str:
     shown = os.fspath(path)
     local_path(path)
     if os.path.isdir(shown):
-        if os.path.lexists(f"{shown}/{META}"):
-            return "directory"
-        if os.path.lexists(f"{shown}/{SCHEMA}"):
-            return "dataset"
-        if found := backend_at(shown):
+        if found := _of_folder(shown):
             return found
         raise FileNotFoundError(errno.ENOENT, f"there is no save in this folder: it has no {META}", shown)
     found = _of_file(shown)
@@ -63,22 +63,23 @@ def detect_format(path: PathLike) -> str:
 
 
 def refuse_other(path: str, format: str, inside: Callable[[str], Collection[str]]) -> None:
-    """Refuse to replace a file that is no save of this format; an empty file holds nothing that could be lost.
+    """Refuse to replace what is no save of this format; an empty file or folder holds nothing that could be lost.
 
     Args:
-        path: the file.
+        path: the file or folder.
         format: of the save that is to take its place.
-        inside: of a file that looks like one of the format: the names in it when another program wrote it, none for a
+        inside: of one that looks like one of the format: the names in it when another program wrote it, none for a
             save of this package or of the reference.
 
     Raises:
         SaveError: it is something else, which is named.
         OSError: it cannot be read.
     """
-    if not os.path.getsize(path):
+    is_folder = os.path.isdir(path)
+    if not (os.listdir(path) if is_folder else os.path.getsize(path)):
         return
-    found = _of_file(path)
-    what = _CALLED[found]
+    found = _of_folder(path) if is_folder else _of_file(path)
+    what = "a folder of other files" if is_folder and not found else _CALLED[found]
     if found == format:
         try:
             names = inside(path)
@@ -96,6 +97,13 @@ def refuse_other(path: str, format: str, inside: Callable[[str], Collection[str]
     )
 
 
+def _of_folder(path: str) -> str:
+    """The format of a folder; nothing for any other."""
+    if os.path.lexists(f"{path}/{META}"):
+        return "directory"
+    return "dataset" if os.path.lexists(f"{path}/{SCHEMA}") else backend_at(path)
+
+
 def _of_file(path: str) -> str:
     """The format of a file, `_TORCH` for one of `torch.save`; nothing for any other."""
     # Not blocking, so that a pipe cannot hang us.
@@ -107,10 +115,12 @@ def _of_file(path: str) -> str:
 
 def _format_of(path: str, fd: int, size: int) -> str:
     head = system.pread(fd, 9, 0)
-    if head[:4] in _ZIP:
+    if head[:4] in _ZIP and _first_entry(fd).endswith(_OURS):
         return "archive"
     if found := backend_at(path):
         return found
+    if head[:4] in _ZIP:
+        return "archive"
     length = int.from_bytes(head[:8], "little")
     if 2 <= length <= min(_MOST_HEADER, size - 8) and head[8:] == b"{" and _is_object(system.pread(fd, length, 8)):
         return "safetensors"
@@ -123,8 +133,12 @@ def _format_of(path: str, fd: int, size: int) -> str:
 
 def _is_of_torch(fd: int) -> bool:
     """Whether the first entry of a zip file is the one that `torch.save` begins with."""
-    length = int.from_bytes(system.pread(fd, 2, 26), "little")
-    return system.pread(fd, length, 30).endswith(b"/data.pkl")
+    return _first_entry(fd).endswith(b"/data.pkl")
+
+
+def _first_entry(fd: int) -> bytes:
+    """The name of the first entry of a zip file."""
+    return system.pread(fd, int.from_bytes(system.pread(fd, 2, 26), "little"), 30)
 
 
 def _is_object(content: bytes) -> bool:

@@ -21,7 +21,7 @@ from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.remote import StorageOptions, is_url
 from tensordict.io.remote_saves import Access, CacheDir, RemoteSave, read_remote
 from tensordict.io.specification import DICT, LeafSpec, Specification
-from tensordict.io.stores.backends import BACKENDS, backend_of
+from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.io.stores.entries import specification_in
 from tensordict.io.structure import Complain
 from tensordict.io.value_files import left_pickled
@@ -59,7 +59,8 @@ ABOVE: dict[str, Above] = {}
 def format_to_load(path: PathLike) -> str:
     """The format of what is to be loaded; that of a folder with nothing known is `DIRECTORY`, whose loader says so."""
     shown = os.fspath(path)
-    known = os.path.isfile(shown) or (os.path.lexists(f"{shown}/{SCHEMA}") and not os.path.lexists(f"{shown}/{META}"))
+    is_other = os.path.lexists(f"{shown}/{SCHEMA}") or bool(backend_at(shown))
+    known = os.path.isfile(shown) or (is_other and not os.path.lexists(f"{shown}/{META}"))
     return detect_format(path) if known else DIRECTORY
 
 
@@ -237,7 +238,7 @@ def write_save(
     elif format == CONSOLIDATED:
         container.consolidate(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)
     elif format in BACKENDS:
-        options = {} if compression is None else {"compression": compression}
+        options = {} if compression is None else backend_of(format).compressed_by(compression)
         getattr(container, f"to_{format}")(path, overwrite=overwrite, **options).close()
     else:
         container.to_safetensors(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)

@@ -243,6 +243,7 @@ class FileTransaction(Transaction):
             _unlink(self.staged)
 
     def _lock(self) -> None:
+        """Take the lock, which is a file beside the save, and choose where that is staged."""
         lock = commit.path_beside(self._real, "lock")
         self.staged = commit.path_beside(self._real)
         if not self._locks.enter_context(commit.locked(lock, self.path, os.O_RDWR | os.O_CREAT)):
@@ -273,6 +274,64 @@ class FileTransaction(Transaction):
         # The file that is locked lies in what was made for it.
         self._locks.close()
         self._remove_folders()
+
+
+class TreeTransaction(FileTransaction):
+    """A save that is a folder in which nothing else is kept: built beside its path, it takes the place of all there.
+
+    The arguments are those of `FileTransaction`; `new_file` of its path is the folder.
+
+    Raises:
+        SaveError: there is a file, a folder with something in it that `check` refuses, or another saver at work.
+        OSError: the folder cannot be made; names `path`.
+    """
+
+    def _begin(self) -> None:
+        if self._parents:
+            self._make_folder(os.path.dirname(self.path))
+        with files.naming("write the folder", self.path):
+            self._lock()
+            commit.put_back(self._real)
+            if os.path.lexists(self._real):
+                self._check_replaced()
+            if os.path.lexists(self.staged):
+                shutil.rmtree(self.staged)
+
+    def _check_replaced(self) -> None:
+        if not os.path.isdir(self._real):
+            raise SaveError(f"cannot write a folder to {self.path!r}, which is a file")
+        if not self._existsok:
+            raise _exists(self.path)
+        if self._check is not None and os.listdir(self._real):
+            self._check(self.path)
+
+    @contextlib.contextmanager
+    def new_file(self, path: str, key: Path = ()) -> Iterator[int]:
+        """The folder that is to be `path`; it has reached the disk at the end of the block, if that is asked for."""
+        with files.naming("create the folder", path, key):
+            os.mkdir(self.at(path))
+        yield -1
+        if self.durable:
+            for folder, _, names in os.walk(self.staged, topdown=False):
+                for name in names:
+                    with files.closing(files.open_file(f"{folder}/{name}")) as fd:
+                        os.fsync(fd)
+                files.sync_folder(folder)
+
+    def _publish(self, meta: bytes) -> None:
+        with files.naming("replace the folder", self.path):
+            if not os.path.lexists(self._real):
+                os.rename(self.staged, self._real)
+                self._committed = True
+                return
+            shutil.copystat(self._real, self.staged)
+            commit.swap(self.staged, self._real)
+        self._committed = True
+        commit.unless_it_fails(shutil.rmtree, self.staged)
+
+    def _abort(self) -> None:
+        shutil.rmtree(self.staged, ignore_errors=True)
+        super()._abort()
 
 
 def check_target(path: str, existsok: bool = True, check: Callable[[str], None] | None = None) -> None:

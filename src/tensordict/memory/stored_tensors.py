@@ -20,7 +20,7 @@ T = TypeVar("T")
 # What is read or written in one piece where more would have to be held in memory.
 SLAB = 16 << 20
 # Rows that lie this much apart, on average, are read one by one; nearer ones with what is between them.
-_SPREAD = 4
+SPREAD = 4
 # The dtypes that NumPy has not are stored as unsigned integers of the same bits, with their name in an attribute.
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
 _INTEGERS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
@@ -85,6 +85,14 @@ class Array(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
+
+    @property
+    def spread(self) -> int:
+        """How far apart rows may lie, on average, that are read with what is between; 1 for no more than asked for."""
+
+    @property
+    def rows_together(self) -> int:
+        """How many rows along the first dim are best written at once, since they are kept as one piece."""
 
     def check(self) -> None:
         """Raise a `SaveError` when the store was closed."""
@@ -218,7 +226,7 @@ class StoredTensor(Tensor):
         # Along the first dim that is taken in part or whole, so that no second copy of all exists.
         along = next(i for i, pick in enumerate(selection) if type(pick) is slice)
         pick = range(*selection[along].indices(self.array.shape[along]))
-        for start, stop in slabs(value):
+        for start, stop in slabs(value, self.array.rows_together if along == 0 else 1):
             rows = pick[start:stop]
             part = (*selection[:along], slice(rows.start, rows.stop, rows.step), *selection[along + 1 :])
             self.array.write(part, as_array(value[start:stop], self.dtype))
@@ -234,7 +242,7 @@ class StoredTensor(Tensor):
         part, tensors = found
         if not _is_advanced(tensors):
             return part
-        part, tensors = part._rows(tensors, _SPREAD)
+        part, tensors = part._rows(tensors, self.array.spread)
         return part.read()[_as_index(tensors)]
 
     def __setitem__(self, index: Any, value: object) -> None:
@@ -337,17 +345,21 @@ class Rows:
     order: Values | None = None
 
     @classmethod
-    def of_index(cls, index: object, size: int) -> Rows | None:
-        """The rows of an integer, a slice or a row of integers; `None` for any other index."""
+    def of_index(cls, index: object, size: int, spread: int) -> Rows | None:
+        """The rows of an integer, a slice or a row of integers; `None` for any other index; `spread` as in `of`."""
         if type(index) is int:
             return cls(index % size, ()) if -size <= index < size else None
         if type(index) is slice:
             taken = range(size)[index]
             return cls(slice(taken.start, taken.stop, taken.step), (len(taken),)) if taken.step > 0 else None
-        return cls.of(index, size) if type(index) is Tensor and index.ndim == 1 and index.dtype in _INDICES else None
+        return (
+            cls.of(index, size, spread)
+            if type(index) is Tensor and index.ndim == 1 and index.dtype in _INDICES
+            else None
+        )
 
     @classmethod
-    def of(cls, index: Tensor, size: int, spread: int = _SPREAD, dim: int = 0) -> Rows:
+    def of(cls, index: Tensor, size: int, spread: int, dim: int = 0) -> Rows:
         """The rows at the positions in an index tensor, along a dim of this size.
 
         Of several equal positions one is read. Where there are few others between them, at most `spread` times as many
@@ -407,10 +419,13 @@ def tensor_of(values: Values | Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if dtype in _NUMPY else tensor.view(dtype)
 
 
-def slabs(value: Tensor) -> Iterator[tuple[int, int]]:
-    """The rows along the first dim that are read or written together, so that they take no more than `SLAB` bytes."""
+def slabs(value: Tensor, together: int = 1) -> Iterator[tuple[int, int]]:
+    """The rows along the first dim that are read or written together, so that they take no more than `SLAB` bytes.
+
+    Their number is a multiple of `together`, and more bytes where so many rows take more.
+    """
     rows = value.shape[0]
-    step = max(1, SLAB * rows // max(value.nbytes, 1))
+    step = max(together, SLAB * rows // max(value.nbytes, 1) // together * together)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract, Names, is_node, named_error
-from tensordict.core.errors import ShapeError
+from tensordict.core.errors import ShapeError, refuse_stored
 from tensordict.core.indexing import checked_size, is_basic, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
@@ -75,6 +75,7 @@ class Assign(Write):
         at, basic = self.at, self.basic
         # As a member of a lazy stack is assigned: making a view of each leaf would double the time.
         all_of_it = basic and at == ()
+        in_store = type(mapping) is not dict
         for key, item in items.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
@@ -83,6 +84,8 @@ class Assign(Write):
             if type(current) is Tensor or isinstance(current, Tensor):
                 if type(current) is not Tensor and isinstance(current, Contract):
                     continue  # An `UnbatchedTensor`, which has no part for the index.
+                if in_store and current.is_nested:
+                    _refuse_stored(current, (*prefix, key))
                 try:
                     if basic:
                         # A view has the shape to compare with, and torch casts what is copied into it.
@@ -193,6 +196,13 @@ def refuse_container(item: object, path: Path) -> None:
     """Raise when a container or a mapping is to be assigned to a part of a tensor."""
     if isinstance(item, (Contract, Mapping)):
         raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
+
+
+def _refuse_stored(leaf: Tensor, path: Path) -> None:
+    try:
+        refuse_stored(leaf)
+    except ShapeError as error:
+        raise named_error(error, path) from None
 
 
 def _ragged_write(leaf: Tensor, at: object, item: object, path: Path) -> Callable[[], Any]:

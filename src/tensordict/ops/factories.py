@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tensordict.core import foreach
 from tensordict.core.contract import Contract
+from tensordict.core.errors import refuse_stored
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_ints, as_size
 from tensordict.ops.reading import NO_DEFAULT, Reading
@@ -210,6 +212,8 @@ class Factories(Reading):
         if self._holds_parameters:
             leaves = [leaf.detach() for leaf in leaves]
         foreach.refuse_graph_leaves(leaves, self)
+        for leaf in filter(attrgetter("is_nested"), leaves):
+            refuse_stored(leaf)
         for leaf in leaves:
             leaf.fill_(value)
 

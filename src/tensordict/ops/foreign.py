@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict.convert import numpy as arrays
 from tensordict.convert import pytrees
-from tensordict.convert.any import is_h5, opened
+from tensordict.convert.any import is_h5, is_zarr, opened
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import joined, path_of
@@ -92,6 +92,8 @@ class Foreign(Converting):
             return cls.from_struct_array(obj, **given)
         if is_h5(obj):
             return cls.from_h5(obj, **given)  # type: ignore[attr-defined]
+        if is_zarr(obj):
+            return cls.from_zarr(obj, **given)  # type: ignore[attr-defined]
         tree = opened(obj)
         if type(tree) is list:
             return stored(tree, ("obj",), torch.Size(()), device)

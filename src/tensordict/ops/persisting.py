@@ -1,7 +1,8 @@
-"""HDF5 files: containers over them, and containers written as them."""
+"""Array stores, such as HDF5 files and Zarr groups: containers over them, and containers written as them."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import read_file
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import write_store
-from tensordict.io.transaction import FileTransaction
+from tensordict.io.transaction import FileTransaction, TreeTransaction
 from tensordict.io.uploads import save_file
 from tensordict.memory import files
 from tensordict.memory.names import without_scheme
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Persisting(Contract):
-    """`from_h5` and `to_h5`."""
+    """`from_h5`, `to_h5`, `from_zarr` and `to_zarr`."""
 
     @classmethod
     def from_h5(
@@ -185,6 +186,118 @@ class Persisting(Contract):
         }  # fmt: skip
         return registry.lookup("TensorDictStore").from_tensordict(self, **server)
 
+    @classmethod
+    def from_zarr(
+        cls,
+        filename: object,
+        *,
+        mode: str = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: object = None,
+        device: object = None,
+    ) -> Self:
+        """Open a Zarr group as a container; its tensors are read when they are used, chunk by chunk.
+
+        Groups of any program open: those of xarray or anndata too, of Zarr v3 and (to read only) v2. A group in a group
+        is a nested container. What has no form as a tensor is listed, and is an error when it is read; strings, one or
+        a row of them, are values.
+
+        Args:
+            filename: a folder, a zip file, a URL (of what fsspec knows), a `zarr.abc.store.Store`, or a `zarr.Group`
+                that is open.
+            mode: `"r"` to read only, `"r+"` to write too; see :class:`~tensordict.PersistentTensorDict`. A zip file is
+                only read.
+            auto_batch_size: find the longest batch size that fits, also when one was saved. A group of another program,
+                in which none was, has that batch size anyway.
+            batch_dims: the most dims that a batch size that is found so has, here and in nested containers.
+            batch_size: that of the container.
+            device: tensors are moved there when they are read.
+
+        Returns:
+            a :class:`~tensordict.PersistentTensorDict`, or the tensorclass over one that was saved.
+
+        Raises:
+            FileNotFoundError: there is nothing.
+            ValueError: it is no Zarr group, or a shape in it does not begin with the batch size.
+            ModuleNotFoundError: zarr is not installed.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> td = TensorDict(a=torch.arange(6).view(3, 2), batch_size=[3], names=["time"])
+            >>> td.to_zarr(f"{folder.name}/data.zarr").close()
+            >>> data = TensorDict.from_zarr(f"{folder.name}/data.zarr")
+            >>> data.batch_size, data.names, data[1]["a"]
+            (torch.Size([3]), ['time'], tensor([2, 3]))
+        """
+        return registry.lookup("PersistentTensorDict")._opened(  # type: ignore[no-any-return]
+            filename,
+            backend="zarr",
+            mode=mode,
+            auto_batch_size=auto_batch_size,
+            batch_dims=batch_dims,
+            batch_size=batch_size,
+            device=device,
+        )
+
+    def to_zarr(
+        self,
+        filename: object,
+        *,
+        durable: bool = False,
+        progress: bool = False,
+        overwrite: bool = False,
+        **kwargs: object,
+    ) -> Self:
+        """Write this container as a Zarr group (v3): a group per container, an array per leaf; many programs read it.
+
+        Without options an array is one chunk that is not compressed: quick to write and to read as a whole. To read
+        rows out of more than fits into memory, `chunks="rows"` cuts along the first dim, into about a MiB each; with
+        very many chunks, `shards=` puts several into a file.
+
+        A container saved at a path is replaced once the new one is whole; when writing fails it stays as it was.
+        Processes that write to different chunks of a group at once lose nothing; of one chunk, the last one wins.
+
+        Args:
+            filename: the path of a folder; of a zip file, if it ends with `.zip`; a URL; or a `zarr.abc.store.Store`.
+            durable: have the files survive a loss of power once this returns; of a store or a URL, without effect.
+            progress: show a progress bar (needs tqdm).
+            overwrite: replace what another program has written, too: a file or folder that is no group of this
+                package, or has more in it. Of a store or a URL, delete all that is in it.
+            **kwargs: passed to `zarr.create_array` for every tensor: `chunks` and `shards` (a row of sizes for the
+                leading dims, an int for rows; `chunks="rows"`), `compressors`, `filters`, `serializer`, `fill_value`,
+                `order`. A dict gives them by key: `chunks={"image": 16, ("next", "image"): 16}`; that of a container
+                holds for all in it.
+
+        Returns:
+            a :class:`~tensordict.PersistentTensorDict` over the new group, open for writing (for reading over a zip
+            file); a tensorclass over it for a tensorclass.
+
+        Raises:
+            UnsupportedEntryError: an entry cannot be stored; it is named.
+            SaveError: there is something of another program.
+            OSError: it cannot be written, or another process or thread is saving to it.
+            TypeError: an argument is no option of arrays.
+            ModuleNotFoundError: zarr is not installed.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> td = TensorDict(a=torch.zeros(1000, 3), b={"c": torch.ones(1000)}, batch_size=[1000])
+            >>> with td.to_zarr(f"{folder.name}/data.zarr", chunks={"a": 100}) as data:
+            ...     data["b", "c"][:3]
+            tensor([1., 1., 1.])
+        """
+        saved: Self = self._to_store(
+            "zarr", without_scheme(filename), durable=durable, progress=progress, overwrite=overwrite, **kwargs
+        )
+        return saved
+
     def _to_store(
         self,
         backend: str,
@@ -195,22 +308,27 @@ class Persisting(Contract):
         overwrite: bool = False,
         **kwargs: object,
     ) -> Any:
-        """Write this container as a store of a kind that is one file; see `to_h5`."""
+        """Write this container as a store of a kind, at a path or in one that is given; see `to_h5` and `to_zarr`."""
         kind = backend_of(backend)
         options = kind.checked_options(kwargs)
+        open_store = registry.lookup("PersistentTensorDict")._opened
+        if is_url(filename) or not isinstance(filename, (str, bytes, os.PathLike)):
+            write_store(kind.create(filename, overwrite), self, options, progress)
+            return open_store(filename, backend=backend, mode="r+", options=kwargs)
 
         def check(path: str) -> None:
             refuse_other(path, backend, lambda path: kind.strangers(path, self))
 
-        with FileTransaction(filename, durable=durable, check=None if overwrite else check) as save:
+        path = os.fsdecode(filename)
+        transaction = TreeTransaction if kind.is_folder(path) else FileTransaction
+        with transaction(path, durable=durable, check=None if overwrite else check) as save:
             with save.new_file(save.path):
                 try:
-                    write_store(kind.open(save.staged, "w", locking=False), self, options, progress)
+                    write_store(kind.create(save.staged), self, options, progress)
                 except OSError as error:
                     if error.filename != save.staged:
                         raise
                     raise files.named_os_error(error, "write the file", save.path) from error
             save.commit()
             # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
-            open_store = registry.lookup("PersistentTensorDict")._opened
-            return open_store(save.path, backend=backend, mode="r+", options=kwargs)
+            return open_store(save.path, backend=backend, mode=kind.mode_of_saved(path), options=kwargs)

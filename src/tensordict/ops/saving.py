@@ -467,17 +467,17 @@ class Saving(Contract):
 
         A folder and an archive are loaded as :meth:`load_memmap` does. Of a file that :meth:`consolidate`,
         :meth:`to_safetensors` (or another program) or :meth:`to_h5` has written, the tensors are mapped privately, or
-        read from the HDF5 file when they are used; close that when it is no longer needed. The content of a file says
-        what it is, and not its name.
+        read from the HDF5 file when they are used; close that when it is no longer needed. So are those of a Zarr
+        group, a folder or a zip file. The content of a file says what it is, and not its name.
 
         Args:
             prefix: the folder or the file, or its URL: of a folder or an archive, what is loaded is fetched, and
                 otherwise all of the file.
             *args, **kwargs: as in :meth:`load_memmap`; of the other formats, `device` and `non_blocking` can be had,
-                and `mode` of HDF5.
+                and `mode` of HDF5 and Zarr.
 
         Returns:
-            A new container, of the class that was saved; for HDF5 a :class:`~tensordict.PersistentTensorDict`.
+            A new container, of the class that was saved; for HDF5 and Zarr a :class:`~tensordict.PersistentTensorDict`.
 
         Raises:
             FileNotFoundError: there is nothing.

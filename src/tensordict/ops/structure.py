@@ -314,12 +314,12 @@ class Structure(Writing):
             return
         entries = dict(other._entries)
         if self._wrapped_container()._is_in_file:
-            # What is written may still be read from what is deleted then.
-            own = self._entries
-            own.update(entries)
-            for name in list(own):
-                if name not in entries:
-                    del own[name]
+            # What is written may be read from what is there, so that goes last; nested containers that stay are left.
+            own: Any = self._entries
+            stay = {name for name, value in entries.items() if name in own and own.node(name) is value}
+            own.update({name: value for name, value in entries.items() if name not in stay})
+            for name in set(own) - entries.keys():
+                del own[name]
             return
         for name in list(self._entries):
             del self._entries[name]

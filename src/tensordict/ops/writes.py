@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract, EntryStore, is_node, named_error
-from tensordict.core.errors import ShapeError
+from tensordict.core.errors import ShapeError, refuse_stored
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.locking import adopt, raise_locked
@@ -46,6 +46,7 @@ class WritePlan:
             self.targets.append(target)
             return
         try:
+            refuse_stored(target)
             targets, values = ragged.copies(target, item)
         except ShapeError as error:
             raise named_error(error, path) from None

@@ -17,6 +17,7 @@ from tensordict.io.progress import Progress, bytes_on_disk
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import is_saved_at, remote_bytes
 from tensordict.io.specification import LeafSpec, Pickled, Specification, walk
+from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.memory.names import META, without_scheme
 from tensordict_cli.runners.terminal import GOOD, has_tqdm, key_text, show, size_text
 from tensordict_cli.text import printable
@@ -75,14 +76,15 @@ def _check_target(source: str, target: str, to: str, force: bool) -> None:
     if not os.path.lexists(target):
         return
     is_folder = os.path.isdir(target)
-    if is_folder and to == "directory" and not os.listdir(target):
+    becomes_folder = to == "directory" or (to in BACKENDS and backend_of(to).is_folder(target))
+    if is_folder and becomes_folder and not os.listdir(target):
         return
     if not force:
         raise SaveError(f"{target!r} exists already; use --force to replace it")
-    if is_folder != (to == "directory"):
+    if is_folder != becomes_folder:
         what = "a folder" if is_folder else "a file"
         raise SaveError(f"{target!r} is {what} and cannot become a save of the format {to!r}; remove it first")
-    if is_folder and not os.path.lexists(os.path.join(target, META)):
+    if is_folder and not os.path.lexists(os.path.join(target, META)) and not backend_at(target):
         raise SaveError(f"{target!r} is a folder with other content than a save; choose another one, or empty it")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tensordict.io.stores import hdf5, redis
+from tensordict.io.stores import hdf5, redis, zarr
 from tensordict.io.stores.store import Store
 
 # Those at a path, each a format of saves.
-BACKENDS: dict[str, type[Store]] = {kind.backend: kind for kind in (hdf5.File,)}
+BACKENDS: dict[str, type[Store]] = {kind.backend: kind for kind in (hdf5.File, zarr.ZarrStore)}
 # Those on a server, which are opened by an address.
 _SERVERS: dict[str, type[Store]] = {kind.backend: kind for kind in (redis.Server,)}
 

@@ -10,15 +10,16 @@ import contextlib
 import json
 from collections.abc import Mapping
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from tensordict.core import ragged
 from tensordict.core.contract import Contract, Names
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked
+from tensordict.io import checked, columns
 from tensordict.io.progress import progress_bar
 from tensordict.io.specification import (
     DICT,
@@ -43,6 +44,9 @@ from tensordict.memory.mapped import check_storable
 from tensordict.memory.stored_tensors import SLAB, StoredTensor, as_array, stored_dtype
 
 NAMES, CLASS, KIND, STACK_DIM, TEXT = "_names", "_class", "_kind", "_stack_dim", "_text"
+# On the group of a ragged tensor: the shape of its rows in the jagged layout as JSON, `null` for the strided one.
+RAGGED = "_ragged"
+_ELEMENTS, _SIZES = "values", "sizes"
 # How deep groups may be nested in what is read.
 _DEEPEST = 300
 
@@ -124,7 +128,9 @@ def specification_in(
     for name in group.names():
         try:
             item = group.find(name)
-            if isinstance(item, Group):
+            if is_ragged(item):
+                entries[name] = ragged_in(item, size, None)
+            elif isinstance(item, Group):
                 entries[name] = specification_in(item, complain, size, lineage)
             else:
                 entries[name] = _entry_in(item, node)
@@ -153,6 +159,58 @@ def _entry_in(item: Item, node: Specification) -> Any:
         where = f"entry {joined(item.key)!r}"
         raise SaveError(f"{where} has shape {list(item.shape)}, which does not begin with the batch size {list(size)}")
     return item.tensor(None)
+
+
+def is_ragged(item: Item) -> TypeGuard[Group]:
+    """Whether an item is the group of a ragged tensor."""
+    if not item.store.holds_ragged or not isinstance(item, Group):
+        return False
+    with item.store.errors(item.key):
+        return item.text(RAGGED) is not None
+
+
+def check_rows(group: Group, size: torch.Size | None) -> None:
+    """Check that there are as many rows of a ragged tensor as the batch size has it.
+
+    Raises:
+        SaveError: there are not.
+    """
+    count = _part_of(group, _SIZES).shape[:1]
+    if size and size != count:
+        raise SaveError(
+            f"entry {joined(group.key)!r} is ragged and has {list(count)} rows, and not the batch size {list(size)}"
+        )
+
+
+def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None) -> Tensor:
+    """The ragged tensor in a group, in a container of this batch size.
+
+    Raises:
+        SaveError: its parts do not fit each other, or the batch size.
+    """
+    check_rows(group, size)
+    with group.store.errors(group.key):
+        row = json.loads(group.text(RAGGED) or "null")
+        if row is not None:
+            row = checked.ints(row, "the shape of its rows", least=-1)
+        flat, sizes = (_part_of(group, name).tensor(None).read() for name in (_ELEMENTS, _SIZES))
+        if flat.dim() != 1 or columns.elements_of_rows(sizes, row) != len(flat):
+            raise ValueError(f"its {list(flat.shape)} elements are not those of rows of the sizes that are noted")
+        leaf = columns.ragged_leaf(flat, sizes, row, False, ragged.SharedOffsets())
+    assert isinstance(leaf, Tensor)
+    return leaf if device is None else leaf.to(device)
+
+
+def _part_of(group: Group, name: str) -> ArrayItem:
+    """One of the arrays that a ragged tensor is kept as; a `SaveError` when there is none."""
+    with group.store.errors(group.key):
+        try:
+            part = group.find(name)
+        except KeyError:
+            raise ValueError(f"is ragged, and its {name} are missing") from None
+        if not isinstance(part, ArrayItem):
+            raise ValueError(f"is ragged, and its {name} are no array")
+        return part
 
 
 def _fit_size(node: Specification) -> None:
@@ -206,6 +264,8 @@ def made(group: Group, value: Any, options: Mapping[str, Any], key: Path, above:
     if isinstance(value, Contract):
         return _made_node(group, value, options, key, above)
     check_leaf(group.store, value, key)
+    if value.is_nested:
+        return _made_ragged(group, value, options, key)
     array = group.new_array(key, tuple(value.shape), value.dtype, options)
     fill(array, value)
     return array
@@ -232,9 +292,10 @@ def _there(store: Store, value: object, key: Path, above: tuple[int, ...]) -> It
 def check_leaf(store: Store, value: Tensor, key: Path) -> None:
     """Raise an `UnsupportedEntryError` that names the key for a tensor that cannot be stored."""
     try:
-        if value.is_nested:
+        if value.is_nested and not store.holds_ragged:
             raise UnsupportedEntryError(f"{store.a_kind} holds no ragged tensor; a folder or an archive (memmap) does")
-        check_storable(value)
+        if not value.is_nested:
+            check_storable(value)
         if value.is_meta:
             raise UnsupportedEntryError("a tensor on the meta device has no content that could be stored")
         stored_dtype(value.dtype)
@@ -249,6 +310,18 @@ def fill(array: ArrayItem, value: Tensor) -> None:
         array.write((...,), as_array(value, value.dtype))
     elif value.numel():
         array.tensor(None).write(value, None if progress is None else progress.add)
+
+
+def _made_ragged(group: Group, value: Tensor, options: Mapping[str, Any], key: Path) -> Group:
+    flat, sizes, row = columns.taken(value)
+    node = group.new_group(key)
+    with group.store.errors(key):
+        node.set_attribute(RAGGED, json.dumps(row))
+    for name, part in ((_ELEMENTS, flat), (_SIZES, sizes)):
+        array = node.new_array((*key, name), tuple(part.shape), part.dtype, options)
+        fill(array, part)
+        node.put(name, array)
+    return node
 
 
 def _made_node(
@@ -343,7 +416,7 @@ def _uneven(stack: Any, key: Path) -> Path | None:
 
 def _made_value(group: Group, form: Specification, key: Path) -> Item:
     value = form.value
-    is_text = type(value) is str and "\0" not in value
+    is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
     try:
         item = group.new_text(key, value if is_text else json.dumps(exact(value)))
     except (NotJson, UnicodeEncodeError) as error:

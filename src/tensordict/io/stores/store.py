@@ -7,6 +7,7 @@ reads or writes one go through the classes here, and need not know the kind of s
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +16,7 @@ import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, joined
-from tensordict.memory.stored_tensors import Selection, StoredTensor
+from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -99,6 +100,14 @@ class ArrayItem(Item):
     @property
     @abstractmethod
     def has_one_name(self) -> bool: ...
+
+    @property
+    def spread(self) -> int:
+        return SPREAD
+
+    @property
+    def rows_together(self) -> int:
+        return 1
 
     def check(self) -> None:
         self.store.check()
@@ -206,6 +215,8 @@ class Store(ABC):
         shares: whether one item may have several names, so that what is in it already is not copied.
         rewrites: whether a tensor is written into the array that is there, where that fits it, and not into a new one.
         is_together: whether requests are sent together already, or always by themselves; see `together`.
+        texts_are_json: whether a value that is a text is noted as JSON too, and not as it is.
+        holds_ragged: whether ragged tensors are kept in it.
         notes: whether batch sizes and names that a container is given are noted in it.
         progress: is told of the bytes of the tensors that are written.
     """
@@ -216,6 +227,8 @@ class Store(ABC):
     suffixes: ClassVar[tuple[str, ...]] = ()
     shares: ClassVar[bool] = False
     rewrites: ClassVar[bool] = True
+    texts_are_json: ClassVar[bool] = False
+    holds_ragged: ClassVar[bool] = False
 
     def __init__(self, name: str, mode: str) -> None:
         self.name = name
@@ -238,6 +251,30 @@ class Store(ABC):
     def over(cls, handle: object) -> tuple[Self, Group]:
         """The store and the group of a group that the library of the store has opened."""
 
+    @classmethod
+    def create(cls, target: object, overwrite: bool = False) -> Self:
+        """Open a new one for what is saved in it; `target` is an empty file or folder, or another store.
+
+        Raises:
+            SaveError: there is something in it, without `overwrite`.
+        """
+        return cls.open(target, "w", locking=False)
+
+    @staticmethod
+    def is_folder(path: str) -> bool:
+        """Whether what is saved at a path is a folder, and not a file."""
+        return False
+
+    @staticmethod
+    def mode_of_saved(path: str) -> str:
+        """The mode in which what was saved at a path is opened again."""
+        return "r+"
+
+    @staticmethod
+    def is_handle(value: object) -> bool:
+        """Whether a value is a group that the library of the store has opened, and not where a store is."""
+        return not isinstance(value, (str, bytes, os.PathLike))
+
     @staticmethod
     @abstractmethod
     def is_at(path: str) -> bool:
@@ -256,6 +293,11 @@ class Store(ABC):
     @abstractmethod
     def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
         """The options for arrays that are made; a `TypeError` names those that there are not."""
+
+    @staticmethod
+    def compressed_by(name: str) -> Mapping[str, Any]:
+        """The options for arrays that are compressed in the way of this name."""
+        return {"compression": name}
 
     @property
     @abstractmethod

@@ -1,0 +1,685 @@
+"""Zarr groups (v3) as stores: a group per container, an array per tensor; in a folder, a zip file or any Zarr store.
+
+What is noted on a node, such as the batch size, stands in its attribute `__tensordict__`, as the reference writes it.
+A value that is no tensor is an array of the bytes of its JSON, marked by the attribute `__tensordict_non_tensor__`.
+
+Groups of Zarr v2 are read. Arrays of other programs may name any codec; one that unpickles is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import weakref
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, unquote
+
+import numpy as np
+import torch
+
+from tensordict.core import extras
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, joined, path_of
+from tensordict.io import checked
+from tensordict.io.remote import is_url
+from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
+from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Store, Text
+from tensordict.memory.names import local_path
+from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
+
+if TYPE_CHECKING:
+    from tensordict.io.stores.zarr_nodes import Document, NodeStore
+
+_NOTES, _VALUE = "__tensordict__", "__tensordict_non_tensor__"
+# The names in a group in the order in which they were made, as parts of paths.
+_ORDER = "keys"
+_DOCUMENTS = ("zarr.json", ".zgroup")
+# What the parts of paths begin with for names that cannot be such a part; the rest is percent-encoded.
+_ENCODED, _HIDDEN = "_%", ".tensordict-"
+_ZIP = ".zip"
+_MODES = ("r", "r+", "w", "w-", "x", "a")
+_OPTIONS = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value", "order")
+_CODECS = {"gzip": "GzipCodec", "zstd": "ZstdCodec", "blosc": "BloscCodec"}
+# The size of a chunk with `chunks="rows"`, in bytes.
+_ROWS = 1 << 20
+# So many bytes at most are read to take rows out of them.
+_BETWEEN = 64 << 20
+# With so many nodes, their documents are put into that of the root too.
+_MANY = 16
+
+
+def zarr() -> Any:
+    """The package zarr; a clear error when it is not installed."""
+    return extras.require("zarr", "zarr")
+
+
+class ZarrStore(Store):
+    """A Zarr store that is open.
+
+    Attributes:
+        nodes: the store of zarr, and the documents in it.
+    """
+
+    backend = "zarr"
+    kind = "Zarr store"
+    a_kind = "a Zarr store"
+    suffixes = (".zarr",)
+    texts_are_json = True
+    holds_ragged = True
+
+    def __init__(self, nodes: NodeStore, source: Any, name: str, mode: str) -> None:
+        super().__init__(name, mode)
+        self.nodes = nodes
+        self._source = source
+        self._is_open = True
+        with self.errors(()):
+            self._is_consolidated = nodes.consolidated()
+
+    @classmethod
+    def open(cls, name: Any, mode: str, *, locking: Any = None) -> ZarrStore:
+        if mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+        nodes, source, shown = _opened(name, mode)
+        try:
+            _check_there(nodes, shown, mode)
+        except BaseException:
+            nodes.close()
+            raise
+        if mode in ("w", "w-", "x") or nodes.document("") is None:
+            nodes.write_document("", _group_document({}))
+        return cls(nodes, source, shown, "r" if mode == "r" else "r+")
+
+    @classmethod
+    def create(cls, name: Any, overwrite: bool = False) -> ZarrStore:
+        """A new store of which nothing is seen before it is flushed, and is not there when it is closed before.
+
+        Args:
+            name: a path at which there is nothing, an empty folder or an empty file, or a Zarr store.
+            overwrite: delete what is in a store that is given.
+
+        Raises:
+            SaveError: there is something in it.
+        """
+        nodes, source, shown = _opened(name, "x" if overwrite is False else "w", staged=True)
+        if nodes.document("") is not None or nodes.is_taken(""):
+            if not overwrite:
+                raise SaveError(f"there is something in {shown!r}: pass overwrite=True to delete all of it")
+            nodes.clear_all()
+        nodes.drafts.add("")
+        nodes.write_document("", _group_document({}))
+        return cls(nodes, source, shown, "r+")
+
+    @classmethod
+    def over(cls, handle: Any) -> tuple[ZarrStore, Group]:
+        mode = "r" if handle.read_only else "r+"
+        self = cls.open(getattr(handle.store, "_store", handle.store), mode)
+        return self, self.group_at(handle.path)
+
+    @staticmethod
+    def is_folder(path: str) -> bool:
+        return not path.endswith(_ZIP)
+
+    @staticmethod
+    def mode_of_saved(path: str) -> str:
+        return "r+" if ZarrStore.is_folder(path) else "r"
+
+    @staticmethod
+    def is_handle(value: object) -> bool:
+        return type(value).__module__.partition(".")[0] == "zarr" and hasattr(value, "store_path")
+
+    @property
+    def source(self) -> Any:
+        return self._source
+
+    @property
+    def root(self) -> Group:
+        self.check()
+        return _ZarrGroup(self, (), "", self._document(""))
+
+    def _document(self, path: str) -> Document:
+        found = self.nodes.document(path)
+        if found is None or found.get("node_type") != "group":
+            raise SaveError(f"the {self.kind} {self.name!r} has lost its group {path!r}")
+        return found
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def changed(self) -> None:
+        """Before a node that is seen changes: the documents of all nodes in that of the root are taken away."""
+        self.check_writable()
+        if self._is_consolidated:
+            document = self.nodes.document("")
+            if document is not None and document.pop("consolidated_metadata", None) is not None:
+                self.nodes.write_document("", document)
+            self._is_consolidated = False
+
+    def flush(self) -> None:
+        """Have what `create` has made seen; all else is once it is written."""
+        if "" in self.nodes.drafts:
+            with self.errors(()):
+                self._is_consolidated = self.nodes.publish_root(_MANY)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            if "" in self.nodes.drafts:
+                self.nodes.discard("")
+            self.nodes.close()
+
+    @contextlib.contextmanager
+    def errors(self, key: Path) -> Iterator[None]:
+        try:
+            yield
+        except (SaveError, IndexError):
+            raise
+        except Exception as error:
+            # Codecs raise what they like.
+            where = f"entry {joined(key)!r} " if key else ""
+            if isinstance(error, OSError) and error.errno:
+                raise OSError(error.errno, f"{where}cannot be read or written ({error})", self.name) from error
+            raise SaveError(f"{where}of the {self.kind} {self.name!r}: {error}") from error
+
+    @staticmethod
+    def decoded(part: str) -> str:
+        return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
+
+    @staticmethod
+    def is_at(path: str) -> bool:
+        if os.path.isdir(path):
+            return any(os.path.isfile(f"{path}/{name}") for name in _DOCUMENTS)
+        if not os.path.isfile(path) or not zipfile.is_zipfile(path):
+            return False
+        with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            return any(name in archive.NameToInfo for name in _DOCUMENTS)
+        return False
+
+    @staticmethod
+    def strangers(path: str, container: Any) -> Collection[str]:
+        # This package and the reference note the batch size on the outermost group.
+        store = ZarrStore.open(path, "r")
+        with contextlib.closing(store), store.errors(()):
+            names = store.nodes.children("")
+            if SIZE[1:] not in _notes(store._document("")):
+                return names or ["zarr.json"]
+            if not os.path.isdir(path):
+                return ()
+            known = {*names, *_DOCUMENTS}
+            return [name for name in sorted(os.listdir(path)) if name not in known and not name.startswith(_HIDDEN)]
+
+    @staticmethod
+    def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+        unknown = sorted(options.keys() - set(_OPTIONS))
+        if unknown:
+            raise TypeError(f"{unknown} are no options of Zarr arrays for tensors; known: {list(_OPTIONS)}")
+        return options
+
+    @staticmethod
+    def compressed_by(name: str) -> Mapping[str, Any]:
+        if name not in _CODECS:
+            raise ValueError(f"a Zarr store is compressed by {', '.join(map(repr, _CODECS))}, and not by {name!r}")
+        return {"compressors": getattr(zarr().codecs, _CODECS[name])()}
+
+
+def _opened(name: Any, mode: str, staged: bool = False) -> tuple[NodeStore, Any, str]:
+    """The store for a path, or the one that is given; what opens it again, and what errors call it."""
+    library = zarr()
+    from tensordict.io.stores.zarr_nodes import NodeStore
+
+    if isinstance(name, library.abc.store.Store):
+        inner = name.with_read_only(True) if mode == "r" and not name.read_only else name
+        if mode != "r" and inner.read_only:
+            raise SaveError(f"{str(name)!r} is read only: it cannot be opened with mode={mode!r}")
+        return NodeStore(inner, is_given=True), name, str(name)
+    if not isinstance(name, str | bytes | os.PathLike):
+        raise TypeError(f"a Zarr store is a path or a zarr.abc.store.Store, got {type(name).__name__}")
+    if is_url(name):
+        extras.require("fsspec", "remote")
+        return NodeStore(library.storage.FsspecStore.from_url(os.fspath(name), read_only=mode == "r")), name, str(name)
+    path = local_path(os.fsdecode(name))
+    if os.path.isfile(path) or (path.endswith(_ZIP) and not os.path.isdir(path)):
+        return NodeStore(_zip_store(library, path, mode, staged)), path, path
+    return NodeStore(library.storage.LocalStore(path, read_only=mode == "r")), path, path
+
+
+def _zip_store(library: Any, path: str, mode: str, staged: bool) -> Any:
+    is_there = os.path.isfile(path)
+    if mode == "r":
+        if is_there and not zipfile.is_zipfile(path):
+            raise SaveError(f"{path!r} is no Zarr group: neither a folder nor a zip file")
+        if not is_there:
+            raise FileNotFoundError(2, os.strerror(2), path)
+    elif mode == "r+" or (mode == "a" and is_there):
+        raise SaveError(
+            f"{path!r} is a zip file, in which nothing can be replaced: open it with mode='r', or write to a folder"
+        )
+    elif mode in ("x", "w-") and is_there and not staged:
+        raise FileExistsError(17, os.strerror(17), path)
+    elif mode == "w" and is_there and not staged and not ZarrStore.is_at(path):
+        raise SaveError(f"{path!r} is no Zarr group: mode='w' would replace the file")
+    return library.storage.ZipStore(path, mode="r" if mode == "r" else "w")
+
+
+def _check_there(nodes: NodeStore, shown: str, mode: str) -> None:
+    """Refuse to open what is not there or is none, and to make what is there; empty what is to be replaced."""
+    try:
+        found = nodes.document("")
+        nodes.is_old = found is None and nodes.is_there(".zgroup")
+        found = nodes.document("") if nodes.is_old else found
+    except (ValueError, OSError) as error:
+        raise SaveError(f"{shown!r} cannot be opened as a Zarr group: {error}") from error
+    is_group = found is not None and found.get("node_type") == "group"
+    if mode in ("w-", "x") and (found is not None or nodes.is_taken("")):
+        raise FileExistsError(17, os.strerror(17), shown)
+    if mode == "w":
+        if found is None and nodes.is_taken(""):
+            raise SaveError(f"{shown!r} is no Zarr group: mode='w' would delete what is in it")
+        nodes.is_old = False
+        nodes.clear_all()
+    elif nodes.is_old and mode != "r":
+        raise SaveError(f"{shown!r} is a group of Zarr v2, which is only read: open it with mode='r'")
+    elif found is not None and not is_group:
+        raise SaveError(f"{shown!r} is a Zarr {found.get('node_type')!r:.20} and no group")
+    elif found is None and (mode in ("r", "r+") or nodes.is_taken("")):
+        if nodes.is_taken(""):
+            raise SaveError(f"{shown!r} is no Zarr group: it has no zarr.json")
+        raise FileNotFoundError(2, "there is no Zarr group", shown)
+
+
+def _group_document(attributes: Mapping[str, Any]) -> Document:
+    return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
+
+
+# --- what is in a group -----------------------------------------------------------------------------------------------
+
+
+def _notes(document: Document) -> Mapping[str, Any]:
+    """What this package or the reference has noted on a node."""
+    attributes = document.get("attributes") or {}
+    notes = attributes.get(_NOTES) if isinstance(attributes, dict) else None
+    if notes is not None and not isinstance(notes, dict):
+        raise ValueError(f"the attribute {_NOTES!r} is no mapping")
+    return notes or {}
+
+
+class _ZarrNode(Item):
+    """What all nodes have in common; `path` is where one is, `document` what stands there."""
+
+    store: ZarrStore
+
+    def __init__(self, store: ZarrStore, key: Path, at: str, document: Document, address: int | None = None) -> None:
+        super().__init__(store, key, store.nodes.version(at) if address is None else address)
+        self.at = at
+        self.document = document
+
+    def attribute(self, name: str) -> str | list[int] | None:
+        found = _notes(self.document).get(name.removeprefix("_"))
+        if found is None or isinstance(found, str):
+            return found
+        if name == NAMES:
+            return json.dumps(found)
+        numbers = found if isinstance(found, list) else [found]
+        return list(checked.ints(numbers, f"the attribute {name!r}"))
+
+    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
+        self._note(name.removeprefix("_"), None if value is None else _plain(name, value))
+
+    def _note(self, name: str, value: Any) -> None:
+        store = self.store
+        if not store.nodes.is_draft(self.at):
+            store.changed()
+            # Another container may have noted something since.
+            self.document = store.nodes.document(self.at) or self.document
+        before = _notes(self.document)
+        notes = {noted: before[noted] for noted in before if noted != name}
+        if value is not None:
+            notes |= {name: value, "version": 1}
+        if notes != before:
+            attributes = {**(self.document.get("attributes") or {}), _NOTES: notes}
+            self.document = {**self.document, "attributes": attributes}
+            with store.errors(self.key):
+                store.nodes.write_document(self.at, self.document)
+            self.address = store.nodes.version(self.at)
+
+
+def _plain(name: str, value: str | int | Sequence[int]) -> Any:
+    if isinstance(value, str):
+        return json.loads(value) if name == NAMES else value
+    return value if isinstance(value, int) else [int(number) for number in value]
+
+
+class _ZarrText(_ZarrNode, Text):
+    def attribute(self, name: str) -> str | list[int] | None:
+        found = super().attribute(name)
+        return "NonTensorData" if found is None and name == KIND else found
+
+    def content(self) -> str:
+        attributes = self.document["attributes"][_VALUE]
+        encoding = attributes.get("encoding") if isinstance(attributes, dict) else None
+        if encoding != "json":
+            raise ValueError(f"a value is kept as JSON, and not as {encoding!r:.40}, which is not read")
+        return bytes(np.asarray(_array(self)[...])).decode()
+
+
+class _Strings(_ZarrNode, Text):
+    """Strings of another program, one or a row of them, as values."""
+
+    def attribute(self, name: str) -> str | list[int] | None:
+        shape = list(self.document["shape"])
+        known = {KIND: "NonTensorStack" if shape else "NonTensorData", SIZE: shape, STACK_DIM: [0]}
+        return known.get(name)
+
+    def content(self) -> str:
+        found = np.asarray(_array(self)[...])
+        return json.dumps([str(text) for text in found] if found.ndim else str(found[()]))
+
+
+class _ZarrArray(_ZarrNode, ArrayItem):
+    def __init__(self, store: ZarrStore, key: Path, at: str, array: Any, dtype: torch.dtype, found: Found) -> None:
+        super().__init__(store, key, at, *found)
+        self.array = array
+        self.dtype = dtype
+        self.shape = torch.Size(array.shape)
+
+    @property
+    def has_one_name(self) -> bool:
+        return True
+
+    @property
+    def spread(self) -> int:
+        # What is between rows may be in chunks that nobody asked for.
+        return SPREAD if not self.shape or self.array.chunks[0] >= self.shape[0] else 1
+
+    @property
+    def rows_together(self) -> int:
+        return (self.array.shards or self.array.chunks)[0] if self.shape else 1
+
+    def _check_there(self) -> None:
+        # Where there are no chunks, zarr reads zeros.
+        if self.address != -1 and self.store.mode != "r" and self.store.nodes.is_gone(self.at):
+            raise ValueError("was deleted")
+
+    def read(self, selection: Selection, dtype: Any) -> Any:
+        self.store.check()
+        with self.store.errors(self.key):
+            self._check_there()
+            if not _has_positions(selection):
+                found = self.array[selection]
+            elif self._takes_all_between(selection):
+                first, *rest = selection
+                between = (slice(first[0], first[-1] + 1), *rest)
+                found = self.array[between][first - first[0]]
+            else:
+                found = self.array.oindex[selection]
+            return np.asarray(found).astype(dtype, copy=False)
+
+    def _takes_all_between(self, selection: Selection) -> bool:
+        """Whether rows are in all chunks between the first and last: a slice reads these faster than positions do."""
+        first, *rest = selection
+        if _has_positions(tuple(rest)) or not isinstance(first, np.ndarray) or any(type(pick) is int for pick in rest):
+            return False
+        chunks = first // self.array.chunks[0]
+        nbytes = int(first[-1] - first[0] + 1) * math.prod(self.shape[1:]) * self.dtype.itemsize
+        return nbytes <= _BETWEEN and len(np.unique(chunks)) == chunks[-1] - chunks[0] + 1
+
+    def write(self, selection: Selection, values: Any) -> None:
+        self.store.check_writable()
+        if values.size:
+            with self.store.errors(self.key):
+                self._check_there()
+                if _has_positions(selection):
+                    self.array.oindex[selection] = values
+                else:
+                    self.array[selection] = values
+
+    def resize(self, shape: Sequence[int]) -> None:
+        self.store.changed()
+        with self.store.errors(self.key):
+            self.array.resize(tuple(shape))
+            self.shape = torch.Size(shape)
+            self.document = self.store.nodes.document(self.at) or self.document
+            self.address = self.store.nodes.version(self.at)
+
+
+def _has_positions(selection: Selection) -> bool:
+    return any(isinstance(pick, np.ndarray) for pick in selection)
+
+
+T = TypeVar("T", bound=_ZarrNode)
+# The document of a node and its address.
+Found = tuple["Document", int | None]
+
+
+class _ZarrGroup(_ZarrNode, Group):
+    @property
+    def path(self) -> str:
+        return f"/{self.at}"
+
+    def names(self) -> list[str]:
+        with self.store.errors(self.key):
+            parts = self.store.nodes.children(self.at)
+            order = {part: place for place, part in enumerate(self._order())}
+            parts.sort(key=lambda part: order.get(part, len(order)))
+            return [self.store.decoded(part) for part in parts]
+
+    def _order(self) -> list[str]:
+        """The parts of paths in the order in which they were made, as far as that is noted."""
+        found = _notes(self.store.nodes.document(self.at) or {}).get(_ORDER)
+        return found if isinstance(found, list) and all(type(part) is str for part in found) else []
+
+    def check_name(self, name: str) -> None:
+        self._part(name)
+
+    def _part(self, name: str) -> str:
+        """The part of a path for a name; those that Zarr keeps for itself, or would take for a path, are encoded."""
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            where = joined((*self.key, name))
+            raise SaveError(f"entry {where!r}: this name has no UTF-8 form and cannot be held by a store") from error
+        is_plain = bool(name.strip(".")) and not {"/", "\\"} & set(name) and name.isprintable() and name.strip() == name
+        if not is_plain or name.startswith(("__", _ENCODED, _HIDDEN)) or name in _DOCUMENTS:
+            return _ENCODED + quote(name, safe="")
+        return name
+
+    def _path_of(self, name: str) -> str:
+        part = self._part(name)
+        return f"{self.at}/{part}" if self.at else part
+
+    def find(self, name: str, known: Item | None = None) -> Item:
+        store, key = self.store, (*self.key, name)
+        store.check()
+        if known is not None and store.mode == "r":
+            return known
+        try:
+            path = self._path_of(name)
+        except SaveError:
+            raise KeyError(name) from None
+        with store.errors(key):
+            address = -1 if store.mode == "r" else store.nodes.version(path)
+            if known is not None and known.address == address:
+                return known
+            document = None if store.mode != "r" and address == -1 else store.nodes.document(path)
+            if document is not None:
+                # What is only read is told apart by where it is.
+                return _item_of(store, key, path, (document, address if address != -1 else _address(path)))
+        raise KeyError(name)
+
+    def new_group(self, key: Path) -> Group:
+        self.store.check_writable()
+        with self.store.errors(key):
+            made = _ZarrGroup(self.store, key, self.store.nodes.begin(self._path_of(key[-1])), _group_document({}), -1)
+            self.store.nodes.write_document(made.at, made.document)
+            return _watched(made)
+
+    def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
+        self.store.check_writable()
+        plain, name = stored_dtype(dtype)
+        notes = {} if name is None else {_NOTES: {DTYPE[1:]: name, "version": 1}}
+        with self.store.errors(key):
+            layout = _layout(options, key, tuple(shape), plain.itemsize)
+            at, array = self._create(key, tuple(shape), plain, layout, notes)
+            document = self.store.nodes.document(at) or {}
+            return _watched(_ZarrArray(self.store, key, at, array, dtype, (document, -1)))
+
+    def new_text(self, key: Path, content: str) -> Text:
+        self.store.check_writable()
+        raw = np.frombuffer(content.encode(), dtype=np.uint8)
+        with self.store.errors(key):
+            layout = {"chunks": (max(raw.size, 1),), "compressors": None}
+            at, array = self._create(key, (raw.size,), raw.dtype, layout, {_VALUE: {"encoding": "json"}})
+            if raw.size:
+                array[...] = raw
+            return _watched(_ZarrText(self.store, key, at, self.store.nodes.document(at) or {}, -1))
+
+    def _create(
+        self, key: Path, shape: tuple[int, ...], dtype: Any, layout: dict[str, Any], notes: dict[str, Any]
+    ) -> tuple[str, Any]:
+        """An array that is not seen yet, and where it is."""
+        nodes = self.store.nodes
+        at = nodes.begin(self._path_of(key[-1]))
+        try:
+            # An array is cut along each dim for itself: as one of zeros is not written, nor are chunks of zeros.
+            made = zarr().create_array(
+                nodes, name=at, shape=shape, dtype=dtype, zarr_format=3, attributes=notes, **layout
+            )
+        except BaseException:
+            _discard(nodes, at)
+            raise
+        return at, made
+
+    def put(self, name: str, item: Item) -> None:
+        assert isinstance(item, _ZarrNode)
+        if item.at in self.store.nodes.drafts:
+            self.store.changed()
+            with self.store.errors((*self.key, name)):
+                self.store.nodes.publish(item.at, self._path_of(name))
+        # What is in a draft is seen with it.
+        part = self._part(name)
+        if part not in (order := self._order()):
+            self._note(_ORDER, [*order, part])
+
+    def delete(self, name: str) -> None:
+        self.store.changed()
+        path = self._path_of(name)
+        if self.store.nodes.version(path) == -1:
+            raise KeyError(name)
+        with self.store.errors((*self.key, name)):
+            self.store.nodes.delete_node(path)
+        if (part := self._part(name)) in (order := self._order()):
+            self._note(_ORDER, [other for other in order if other != part])
+
+
+def _address(path: str) -> int:
+    return hash(path) & (1 << 62) - 1
+
+
+def _watched(item: T) -> T:
+    """The item; a draft that is given no name is deleted with it."""
+    nodes, path = item.store.nodes, item.at
+    if path in nodes.drafts:
+        weakref.finalize(item, _discard, nodes, path).atexit = False
+    return item
+
+
+def _discard(nodes: NodeStore, path: str) -> None:
+    if path in nodes.drafts:
+        nodes.discard(path)
+
+
+def _item_of(store: ZarrStore, key: Path, path: str, found: Found) -> Item:
+    document = found[0]
+    if document.get("node_type") == "group":
+        return _ZarrGroup(store, key, path, *found)
+    if document.get("node_type") != "array":
+        raise ValueError(f"it is neither a group nor an array, but {document.get('node_type')!r:.40}")
+    node = _ZarrNode(store, key, path, *found)
+    address = node.address
+    try:
+        _check_codecs(document)
+        array = _array(node)
+        dtype = np.dtype(array.dtype)
+        checked.shape(list(array.shape))
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        return Other(store, key, address, f"an array that cannot be read ({error})")
+    if _VALUE in (document.get("attributes") or {}):
+        if dtype != np.uint8 or array.ndim != 1:
+            raise ValueError(f"a value is kept as bytes, and not as {dtype} of shape {list(array.shape)}")
+        return _ZarrText(store, key, path, *found)
+    if _is_of_strings(dtype, document) and array.ndim <= 1:
+        return _Strings(store, key, path, *found)
+    kind = tensor_dtype(dtype, node.text(DTYPE)) if dtype.kind in "biufc" else None
+    if kind is None:
+        return Other(store, key, address, f"an array of {dtype} of shape {list(array.shape)}")
+    return _ZarrArray(store, key, path, array, kind, found)
+
+
+def _array(node: _ZarrNode) -> Any:
+    """The array of zarr over a node."""
+    from zarr.storage import StorePath
+
+    library = zarr()
+    return library.Array(library.AsyncArray(dict(node.document), StorePath(node.store.nodes, node.at)))
+
+
+def _is_of_strings(dtype: np.dtype[Any], document: Document) -> bool:
+    filters = document.get("filters") or ()
+    return dtype.kind in "TU" or (dtype.kind == "O" and any(each.get("id") == "vlen-utf8" for each in filters))
+
+
+def _check_codecs(document: Document) -> None:
+    """Refuse an array whose elements are pickled, or of objects of any kind."""
+    told = [document.get("compressor"), *(document.get("filters") or ()), *(document.get("codecs") or ())]
+    for codec in told:
+        name = codec.get("id") or codec.get("name") if isinstance(codec, dict) else codec
+        if name is not None and "pickle" in str(name).lower():
+            raise ValueError(f"its elements are pickled (codec {name!r:.40}), which is not read")
+
+
+# --- how an array is cut ----------------------------------------------------------------------------------------------
+
+
+def _layout(options: Mapping[str, Any], key: Path, shape: tuple[int, ...], itemsize: int) -> dict[str, Any]:
+    """The arguments of `zarr.create_array` for an entry: by default one chunk, not compressed."""
+    found = {name: _of_key(value, key) for name, value in options.items()}
+    found = {name: value for name, value in found.items() if value is not None}
+    whole = tuple([max(n, 1) for n in shape])
+    chunks, shards = found.pop("chunks", whole), found.pop("shards", None)
+    if chunks == "rows":
+        chunks = max(_ROWS // max(math.prod(whole[1:]) * itemsize, 1), 1)
+    found["chunks"] = _fitted(chunks, whole, key, "chunks")
+    if shards is not None and shape:
+        # Zarr wants whole chunks in a shard.
+        sizes = zip(_fitted(shards, whole, key, "shards"), found["chunks"], strict=True)
+        found["shards"] = tuple([-(-size // chunk) * chunk for size, chunk in sizes])
+    found.setdefault("compressors", None)
+    return found
+
+
+def _of_key(value: Any, key: Path) -> Any:
+    """An option for an entry: one for all, or by key in a dict, in which that of a container holds for all in it."""
+    if not isinstance(value, dict) or "name" in value:
+        return value
+    paths = {path_of(name): option for name, option in value.items()}
+    return next((paths[key[:length]] for length in range(len(key), 0, -1) if key[:length] in paths), None)
+
+
+def _fitted(given: Any, shape: tuple[int, ...], key: Path, what: str) -> tuple[int, ...]:
+    """The sizes of chunks or shards: those of the leading dims, the others being whole; an int is a number of rows."""
+    try:
+        sizes = (given,) if type(given) is int else tuple(given)
+        fits = all(type(n) is int and n >= 1 for n in sizes) and not isinstance(given, str)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"entry {joined(key)!r}: {what}={given!r} is no size of {what}: give an int, the number of rows, a row of "
+            f"sizes, one for each leading dim, {'the word rows, ' if what == 'chunks' else ''}or a dict of these by key"
+        )
+    sizes = (*sizes, *shape[len(sizes) :])
+    return tuple([min(n, size) for n, size in zip(sizes, shape)])
