@@ -143,6 +143,7 @@ def test_dtypes(where: dict[str, Any], dtype: torch.dtype) -> None:
 def test_what_is_larger_than_a_request_goes_in_several(where: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (redis_wire, redis_layout, store_module):
         monkeypatch.setattr(module, "LIMIT", 1000)
+    monkeypatch.setattr(redis_wire, "_LARGE", 500)
     full = torch.arange(4000).view(400, 10)
     td = TensorDict(a=full, b=full + 1, c=full.t().contiguous().t(), d=torch.zeros(400), batch_size=400)
     store = td.to_store(**where)
@@ -151,6 +152,9 @@ def test_what_is_larger_than_a_request_goes_in_several(where: dict[str, Any], mo
     assert torch.equal(store["a"][10:390], full[:380]) and torch.equal(store["a"][390:], full[390:])
     index = torch.randperm(400)
     assert torch.equal(store[index]["b"], store["b"][index])
+    other = again(store)
+    store["a"] = torch.ones(400, 3)
+    assert torch.equal(other["a"], torch.ones(400, 3))
 
 
 # --- what others see --------------------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ LIMIT = 32 << 20
 _FORGOTTEN = 3_600_000
 # Pieces of an array that one request asks for at most, so that the server answers others in between.
 _PIECES = 4096
+# From how many bytes on one piece is asked for by a command of its own.
+_LARGE = 1 << 16
 _TRIES = 4
 
 # Reads of leaves and values: KEYS are the hash and the data of each; ARGV, for each, the shape and dtype that it is
@@ -211,7 +213,9 @@ def _client(address: Address) -> Any:
     from redis.retry import Retry
 
     # Every request may be sent twice: what is lost on the way is sent again, for about a second.
-    options = {"retry": Retry(ExponentialBackoff(cap=0.5, base=0.1), _TRIES), **address.connection}
+    # Many small reads of the socket would take longer than the transfer.
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.1), _TRIES)
+    options = {"retry": retry, "socket_read_size": 1 << 20, **address.connection}
     key = repr(sorted(address.connection.items(), key=repr))
     pool = _POOLS.get(key)
     if pool is None:
@@ -288,15 +292,14 @@ class Wire:
             pipe.mget([self.base + name for name in HEADER])
             pipe.smembers(self.base + "__keys__")
             pipe.hgetall(self.base + "__groups__")
-            count = self._ask(pipe, requests)
-            header, paths, groups, *answers = pipe.execute()
-        assert count == len(answers)
+            asked = self._ask(pipe, requests)
+            header, paths, groups, *replies = pipe.execute()
         listing = Listing(
             {name: value for name, value in zip(HEADER, header) if value is not None},
             {text for raw in paths if (text := _decoded(raw)) is not None},
             {text: value for raw, value in groups.items() if (text := _decoded(raw)) is not None},
         )
-        return listing, _together(requests, answers)
+        return listing, _together(requests, _answers(asked, replies))
 
     def metas(self, paths: Sequence[str]) -> list[dict[bytes, bytes]]:
         """The hashes of leaves."""
@@ -310,29 +313,42 @@ class Wire:
         """The bytes for each, for a value its text and its form; `None` where there is no such leaf any more."""
         with self.errors(key):
             pipe = self.client.pipeline(transaction=False)
-            self._ask(pipe, requests)
-            return _together(requests, pipe.execute())
+            asked = self._ask(pipe, requests)
+            return _together(requests, _answers(asked, pipe.execute()))
 
-    def _ask(self, pipe: Any, requests: Sequence[Request]) -> int:
-        """Add the requests to a pipeline, many pieces of one as several commands; how many commands these are."""
-        commands = 0
+    def _ask(self, pipe: Any, requests: Sequence[Request]) -> list[Request | None]:
+        """Add the requests to a pipeline, for `_answers`: many small ones as one script, many pieces as several.
+
+        One large piece is a command of its own, as a script would copy it twice, between two looks at what it is of.
+        """
+        asked: list[Request | None] = []
         keys: list[str] = []
         words: list[Any] = []
+
+        def script() -> None:
+            if keys:
+                pipe.eval(_READ, len(keys), *keys, *words)
+                asked.append(None)
+                keys.clear()
+                words.clear()
+
         for request in requests:
+            if request.run > _LARGE and len(request.offsets) == 8:
+                script()
+                meta, start = self.meta(request.path), int.from_bytes(request.offsets, "little")
+                pipe.hmget(meta, "shape", "dtype", "is_non_tensor")
+                pipe.getrange(self.data(request.path), start, start + request.run - 1)
+                pipe.hmget(meta, "shape", "dtype", "is_non_tensor")
+                asked.append(request)
+                continue
             whole = len(request.offsets) <= 8 * _PIECES
             for offsets in [request.offsets] if whole else _cut(request.offsets):
                 keys += self.meta(request.path), self.data(request.path)
                 words += request.shape, request.dtype, request.run or b"", offsets
-                if not whole:
-                    pipe.eval(_READ, len(keys), *keys, *words)
-                    commands, keys, words = commands + 1, [], []
-            if whole and len(keys) >= 512:
-                pipe.eval(_READ, len(keys), *keys, *words)
-                commands, keys, words = commands + 1, [], []
-        if keys:
-            pipe.eval(_READ, len(keys), *keys, *words)
-            commands += 1
-        return commands
+                if not whole or len(keys) >= 512:
+                    script()
+        script()
+        return asked
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -394,6 +410,19 @@ def _decoded(raw: bytes) -> str | None:
 def _cut(offsets: bytes) -> Iterator[bytes]:
     for start in range(0, len(offsets), 8 * _PIECES):
         yield offsets[start : start + 8 * _PIECES]
+
+
+def _answers(asked: Sequence[Request | None], replies: Sequence[Any]) -> list[Sequence[Any]]:
+    """The answers to what `Wire._ask` has asked, several for a script."""
+    found: list[Sequence[Any]] = []
+    left = iter(replies)
+    for request in asked:
+        if request is None:
+            found.append(next(left))
+            continue
+        before, data, after = next(left), next(left), next(left)
+        found.append([data if before == after == [request.shape, request.dtype, None] else None])
+    return found
 
 
 def _together(requests: Sequence[Request], answers: Sequence[Sequence[Any]]) -> list[Any]:
