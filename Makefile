@@ -36,9 +36,9 @@ demo-rl: .venv-clients/installed
 test: .venv/installed .venv-reference/installed redis
 	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
-# Tests marked `long`: hundreds of rounds of what `make test` runs a few of.
+# Tests marked `slow`: hundreds of rounds of what `make test` runs a few of.
 test-slow: .venv/installed
-	.venv/bin/python -m pytest -n $(JOBS) -m long $(TESTS)
+	.venv/bin/python -m pytest -n $(JOBS) -m slow $(TESTS)
 
 # The server of the system's package redis-server; what is on the PATH is taken as it is. Where there are no rights to
 # install it, conda has one for every user.

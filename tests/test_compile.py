@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDic
 
 # What torch says of itself while it compiles and exports.
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.seconds,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 

@@ -43,7 +43,7 @@ def test_the_demo_installs_all_that_it_imports() -> None:
     assert {{"sklearn": "scikit-learn"}.get(name, name) for name in foreign} == declared
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 class TestDigits:
     def test_accuracy_is_above_nine_tenths(self, digits: tuple[str, Path]) -> None:
         output, _ = digits

@@ -250,7 +250,7 @@ def _child(inbox: Any, outbox: Any) -> None:
         outbox.put((type(td).__name__, td.is_consolidated(), td["a"].is_shared()))
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_share_memory(method: str) -> None:
     context = mp.get_context(method)

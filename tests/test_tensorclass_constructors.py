@@ -197,7 +197,7 @@ def test_frozen_with_a_constructor() -> None:
     assert Fixed(torch.zeros(1)).is_locked
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_compiled_construction() -> None:
     def build(points: torch.Tensor) -> torch.Tensor:
         grid: Any = Grid(points, points, batch_size=[4])  # type: ignore[call-arg]

@@ -42,13 +42,11 @@ def test_writers_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_writers_killed_at_random_moments_200_times(tmp_path: pathlib.Path) -> None:
     assert "rows" in run("random", str(tmp_path), "200", "2")
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("format", ["folder", "archive"])
 def test_killed_at_every_change(tmp_path: pathlib.Path, format: str) -> None:
     assert "compaction" in run("steps", str(tmp_path), format)

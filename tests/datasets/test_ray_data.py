@@ -19,7 +19,7 @@ from tensordict.core.errors import UnsupportedEntryError
 from tensordict.datasets import to_ray
 
 # Ray Data warns about versions of its own dependencies.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.seconds, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)

@@ -543,7 +543,7 @@ print(os.listdir(os.path.dirname(path)))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_a_killed_save_leaves_the_old_one_or_the_new_one(tmp_path: pathlib.Path) -> None:
     assert run(sys.executable, KILLED, tmp_path / "x.tdz") == "['x.tdz']\n"
 

@@ -309,7 +309,7 @@ def run_ranks(step: str, world: int, folder: pathlib.Path) -> None:
             process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_resharding_between_processes(tmp_path: pathlib.Path) -> None:
     for step, world in (("save", 2), ("other-dim", 2), ("one", 1)):
         run_ranks(step, world, tmp_path)

@@ -158,7 +158,7 @@ assert max(taking.extra, restoring.extra, loading.extra) < SIZE * 3 // 4
 """
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_a_preallocated_dataset_is_filled_without_a_copy_in_memory(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", BIG, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

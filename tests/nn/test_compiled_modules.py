@@ -40,7 +40,7 @@ from tensordict.nn.distributions import Delta
 
 # What torch says of itself while it compiles.
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.seconds,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 

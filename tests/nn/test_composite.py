@@ -528,7 +528,7 @@ def test_the_environment_variable(monkeypatch, value, expected):
         from_environment("COMPOSITE_LP_AGGREGATE")
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_the_environment_variable_is_read_when_a_program_starts():
     program = "from tensordict.nn import composite_lp_aggregate; print(composite_lp_aggregate())"
     environment = {**os.environ, "COMPOSITE_LP_AGGREGATE": "1"}
@@ -576,7 +576,7 @@ def smooth(x):
     return sample, summed, dist.entropy(), dist.mode, dist.mean, dist.deterministic_sample, dist.cdf(sample.copy())
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("program", [sampled, smooth])
@@ -596,7 +596,7 @@ def test_composites_compile_to_one_graph(program, aggregate, backend):
     torch.testing.assert_close(flat, wanted, equal_nan=True)
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_log_prob_of_an_existing_composite_compiles_for_both_settings():
     torch._dynamo.reset()

@@ -460,7 +460,7 @@ PROGRAMS = {
 
 
 @compiled
-@pytest.mark.slow
+@pytest.mark.seconds
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_distributions_compile_to_one_graph(name, backend):

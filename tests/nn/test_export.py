@@ -27,7 +27,7 @@ from tensordict.nn import (
 
 # What torch says of itself while it exports.
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.seconds,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 

@@ -441,7 +441,7 @@ def test_one_wait_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits == []
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "fn",
     [

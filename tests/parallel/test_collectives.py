@@ -18,7 +18,7 @@ from tensordict import NonTensorData, TensorDict, lazy_stack, tensorclass
 from tensordict.core.errors import SaveError, TransferError
 from tensordict.parallel import wire
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 
 
 # --- over all ranks ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from tensordict import (
 from tensordict.core.errors import SaveError, TransferError
 from tensordict.llm import IFEvalScoreData
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 
 
 # --- send and recv ----------------------------------------------------------------------------------------------------

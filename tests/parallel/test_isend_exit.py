@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = pathlib.Path(__file__).with_name("leaving.py")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 
 
 def run(how: str, folder: pathlib.Path) -> list[tuple[int, str, str]]:

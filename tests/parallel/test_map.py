@@ -246,7 +246,7 @@ def test_large_results_take_no_descriptors(by):
     assert make(200).map(large, chunksize=1, **by).shape == (200, 1 << 14)
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 @pytest.mark.usefixtures("few_descriptors")
 def test_too_many_shared_results():
     with pytest.raises(WorkerError, match=r"chunk \d+ .*did not arrive.*ulimit -n"):

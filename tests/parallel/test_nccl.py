@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 from tensordict import TensorDict
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [pytest.mark.gpu, pytest.mark.seconds]
 
 
 def _made(number: float, device: Any) -> TensorDict:

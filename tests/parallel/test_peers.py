@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from tensordict.core.errors import TransferError
 from tensordict.parallel import channels, wire
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 
 
 # --- peers that die or are late ---------------------------------------------------------------------------------------

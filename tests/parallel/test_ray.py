@@ -29,7 +29,7 @@ from tensordict import (
     lazy_stack,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 
 WIDTH = 1 << 18  # elements of a row: 1 MiB
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from tensordict import TensorDict, TensorDictParams
 from tensordict.core.errors import SaveError, TransferError
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 
 
 @pytest.fixture(scope="module")
