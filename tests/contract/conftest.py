@@ -12,7 +12,7 @@ import pytest
 from contract.kinds import KINDS, Kind
 from contract.model import Plain
 
-_MARKED = [pytest.param(kind, marks=pytest.mark.slow if kind.long else (), id=kind.name) for kind in KINDS]
+_MARKED = [pytest.param(kind, marks=pytest.mark.slow if kind.slow else (), id=kind.name) for kind in KINDS]
 
 
 @pytest.fixture(params=_MARKED)

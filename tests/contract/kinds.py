@@ -52,7 +52,7 @@ class Kind:
     any_names: whether entries of any name can be added, rather than those that a class declares.
     is_module: whether it is a module of torch, too: its state dict, pickle and `repr` are those of one, and its tensors
         are not exchanged for memory-mapped ones.
-    long: whether it is left to `make test-slow`, as others show the same and this one takes a minute.
+    slow: whether it is left to `make test-slow`, as others show the same and this one takes a minute.
     stacked_at: the nested container that is a lazy stack.
     stack_dims: the dims that lazy stacks run over, the outermost first, each of the dims that are left to it.
     """
@@ -74,7 +74,7 @@ class Kind:
     any_values: bool = True
     any_names: bool = True
     is_module: bool = False
-    long: bool = False
+    slow: bool = False
     stack_dims: tuple[int, ...] = ()
     stacked_at: Path = ()
 
@@ -276,9 +276,9 @@ KINDS: list[Kind] = [
     Kind("redis", build_redis, **FILE),
     Kind("zarr", build_zarr, **FILE),
     Kind(
-        "zarr-named", build_zarr, long=True, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE
+        "zarr-named", build_zarr, slow=True, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE
     ),
-    Kind("zarr-locked", build_zarr_locked, long=True, locked=True, **FILE),
+    Kind("zarr-locked", build_zarr_locked, slow=True, locked=True, **FILE),
     Kind("params", build_params, **PARAMS),
     Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
     Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),
