@@ -404,7 +404,7 @@ KINDS += [
         kind,
         name=f"tensorclass-{kind.name}",
         build=build_tensorclass(kind),
-        long=kind.name == "zarr",
+        slow=kind.name == "zarr",
         **DECLARED,
     )
     for kind in KINDS
