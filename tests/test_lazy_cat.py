@@ -6,7 +6,7 @@ import functools
 import gc
 import pathlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -421,3 +421,28 @@ def test_parts_that_come_and_go(tmp_path: pathlib.Path) -> None:
         assert all(pool.map(read, range(4)))
     td.parts[5]["a"].fill_(9)
     assert td[[23]]["a"].unique().tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td: td.mul_(2),
+        lambda td: td.zero_(),
+        lambda td: td.apply_(lambda leaf: leaf + 1),
+        lambda td: td.masked_fill_(torch.tensor([True] * 6), 9.0),
+        lambda td: td.fill_("ragged", 7),
+    ],
+    ids=["mul_", "zero_", "apply_", "masked_fill_", "fill_"],
+)
+def test_arithmetic_in_place_on_ragged_rows_is_refused(change: Callable[[Any], object]) -> None:
+    def part(start: int) -> TensorDict:
+        rows = [torch.full((n,), float(start + n)) for n in (1, 2, 3)]
+        ragged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        return TensorDict(flat=torch.arange(3.0) + start, ragged=ragged, batch_size=3)
+
+    parts = [part(1), part(10)]
+    with pytest.raises(RuntimeError, match="not written in place"):
+        change(lazy_cat(parts))
+    for changed, fresh in zip(parts, (part(1), part(10)), strict=True):
+        assert torch.equal(changed["flat"], fresh["flat"])
+        assert torch.equal(changed["ragged"].values(), fresh["ragged"].values())

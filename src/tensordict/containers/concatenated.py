@@ -61,8 +61,8 @@ class LazyConcatenatedTensorDict(OnDisk):
       hold them, and nothing else is.
     - Reading an entry concatenates it, and gives a copy. A nested container is read as such a concatenation.
     - What is written in place is written into the parts: `td[i] = row`, `td.set_(key, value)`, `td.mul_(2)`. In ragged
-      entries, assignment, `set_` and `update_` do that, and arithmetic in place and `apply_` do not. Values that are no
-      tensors are written as the parts take them: to those loaded from a save, in memory.
+      entries, assignment, `set_` and `update_` do that; arithmetic in place and `apply_` are refused. Values that are
+      no tensors are written as the parts take them: to those loaded from a save, in memory.
     - `select`, `exclude` and `copy` read nothing and give concatenations. Entries that are added, replaced or deleted
       are so in the concatenation only; the parts stay as they are. Its length is changed by :meth:`extend` alone.
     - The results of other operations are in memory, as `TensorDict`s.
