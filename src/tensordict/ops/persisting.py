@@ -22,6 +22,7 @@ from tensordict.memory.names import without_scheme
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tensordict.containers.served import TensorDictStore
     from tensordict.io.remote import StorageOptions
     from tensordict.io.remote_saves import CacheDir
 
@@ -153,7 +154,7 @@ class Persisting(Contract):
         prefix: str = "tensordict",
         device: Any = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> TensorDictStore:
         """Write this container to a Redis server, or another one of its protocol.
 
         Args:
@@ -184,7 +185,7 @@ class Persisting(Contract):
             "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
             "prefix": prefix, "device": device, **kwargs,
         }  # fmt: skip
-        return registry.lookup("TensorDictStore").from_tensordict(self, **server)
+        return registry.lookup("TensorDictStore").from_tensordict(self, **server)  # type: ignore[no-any-return]
 
     @classmethod
     def from_zarr(
