@@ -28,9 +28,8 @@ from tensordict_cli.runners import main
 pytest.importorskip("h5py")
 Bucket = tuple[str, Proxy, dict[str, Any]]
 LARGE = 100_000
-FORK = multiprocessing.get_context("fork")
-# There are threads of the server, which the new processes do not have.
-FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+# Not forked: threads of the clients and of torch are at work here.
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def make(value: int = 0) -> TensorDict:
@@ -157,12 +156,11 @@ def _total(given: Any, queue: Any) -> None:
     queue.put(float(given.get()["last"].sum()))
 
 
-@FORKS
 def test_loaded_containers_go_to_other_processes() -> None:
     url = f"memory://{uuid.uuid4().hex}/x"
     make().save(url)
-    given, queue = FORK.Queue(), FORK.Queue()
-    process = FORK.Process(target=_total, args=(given, queue))
+    given, queue = SPAWN.Queue(), SPAWN.Queue()
+    process = SPAWN.Process(target=_total, args=(given, queue))
     process.start()
     td = load(url)
     given.put(td)
@@ -349,15 +347,14 @@ def _load_many(url: str, options: dict[str, Any], folder: str, queue: Any) -> No
     queue.put(float(td["last"].sum()))
 
 
-@FORKS
 def test_processes_share_a_cache(bucket: Bucket, tmp_path: pathlib.Path) -> None:
     url, proxy, options = bucket
     make().save(f"{url}/x.tdz", storage_options=options)
     size = Remote(url, options).find("x.tdz").size  # type: ignore[union-attr]
     proxy.clear()
-    queue = FORK.Queue()
+    queue = SPAWN.Queue()
     arguments = (f"{url}/x.tdz", options, str(tmp_path), queue)
-    processes = [FORK.Process(target=_load_many, args=arguments) for _ in range(3)]
+    processes = [SPAWN.Process(target=_load_many, args=arguments) for _ in range(3)]
     for process in processes:
         process.start()
     totals = [queue.get(timeout=60) for _ in processes]
@@ -537,10 +534,9 @@ def _save_many(url: str, options: dict[str, Any]) -> None:
     TensorDict({str(number): torch.full((1000,), number) for number in range(40)}).save(url, storage_options=options)
 
 
-@FORKS
 def test_a_saver_that_is_killed_leaves_no_save(bucket: Bucket) -> None:
     url, proxy, options = bucket
-    process = FORK.Process(target=_save_many, args=(f"{url}/x", options))
+    process = SPAWN.Process(target=_save_many, args=(f"{url}/x", options))
 
     def kill(method: str, path: str) -> None:
         if method == "PUT" and "/17.memmap" in path:

@@ -12,6 +12,6 @@ from torch.distributions import Distribution
 def validated(request: pytest.FixtureRequest) -> Iterator[None]:
     """Distributions check their arguments as in a new process or, where tests compile, as torch leaves it then."""
     before = Distribution._validate_args
-    Distribution.set_default_validate_args("slow" not in request.keywords)
+    Distribution.set_default_validate_args("seconds" not in request.keywords)
     yield
     Distribution.set_default_validate_args(before)

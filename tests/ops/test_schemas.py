@@ -44,7 +44,7 @@ def test_device() -> None:
     [
         ({"schema": {"a": {"b": [3]}}}, TypeError, r"entry \('a', 'b'\)"),
         ({"schema": {"a": ([2], "float32")}}, TypeError, "entry 'a'"),
-        ({"storage": "redis"}, ValueError, "storage is one of"),
+        ({"storage": "tape"}, ValueError, "storage is one of"),
         ({"prefix": "x"}, ValueError, r"takes no \['prefix'\]"),
         ({"storage": "h5"}, ValueError, "needs filename="),
         ({"storage": "shared", "device": "meta"}, ValueError, "device='meta'"),
