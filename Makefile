@@ -3,8 +3,8 @@
 # constraints.txt change.
 
 PYTHON ?= python3
-# In how many processes the tests run, a file in each at a time.
-JOBS ?= 2
+# In how many processes the tests run, a file in each at a time: many tests wait for other processes.
+JOBS ?= 3
 PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
@@ -33,8 +33,8 @@ demo-rl: .venv-clients/installed
 	.venv-clients/bin/python examples/rl.py
 
 # The tests of both directions of the disk formats need the reference beside us, those of containers on servers a server.
-test: .venv/installed .venv-reference/installed redis
-	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+test: .venv/installed .venv-reference/installed .venv-mds/installed redis
+	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # Tests marked `slow`: hundreds of rounds of what `make test` runs a few of.
 test-slow: .venv/installed
@@ -101,10 +101,18 @@ bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/i
 # way to it, before the way to the rest.
 .venv-reference/installed: Makefile constraints.txt
 	test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
-	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py zarr safetensors redis ray orjson importlib_metadata packaging --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py zarr safetensors redis ray pandas pyarrow orjson importlib_metadata packaging --constraint constraints.txt
 	.venv-reference/bin/python -m pip install --quiet --no-deps --upgrade --target .venv-reference/tensordict-0.14.3 tensordict==0.14.3 --constraint constraints.txt
 	.venv-reference/bin/python -m venv --without-pip .venv-behaviour
 	printf '%s\n' $(CURDIR)/.venv-reference/tensordict-0.14.3 "$$(.venv-reference/bin/python -c $(PURELIB))" > "$$(.venv-behaviour/bin/python -c $(PURELIB))/reference.pth"
+	touch $@
+
+# MosaicML's streaming, whose requirements go against ours (numpy < 2.2), beside what .venv has: of these it needs few.
+.venv-mds/installed: .venv/installed Makefile
+	test -x .venv-mds/bin/python || .venv/bin/python -m venv --without-pip .venv-mds
+	.venv/bin/python -c $(PURELIB) > "$$(.venv-mds/bin/python -c $(PURELIB))/base.pth"
+	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target "$$(.venv-mds/bin/python -c $(PURELIB))" \
+		mosaicml-streaming==0.13.0 brotli catalogue cramjam pillow python-snappy zstd
 	touch $@
 
 # Client libraries over this package. BenchMARL asks for an older TorchRL, so its own requirements are left out; what it

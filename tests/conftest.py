@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from reference import ENVIRONMENTS, Reference
 
 # The same examples on every run, so that CI cannot turn red by chance; HYPOTHESIS_PROFILE=explore looks further.
 settings.register_profile(
@@ -26,3 +29,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device on this machine"))
+
+
+@pytest.fixture(scope="session")
+def references() -> Iterator[dict[str, Reference]]:
+    """The reference in each of its environments."""
+    yield (found := {environment: Reference(environment) for environment in ENVIRONMENTS})
+    for reference in found.values():
+        reference.close()
+
+
+# What is compared is behaviour: the other version is for `make test-slow`.
+@pytest.fixture(params=[ENVIRONMENTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS[1:])])
+def reference(request: pytest.FixtureRequest, references: dict[str, Reference]) -> Reference:
+    """The reference, of both versions in turn."""
+    return references[request.param]
+
+
+@pytest.fixture
+def behaviour(references: dict[str, Reference]) -> Reference:
+    """The reference of the version whose behaviour is ours (0.14.3)."""
+    return references[".venv-behaviour"]

@@ -334,6 +334,19 @@ def test_members_and_views(members: list[TensorDict]) -> None:
             stack[bad]
 
 
+def test_assignment_to_members_in_files_is_written_there(tmp_path: pathlib.Path) -> None:
+    rows = [TensorDict(a=torch.zeros(4, 2), batch_size=[4]).to_h5(tmp_path / f"{at}.h5") for at in range(3)]
+    stack, plain = lazy_stack(list(rows)), torch.zeros(3, 4, 2)
+    for value, index in enumerate(
+        [torch.arange(12).view(3, 4) % 5 == 0, ([0, 1], [1, 2]), (torch.tensor([True, False, True]), [0, 1])], 1
+    ):
+        plain[index] = value
+        stack[index] = TensorDict(a=torch.full_like(plain[index], value), batch_size=plain[index].shape[:-1])
+        assert torch.equal(torch.stack([row["a"] for row in rows]), plain)
+    for row in rows:
+        row.close()
+
+
 def test_assignment_allocates(members: list[TensorDict]) -> None:
     stack = lazy_stack(members)
     stack[:, 1] = {"fresh": torch.ones(3, 2)}

@@ -7,13 +7,13 @@ import io
 import json
 import pathlib
 import pickle
-import subprocess
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from reference import Reference
 from tensordict import LazyStackedTensorDict, TensorDict, assert_close, lazy_stack
 from tensordict.core import ragged
 
@@ -727,17 +727,13 @@ def test_broken_tables_are_refused(table: list[list[int]], message: str, tmp_pat
 
 @pytest.mark.reference
 @pytest.mark.parametrize("kind", ["strided", "strided_all_dims", "jagged", "jagged_features", "jagged_behind"])
-def test_the_reference_loads_what_is_saved_here(kind: str, tmp_path: Any) -> None:
-    python = pathlib.Path(__file__).parents[1] / ".venv-behaviour" / "bin" / "python"
-    if not python.exists():
-        pytest.skip("the reference is not installed")
+def test_the_reference_loads_what_is_saved_here(kind: str, behaviour: Reference, tmp_path: Any) -> None:
     container(kind).memmap(tmp_path)
     script = (
         "import sys, warnings; warnings.simplefilter('ignore'); import tensordict; "
         "td = tensordict.TensorDict.load_memmap(sys.argv[1]); print([td[i]['x'].tolist() for i in range(5)])"
     )
-    run = subprocess.run([python, "-c", script, tmp_path], capture_output=True, text=True, check=False)
-    assert run.stdout.strip() == str([row.tolist() for row in rows_for(kind)]), run.stderr
+    assert behaviour.run(script, tmp_path).strip() == str([row.tolist() for row in rows_for(kind)])
 
 
 def test_the_sample_of_the_reference_is_loaded() -> None:

@@ -283,7 +283,8 @@ def merge(plain: Plain, new: Plain) -> None:
             plain[name] = value
 
 
+@pytest.mark.parametrize("programs", [8, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_like_a_plain_dict(kind: Kind) -> None:
+def test_like_a_plain_dict(kind: Kind, programs: int) -> None:
     machine = type("Machine", (ContainerMachine,), {"kind": kind})
-    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=25))
+    run_state_machine_as_test(machine, settings=settings(max_examples=programs, stateful_step_count=25))

@@ -7,13 +7,20 @@ from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from tensordict.containers.parsing import parse_tensor_dict_string
+from tensordict.containers.summary import Summary as Summary  # makes itself known
 from tensordict.containers.typed import TypedTensorDict
 from tensordict.containers.unbatched import UnbatchedTensor
 from tensordict.containers.view import LazyView
 from tensordict.convert.any import from_any, from_namedtuple, from_tuple
+from tensordict.convert.arrow import from_arrow
+from tensordict.convert.csv import from_csv
 from tensordict.convert.dataclasses import from_dataclass
+from tensordict.convert.json import from_json
 from tensordict.convert.mappings import from_dict, fromkeys, make_tensordict
 from tensordict.convert.numpy import from_struct_array
+from tensordict.convert.pandas import from_pandas
+from tensordict.convert.parquet import from_parquet
+from tensordict.convert.polars import from_polars
 from tensordict.convert.pytrees import from_pytree
 from tensordict.core import collating as collating  # makes containers known to data loaders
 from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
@@ -57,6 +64,7 @@ from tensordict.io.api import (
 )
 from tensordict.io.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
 from tensordict.io.cache import RemoteCache
+from tensordict.io.diff import diff
 from tensordict.io.verify import verify
 from tensordict.memmap import MemmapTensor, MemoryMappedTensor
 from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
@@ -106,14 +114,21 @@ __all__ = [
     "cat",
     "default_is_leaf",
     "dense_stack_tds",
+    "diff",
     "from_any",
+    "from_arrow",
     "from_consolidated",
+    "from_csv",
     "from_dataclass",
     "from_dict",
     "from_h5",
+    "from_json",
     "from_module",
     "from_modules",
     "from_namedtuple",
+    "from_pandas",
+    "from_parquet",
+    "from_polars",
     "from_pytree",
     "from_safetensors",
     "from_struct_array",

@@ -42,7 +42,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help="the save, of any format")
+    parser.add_argument("source", metavar="SRC", help="the save, of any format, or a table")
     parser.add_argument("target", metavar="DST", help="where to write it")
     parser.add_argument("--to", choices=(*FORMATS, "dataset"), help="the format of DST, whatever its suffix")
     parser.add_argument("--force", action="store_true", help="replace what is at DST")
@@ -77,17 +77,17 @@ def _diff(parser: argparse.ArgumentParser) -> None:
 
 
 def _compact(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="the folder of the data set")
+    parser.add_argument("path", metavar="PATH", help="the folder of the data set, or its URL")
     parser.add_argument("--rows", type=int, metavar="N", help="the rows of a shard (default: as many as have 128 MiB)")
     parser.add_argument(
-        "--format", choices=("folder", "archive"), default="", help="of the new shards (default: of the first)"
+        "--format", choices=("folder", "archive", "zarr"), default="", help="of the new shards (default: of the first)"
     )
     parser.add_argument("--durable", action="store_true", help="have the new shards reach the disk first")
     parser.add_argument("--keep", action="store_true", help="leave the old shards for tidy to remove")
 
 
 def _tidy(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="the folder of the data set")
+    parser.add_argument("path", metavar="PATH", help="the folder of the data set, or its URL")
     parser.add_argument(
         "--older-than",
         type=float,
@@ -160,6 +160,10 @@ examples:
 Write a save again, in the same or in another format: a folder, an archive (.tdz), a consolidated file (.consolidated),
 HDF5 (.h5, .hdf5), Zarr (.zarr) or safetensors (.safetensors). The suffix of DST says which, no suffix means a folder.
 Tensors are mapped and written piece by piece, so that memory does not limit the size. On a terminal, progress is shown.
+
+Tables (.parquet, .csv, .jsonl, .ndjson; pip install 'tensordict[tabular]') become a data set that grows, a folder that
+open_dataset opens, and saves and data sets become tables: a row for each element of the first batch dim, some rows in
+memory at a time. SRC may be a pattern ('part-*.parquet', in quotes) or a URL. Names of columns are split at dots.
 """,
         """\
 examples:
@@ -167,6 +171,9 @@ examples:
   tensordict convert --compression deflate runs/1 small.tdz
   tensordict convert --checksum crc32 run.h5 runs/1
   tensordict convert --import my_project.data runs/1 run.h5
+  tensordict convert big.parquet dataset
+  tensordict convert 's3://bucket/logs-*.jsonl' dataset
+  tensordict convert dataset rows.csv
   tensordict convert --to directory --force run.safetensors runs/1
 """,
         _convert,
@@ -174,9 +181,9 @@ examples:
     "diff": Command(
         "compare two saves",
         """\
-Compare two saves, which may be of different formats: keys, kinds of containers, batch sizes, names of dims, dtypes,
-shapes, values, and then the elements of the tensors, piece by piece. Exits with 0 when they are the same, 1 when they
-differ, 2 when one cannot be read.
+Compare two saves, which may be of different formats, or data sets: keys, kinds of containers, batch sizes, names of
+dims, dtypes, shapes, values, and then the elements of the tensors, piece by piece; not how a data set is cut into
+shards. Exits with 0 when they are the same, 1 when they differ, 2 when one cannot be read.
 
 With --json, one object: "same" (true or false) and "differences", each with "key" (a list of names), "what"
 ("missing" in B, "additional" in B, "kind", "batch size", "names", "stack dim", "dtype", "shape", "value" or "elements")

@@ -15,6 +15,20 @@ from contract.model import Plain
 _MARKED = [pytest.param(kind, marks=pytest.mark.slow if kind.slow else (), id=kind.name) for kind in KINDS]
 
 
+# Of Zarr these show only what those of HDF5 show: they read whole entries, and their results are in memory.
+_AS_HDF5 = (
+    "apply", "casting", "checkpointing", "comparison", "construction", "exchange", "pointwise", "printing", "reducing",
+    "shape", "torch_functions",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = getattr(getattr(item, "callspec", None), "params", {}).get("kind")
+        if isinstance(kind, Kind) and kind.name == "zarr" and item.path.stem.removeprefix("test_") in _AS_HDF5:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(params=_MARKED)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param  # type: ignore[no-any-return]

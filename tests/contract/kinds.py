@@ -197,6 +197,10 @@ def build_redis(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     return build_dense(plain, kind, folder).to_store(unix_socket_path=shared_socket())
 
 
+def build_redis_lazy(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
+    return build_lazy(plain, kind, folder).to_store(unix_socket_path=shared_socket())
+
+
 def build_zarr(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     path = folder / "saved.zarr"
     shutil.copytree(_zarr_of(kind), path)
@@ -269,11 +273,12 @@ KINDS: list[Kind] = [
     Kind("lazy-locked", build_lazy_locked, locked=True, stack_dims=(0,), **LAZY),
     Kind("lazy-inside", build_lazy_inside, stack_dims=(0,), stacked_at=("b",), **{**LAZY, "gives_own_class": True}),
     Kind("h5", build_h5, **FILE),
-    Kind("h5-named", build_h5, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE),
-    Kind("h5-locked", build_h5_locked, locked=True, **FILE),
+    Kind("h5-named", build_h5, slow=True, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE),
+    Kind("h5-locked", build_h5_locked, slow=True, locked=True, **FILE),
     Kind("lazy-cat", build_lazy_cat, **CAT),
     Kind("lazy-cat-named", build_lazy_cat, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **CAT),
     Kind("redis", build_redis, **FILE),
+    Kind("redis-lazy", build_redis_lazy, slow=True, stack_dims=(0,), **{**FILE, "keeps_order": True}),
     Kind("zarr", build_zarr, **FILE),
     Kind(
         "zarr-named", build_zarr, slow=True, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE

@@ -270,3 +270,31 @@ def test_keys_transformed(real: Any, plain: Plain, kind: Kind) -> None:
     torch.testing.assert_close(moved["stats", "a"], floats(plain)["a"].mean())
     with pytest.raises(KeyError, match="'same'"):
         real.sum(key_transform=lambda name: "same")
+
+
+def test_describe(real: Any, plain: Plain) -> None:
+    summary = real.describe(percentiles=[0.9, 0.1])
+    assert summary.batch_size == torch.Size([]) and summary.device == real.device and not summary.is_locked
+    expected = {
+        (*path, name): value
+        for path, leaf in leaves(floats(plain)).items()
+        for name, value in {
+            "count": torch.tensor(leaf.numel()),
+            "mean": leaf.mean(),
+            "std": leaf.std(),
+            "min": leaf.min(),
+            "10%": leaf.quantile(0.1),
+            "90%": leaf.quantile(0.9),
+            "max": leaf.max(),
+            "nan": torch.tensor(0.0, dtype=torch.float64),
+            "zero": (leaf == 0).double().mean(),
+        }.items()
+    }
+    assert [as_path(key) for key in summary.keys(True, True)] == list(expected)
+    for path, value in expected.items():
+        torch.testing.assert_close(summary[path], value, equal_nan=True)
+    lines = str(summary).splitlines()
+    assert lines[0].split() == ["count", "mean", "std", "min", "10%", "90%", "max", "nan", "zero"]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        [".".join(path), str(leaf.numel())] for path, leaf in leaves(plain).items()
+    ]

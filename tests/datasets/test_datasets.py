@@ -13,39 +13,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tensordict import DatasetWriter, TensorClass, TensorDict, lazy_stack, load, open_dataset, verify
+from dataset_rows import Step, assert_rows, rows
+from tensordict import DatasetWriter, TensorDict, diff, lazy_stack, load, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError, UnsupportedEntryError
 from tensordict.datasets import DatasetLoader, compact, tidy
+from tensordict.datasets.location import Location
 from tensordict.datasets.manifest import Manifests
 from tensordict.datasets.order import Order
+from tensordict.memory import rows as scattered
 from tensordict_cli.main import main
 
-FORMATS = ("folder", "archive")
-
-
-class Step(TensorClass):
-    obs: torch.Tensor
-    note: str = "none"
-
-
-def rows(first: int, count: int) -> TensorDict:
-    """Rows with all that a row can have."""
-    number = torch.arange(first, first + count)
-    tokens = torch.nested.nested_tensor([torch.arange(int(n) % 4) for n in number], layout=torch.jagged)
-    step = Step(obs=number.float().unsqueeze(1).expand(-1, 3), batch_size=[count])
-    td = TensorDict({"number": number, "tokens": tokens, "in": {"half": number.half()}, "step": step}, [count])
-    td["name"] = [f"row {n}" for n in number.tolist()]
-    return td
-
-
-def assert_rows(found: Any, numbers: list[int]) -> None:
-    assert found.batch_size == torch.Size([len(numbers)])
-    found = found[torch.arange(len(found))]
-    assert found["number"].tolist() == numbers
-    assert [row.tolist() for row in found["tokens"].unbind()] == [list(range(n % 4)) for n in numbers]
-    assert found["in", "half"].tolist() == numbers
-    assert type(found["step"]) is Step and found["step"].obs[:, 2].tolist() == numbers
-    assert found["name"] == [f"row {n}" for n in numbers]
+FORMATS = ("folder", "archive", "zarr")
 
 
 def shards_in(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -76,13 +54,13 @@ def test_rows_go_in_and_come_out(tmp_path: pathlib.Path, format: str) -> None:
 
 
 def test_shards_are_opened_when_rows_of_them_are_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensordict.datasets import dataset
+    from tensordict.datasets.location import LocalLocation
 
     with DatasetWriter(tmp_path, rows_per_shard=1) as writer:
         writer.extend(rows(0, 20))
     opened: list[str] = []
-    real = dataset.open_shard
-    monkeypatch.setattr(dataset, "open_shard", lambda path, mode: opened.append(path) or real(path, mode))
+    real = LocalLocation.open
+    monkeypatch.setattr(LocalLocation, "open", lambda place, name, mode: opened.append(name) or real(place, name, mode))
     data = open_dataset(tmp_path)
     assert not opened
     data[[3, 17, 3]]
@@ -218,7 +196,7 @@ def test_compaction_while_readers_read(tmp_path: pathlib.Path, format: str) -> N
         assert data.refresh() == 1
     growing.close()
     assert_rows(late[[12, 0]], [12, 0])
-    assert [path.suffix for path in shards_in(tmp_path)] == ["" if format == "folder" else ".tdz"]
+    assert [path.suffix for path in shards_in(tmp_path)] == [{"folder": "", "archive": ".tdz", "zarr": ".zarr"}[format]]
     assert tidy(tmp_path, older_than=0) == [] and verify(tmp_path).ok
 
 
@@ -234,6 +212,17 @@ def test_order_of_epochs() -> None:
     assert first != second and first[:10] != sorted(first[:10])
     # About as many pairs rise as fall.
     assert 400 < sum(a < b for a, b in itertools.pairwise(first)) < 600
+
+
+def test_workers_read_rows_into_shared_memory(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path, rows_per_shard=5) as writer:
+        writer.extend(TensorDict({"x": torch.arange(20)}, [20]))
+    assert not open_dataset(tmp_path)[torch.arange(3)]["x"].is_shared()
+    with scattered.into_shared_memory():
+        rows = open_dataset(tmp_path)[torch.tensor([17, 3, 3])]
+        assert rows["x"].is_shared()
+    assert rows["x"].tolist() == [17, 3, 3]
+    assert not open_dataset(tmp_path)[torch.arange(3)]["x"].is_shared()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -297,9 +286,9 @@ def test_ten_thousand_shards_open_at_once(tmp_path: pathlib.Path) -> None:
     from tensordict.datasets.writer import fix_schema
 
     schema = Schema(TensorDict(x=torch.zeros(1, 4), batch_size=[1]))
-    fix_schema(str(tmp_path), schema, False)
+    fix_schema(Location.of(tmp_path), schema, False)
     writer = new_id()
-    manifest = ManifestWriter(str(tmp_path), writer, schema.digest, False)
+    manifest = ManifestWriter(Location.of(tmp_path), writer, schema.digest, False)
     for number in range(2000):
         manifest.add(Line(f"shards/{writer}/{number:08}", 7))
     manifest.close()
@@ -350,4 +339,50 @@ def test_options(tmp_path: pathlib.Path) -> None:
     with DatasetWriter(tmp_path / "b", format="archive", compression="deflate") as writer:
         writer.extend(rows(0, 3))
     assert_rows(open_dataset(tmp_path / "b"), [0, 1, 2])
-    assert Manifests(str(tmp_path / "nothing")).problems == []
+    assert Manifests(Location.of(tmp_path / "nothing")).problems == []
+
+
+def test_diff(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is in them is compared, and not how it is cut into shards; one may be a save."""
+    a, b, c = (str(tmp_path / name) for name in "abc")
+    with DatasetWriter(a, rows_per_shard=4) as one, DatasetWriter(b, rows_per_shard=3, format="archive") as other:
+        for number in (0, 5):
+            one.extend(rows(number, 5))
+        changed = rows(0, 10)
+        changed["in", "half"][3] += 2
+        changed["name"] = ["row 0", "another", *changed["name"][2:]]
+        other.extend(rows(0, 10))
+    with DatasetWriter(c) as third:
+        third.extend(changed)
+    assert diff(a, b) == [] and main(["diff", a, b]) == 0
+    assert "the same: 4 tensors" in capsys.readouterr().out
+    found = {difference.key: difference for difference in diff(b, c)}
+    assert found.keys() == {("in", "half"), ("name",)}
+    half = found["in", "half"]
+    assert (half.what, half.differing, half.max_abs) == ("elements", 1, 2.0)
+    assert found["name",].what == "value" and found["name",].other[1] == "another"
+    assert main(["diff", a, c]) == 1 and "1 of 10 differ" in capsys.readouterr().out
+    open_dataset(c)[torch.arange(10)].save(f"{c}.tdz")
+    assert diff(c, f"{c}.tdz") == []
+    with DatasetWriter(b) as other:
+        other.extend(rows(10, 1))
+    assert {difference.what for difference in diff(a, b)} == {"batch size", "shape", "value"}
+    with pytest.raises(FileNotFoundError):
+        diff(a, f"{a}-none")
+
+
+@pytest.mark.parametrize("format", ["folder", "archive"])
+def test_checksums_name_the_shard_that_is_damaged(tmp_path: pathlib.Path, format: str) -> None:
+    options = {"checksum": "blake2b"} if format == "folder" else {}
+    with DatasetWriter(tmp_path, rows_per_shard=2, format=format, **options) as writer:
+        writer.extend(rows(0, 6))
+    assert verify(tmp_path).checksummed == verify(tmp_path).leaves
+    shard = shards_in(tmp_path)[1]
+    file = shard / "number.memmap" if format == "folder" else shard
+    content = file.read_bytes()
+    at = content.index((2).to_bytes(8, "little") + (3).to_bytes(8, "little"))
+    file.write_bytes(content[:at] + b"x" + content[at + 1 :])
+    report = verify(tmp_path, raises=False)
+    assert len(report.problems) == 1 and shard.name in report.problems[0] and "number" in report.problems[0]
+    assert "checksum" in report.problems[0]
+    assert main(["verify", str(tmp_path)]) == 1

@@ -52,39 +52,53 @@ def test_killed_at_every_change(tmp_path: pathlib.Path, format: str) -> None:
     assert "compaction" in run("steps", str(tmp_path), format)
 
 
-@pytest.mark.parametrize("format", ["folder", "archive"])
-def test_full_disk(tmp_path: pathlib.Path, format: str) -> None:
-    """A limit on the size of files stands for the disk, in a process of its own; then there is room again."""
+def test_files_may_not_grow(tmp_path: pathlib.Path) -> None:
+    """A limit on the size of files, in a process of its own; then there is none again."""
     program = f"""
 import resource, signal, torch
 from tensordict import DatasetWriter, TensorDict, open_dataset
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-path = {str(tmp_path / "data")!r}
 rows = lambda first: TensorDict({{"x": torch.arange(first, first + 8), "y": torch.ones(8, 4096)}}, [8])
-writer = DatasetWriter(path, rows_per_shard=8, format={format!r})
-writer.extend(rows(0))
-writer.flush()
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, hard))
-try:
-    writer.extend(rows(8))
+for format in ("folder", "archive"):
+    path = {str(tmp_path / "data")!r} + format
+    writer = DatasetWriter(path, rows_per_shard=8, format=format)
+    writer.extend(rows(0))
     writer.flush()
-except OSError as error:
-    assert "'y'" in str(error) or "shards" in str(error), error
-    assert error.errno, error
-else:
-    raise AssertionError("wrote more than the limit")
-assert len(open_dataset(path)) == 8
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-if writer.rows == 8:
-    writer.extend(rows(8))
-writer.close()
-data = open_dataset(path)
-assert data["x"].tolist() == list(range(16)) and bool((data["y"] == 1).all())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, hard))
+    try:
+        writer.extend(rows(8))
+        writer.flush()
+    except OSError as error:
+        assert "'y'" in str(error) or "shards" in str(error), error
+        assert error.errno, error
+    else:
+        raise AssertionError("wrote more than the limit")
+    assert len(open_dataset(path)) == 8
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    if writer.rows == 8:
+        writer.extend(rows(8))
+    writer.close()
+    data = open_dataset(path)
+    assert data["x"].tolist() == list(range(16)) and bool((data["y"] == 1).all())
 print("done")
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-X", "faulthandler", "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert result.stdout == "done\n", result.stderr
+
+
+def test_really_full_disk(tmp_path: pathlib.Path) -> None:
+    """A small tmpfs, in a namespace of its own, which goes with the process."""
+    alone = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespace for mounts can be made here (unshare --map-root-user --mount)")
+    program = pathlib.Path(__file__).with_name("full_disk.py")
+    done = subprocess.run(
+        [*alone, sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.stdout == "folder archive zarr done\n", done.stderr[-3000:]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_full_disk_when_the_manifest_grows(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +117,13 @@ def test_full_disk_when_the_manifest_grows(tmp_path: pathlib.Path, monkeypatch: 
     assert open_dataset(tmp_path)["x"].tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("format", ["folder", "archive"])
+@pytest.mark.parametrize("format", ["folder", "archive", "zarr"])
 def test_shards_that_are_gone_or_damaged(tmp_path: pathlib.Path, format: str) -> None:
     shards = written(tmp_path, 8, format)
-    if format == "folder":
+    if format == "zarr":
+        shutil.rmtree(shards[1])
+        (shards[2] / "x" / "zarr.json").write_text("{")
+    elif format == "folder":
         shutil.rmtree(shards[1])
         os.truncate(shards[2] / "x.memmap", 3)
     else:
@@ -168,6 +185,27 @@ def test_hostile_manifests(tmp_path: pathlib.Path) -> None:
         manifest.write_bytes(head + b"%08x %s\n" % (zlib.crc32(line, crc), line))
         with pytest.warns(UserWarning, match="line 2"):
             assert len(open_dataset(tmp_path)) == 0
+
+
+def test_a_writer_that_is_never_closed(tmp_path: pathlib.Path) -> None:
+    written(tmp_path)
+    writer = DatasetWriter(tmp_path)
+    writer.append(TensorDict(x=torch.tensor(9), y=torch.zeros(3)))
+    if not (child := os.fork()):
+        # What is the parent's stays as it is.
+        del writer
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list((tmp_path / "shards" / writer.writer).iterdir())) > 0
+    with pytest.warns(RuntimeWarning, match="not closed, and 1 rows are lost"):
+        del writer
+    assert len(open_dataset(tmp_path)) == 6 and verify(tmp_path).ok
+    program = (
+        "import sys, torch\nfrom tensordict import DatasetWriter, TensorDict\nwriter = DatasetWriter(sys.argv[1])\n"
+        "writer.append(TensorDict(x=torch.tensor(9), y=torch.zeros(3)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert "1 rows are lost" in result.stderr and "ignored" not in result.stderr
 
 
 def test_what_killed_writers_leave(tmp_path: pathlib.Path) -> None:

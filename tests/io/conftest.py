@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,3 +31,16 @@ def bucket(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Pr
     yield f"s3://{name}", s3, options_of(s3)
     s3.clear()
     s3.before = None
+
+
+@pytest.fixture(params=["memory", "s3"])
+def base(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty folder that can be reached without options."""
+    import fsspec.config
+
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}"
+    url, _, options = request.getfixturevalue("bucket")
+    # As `FSSPEC_S3_ENDPOINT_URL` and its like do for a process that starts with them.
+    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+    return f"{url}/some where"

@@ -1,4 +1,4 @@
-"""Kills saving processes at every system call that changes a file, and looks at what they leave. See test_commit.py.
+"""Kills saving processes at every system call that changes a file, and looks at what they leave (test_transaction.py).
 
 Run as a program: `killing.py FOLDER SCENARIO`; prints how many kills there were, or fails.
 """

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-DROP, FAIL, SLOW, SHORT, REFUSE = "drop", "fail", "slow", "short", "refuse"
+DROP, CUT, FAIL, SLOW, SHORT, REFUSE = "drop", "cut", "fail", "slow", "short", "refuse"
 
 
 @dataclass
 class Fault:
     """What happens to requests: `times` of them, of a method, whose path has a text in it.
 
-    kind: the connection drops in the middle of the body, the answer is 500, it comes late, it is cut short and says so,
-        or it is 403.
+    kind: the connection drops in the middle of the answer, or (`CUT`) before the server has the request; the answer is
+        500, it comes late, it is cut short and says so, or it is 403.
     """
 
     kind: str
@@ -89,18 +89,25 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
                 status = 500 if fault.kind == FAIL else 403
                 self._send(status, [], b"<Error><Code>AccessDenied</Code></Error>" if status == 403 else b"")
                 return
+            if fault is not None and fault.kind == CUT:
+                self._hang_up()
+                return
             status, headers, content = self._ask(body)
             if fault is not None and fault.kind == SHORT:
                 content = content[: len(content) // 2]
             if fault is not None and fault.kind == DROP:
                 self._note(len(content) // 2)
-                self._head(status, headers, len(content))
-                self.wfile.write(content[: len(content) // 2])
-                self.wfile.flush()
-                self.connection.shutdown(socket.SHUT_RDWR)
-                self.close_connection = True
+                if content:
+                    self._head(status, headers, len(content))
+                    self.wfile.write(content[: len(content) // 2])
+                    self.wfile.flush()
+                self._hang_up()
                 return
             self._send(status, headers, content)
+
+        def _hang_up(self) -> None:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _answer
 

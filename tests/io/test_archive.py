@@ -25,6 +25,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from reference import Reference
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
@@ -545,7 +546,9 @@ print(os.listdir(os.path.dirname(path)))
 
 @pytest.mark.seconds
 def test_a_killed_save_leaves_the_old_one_or_the_new_one(tmp_path: pathlib.Path) -> None:
-    assert run(sys.executable, KILLED, tmp_path / "x.tdz") == "['x.tdz']\n"
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "x.tdz")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (result.stdout, result.returncode) == ("['x.tdz']\n", 0), result.stderr
 
 
 def test_what_a_killed_save_left_is_taken_over(tmp_path: pathlib.Path) -> None:
@@ -876,24 +879,9 @@ pack_memmap(sys.argv[1] + "/folder", sys.argv[1] + "/packed.tdz")
 """
 
 
-@pytest.fixture
-def reference() -> str:
-    python = ROOT / ".venv-behaviour" / "bin" / "python"
-    if not python.exists():
-        pytest.skip(".venv-behaviour is not installed here (make .venv-behaviour)")
-    return str(python)
-
-
-def run(python: str, program: str, *args: object) -> str:
-    command = [python, "-I", "-c", program, *map(str, args)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert result.returncode == 0, result.stderr.splitlines()[-1]
-    return result.stdout
-
-
 @pytest.mark.reference
 @pytest.mark.parametrize("method", METHODS)
-def test_reference_reads_ours(method: str, reference: str, tmp_path: pathlib.Path) -> None:
+def test_reference_reads_ours(method: str, behaviour: Reference, tmp_path: pathlib.Path) -> None:
     plain = [name for name in DTYPES if not name.startswith("float8")]
     entries: dict[str, Any] = {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in plain}
     entries |= {name: torch.ones(2) for name in ("", ".", "..", "a/b", "sp ace", "%41", "clé", 'q?*":|', "meta.json")}
@@ -904,7 +892,7 @@ def test_reference_reads_ours(method: str, reference: str, tmp_path: pathlib.Pat
     expected = {
         json.dumps(key): value.contiguous().view(-1).view(torch.uint8).tolist() for key, value in td.items(True, True)
     }
-    assert json.loads(run(reference, READ, path)) == expected
+    assert json.loads(behaviour.run(READ, path)) == expected
     if method == "stored":
         td["int8"].fill_(99)
     assert_same(TensorDict.load_memmap(path), td)
@@ -912,8 +900,8 @@ def test_reference_reads_ours(method: str, reference: str, tmp_path: pathlib.Pat
 
 
 @pytest.mark.reference
-def test_ours_reads_the_reference(reference: str, tmp_path: pathlib.Path) -> None:
-    run(reference, WRITE, tmp_path)
+def test_ours_reads_the_reference(behaviour: Reference, tmp_path: pathlib.Path) -> None:
+    behaviour.run(WRITE, tmp_path)
     for name in (*METHODS, "packed"):
         td = TensorDict.load_memmap(tmp_path / f"{name}.tdz", num_threads=2)
         assert set(td.keys()) == {"", "..", "a/b", "cl\u00e9", "_x", "n"}

@@ -38,17 +38,6 @@ def tree(folder: pathlib.Path) -> dict[str, bytes]:
 # --- killed and refused -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scenario", ["new path", "over", "no exchange", "durable"])
-def test_killed_at_every_change(scenario: str, tmp_path: pathlib.Path) -> None:
-    program = pathlib.Path(__file__).with_name("killing.py")
-    result = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), scenario], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    # Fewer would mean that the children are no longer killed where it matters.
-    assert int(result.stdout) >= (25 if scenario == "new path" else 40)
-
-
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_disk_that_fills_up_leaves_the_old_save(
     num_threads: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,6 @@ import os
 import pathlib
 import pickle
 import struct
-import subprocess
 import tempfile
 from concurrent.futures import Future
 from typing import Any
@@ -20,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from reference import Reference
 from tensordict import (
     LazyStackedTensorDict,
     MetaData,
@@ -533,21 +533,11 @@ td.lock_().consolidate(sys.argv[1])
 """
 
 
-def run(program: str, path: pathlib.Path) -> str:
-    python = ROOT / ".venv-behaviour" / "bin" / "python"
-    if not python.exists():
-        pytest.skip(".venv-behaviour is not installed here")
-    command = [str(python), "-I", "-c", program, str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.mark.reference
-def test_the_reference_reads_ours(tmp_path: pathlib.Path) -> None:
+def test_the_reference_reads_ours(behaviour: Reference, tmp_path: pathlib.Path) -> None:
     td = content()
     td.consolidate(tmp_path / "x")
-    batch_size, names, found, stack, value, values = json.loads(run(READ, tmp_path / "x"))
+    batch_size, names, found, stack, value, values = json.loads(behaviour.run(READ, tmp_path / "x"))
     assert (batch_size, names, stack, value, values) == ([2], ["time"], [[1], [2]], {"k": [1, [2.0, None]]}, ["a", "b"])
     for name in DTYPES:
         raw = td[name].contiguous().view(-1).view(torch.uint8).tolist()
@@ -559,8 +549,8 @@ def test_the_reference_reads_ours(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.reference
-def test_ours_reads_the_reference(tmp_path: pathlib.Path) -> None:
-    run(WRITE, tmp_path / "x")
+def test_ours_reads_the_reference(behaviour: Reference, tmp_path: pathlib.Path) -> None:
+    behaviour.run(WRITE, tmp_path / "x")
     td = from_consolidated(tmp_path / "x")
     assert (td.batch_size, td.names, td.is_locked, td.is_consolidated()) == ((2,), ["time"], True, False)
     for name in ["bool", "uint16", "int64", "bfloat16", "complex64"]:

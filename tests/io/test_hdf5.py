@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from reference import Reference
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
@@ -631,24 +632,8 @@ data.close()
 """
 
 
-@pytest.fixture(params=[".venv-behaviour", ".venv-reference"])
-def reference(request: pytest.FixtureRequest) -> str:
-    python = ROOT / request.param / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{request.param} is not installed here (make {request.param})")
-    return str(python)
-
-
-def run(python: str, program: str, *args: object) -> str:
-    command = [python, "-I", "-c", program, *map(str, args)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    # Of a failure only the message: what the reference looks like inside is none of our business.
-    assert result.returncode == 0, result.stderr.strip().rpartition("\n")[2]
-    return result.stdout
-
-
 @pytest.mark.reference
-def test_the_reference_reads_what_we_write(reference: str, path: str) -> None:
+def test_the_reference_reads_what_we_write(reference: Reference, path: str) -> None:
     td = TensorDict(
         {"a": torch.arange(6).view(2, 3), "n": {"x": torch.rand(2, 2), "half": torch.ones(2, dtype=torch.bfloat16)}},
         batch_size=[2],
@@ -656,7 +641,7 @@ def test_the_reference_reads_what_we_write(reference: str, path: str) -> None:
     )
     td["n", "mask"] = torch.tensor([True, False])
     td.to_h5(path).close()
-    size, found = json.loads(run(reference, READ, path))
+    size, found = json.loads(reference.run(READ, path))
     assert size == [2]
     for key, value in td.items(True, True):
         dtype, content = found[json.dumps(key)]
@@ -666,8 +651,8 @@ def test_the_reference_reads_what_we_write(reference: str, path: str) -> None:
 
 
 @pytest.mark.reference
-def test_we_read_what_the_reference_writes(reference: str, path: str) -> None:
-    run(reference, WRITE, path)
+def test_we_read_what_the_reference_writes(reference: Reference, path: str) -> None:
+    reference.run(WRITE, path)
     with TensorDict.from_h5(path) as data:
         assert data.batch_size == (2,) and data["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
         assert data["b", "c"].dtype is torch.float16 and data["b", "mask"].tolist() == [True, False]

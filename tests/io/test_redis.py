@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import os
 import pathlib
 import pickle
 import re
-import subprocess
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 import torch
 
+from io_helpers_redis import base, reference, requests
 from redis_server import RedisServer, shared_socket
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 from tensordict.io.stores import redis as store_module
-from tensordict.io.stores import redis_layout, redis_wire
+from tensordict.io.stores import redis_layout, redis_protocol, redis_wire
 from tensordict.store import TensorDictStore
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -51,25 +52,6 @@ def again(store: Any, **kwargs: Any) -> Any:
     return TensorDictStore.from_store(td_id=store.td_id, unix_socket_path=shared_socket(), **kwargs)
 
 
-def base(store: Any) -> str:
-    return f"tensordict:{{{store.td_id}}}:"
-
-
-def requests(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> int:
-    """How many times a call sends something to a server."""
-    sent = []
-    real = redis.connection.AbstractConnection.send_packed_command
-
-    def counting(self: Any, command: Any, *args: Any, **kwargs: Any) -> None:
-        sent.append(command)
-        real(self, command, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(redis.connection.AbstractConnection, "send_packed_command", counting)
-        call()
-    return len(sent)
-
-
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -83,6 +65,7 @@ def test_a_container_of_100_leaves_is_one_request(where: dict[str, Any], monkeyp
     assert requests(monkeypatch, lambda: store.update(td)) == 2
     assert requests(monkeypatch, lambda: store.update(td.exclude("text", "list"))) == 1
     assert requests(monkeypatch, lambda: store.to_tensordict()) == 1
+    assert requests(monkeypatch, lambda: store.clone()) <= 3  # the values one by one
     assert requests(monkeypatch, lambda: store[3]) == 1
     assert requests(monkeypatch, lambda: store[index]) == 1
     assert requests(monkeypatch, lambda: store[2:5]) == 1
@@ -143,7 +126,6 @@ def test_dtypes(where: dict[str, Any], dtype: torch.dtype) -> None:
 def test_what_is_larger_than_a_request_goes_in_several(where: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (redis_wire, redis_layout, store_module):
         monkeypatch.setattr(module, "LIMIT", 1000)
-    monkeypatch.setattr(redis_wire, "_LARGE", 500)
     full = torch.arange(4000).view(400, 10)
     td = TensorDict(a=full, b=full + 1, c=full.t().contiguous().t(), d=torch.zeros(400), batch_size=400)
     store = td.to_store(**where)
@@ -155,6 +137,52 @@ def test_what_is_larger_than_a_request_goes_in_several(where: dict[str, Any], mo
     other = again(store)
     store["a"] = torch.ones(400, 3)
     assert torch.equal(other["a"], torch.ones(400, 3))
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 5000, 1 << 20])
+def test_answers_are_parsed_however_they_come(step: int) -> None:
+    large = bytes(range(256)) * 300
+    sent = b"*3\r\n$3\r\na\r\n\r\n*-1\r\n:-7\r\n+OK\r\n$-1\r\n$%d\r\n%b\r\n-NOSCRIPT none\r\n" % (len(large), large)
+    sent += b"$9000\r\n" + bytes(9000) + b"\r\n$0\r\n\r\n"
+    here, there = socket.socketpair()
+
+    def send() -> None:
+        for start in range(0, len(sent), step):
+            there.sendall(sent[start : start + step])
+        there.close()
+
+    sender = threading.Thread(target=send)
+    parser = redis_protocol.Parser(1 << 16)
+    parser.on_connect(types.SimpleNamespace(_sock=here))
+    assert not parser.can_read()
+    sender.start()
+    answers = [parser.read_response() for _ in range(7)]
+    assert answers[:3] == [[b"a\r\n", None, -7], b"OK", None] and answers[3].tobytes() == large
+    assert type(answers[4]) is redis.exceptions.NoScriptError
+    assert answers[5].nbytes == 9000 and answers[5].flags.writeable and answers[6] == b""
+    with pytest.raises(ConnectionResetError):
+        parser.read_response()
+    sender.join()
+    here.close()
+
+
+@pytest.mark.parametrize("sent", [b"?\r\n", b"$x\r\n", b"*2\r\n:1\r\n%1\r\n"])
+def test_what_is_no_answer_is_an_error(sent: bytes) -> None:
+    here, there = socket.socketpair()
+    parser = redis_protocol.Parser(1 << 16)
+    parser.on_connect(types.SimpleNamespace(_sock=here))
+    there.sendall(sent)
+    with pytest.raises(redis.exceptions.InvalidResponse, match="protocol"):
+        parser.read_response()
+    here.close()
+    there.close()
+
+
+def test_commands_are_packed_as_the_package_redis_packs_them() -> None:
+    large = memoryview(bytes(range(256)) * 4000)
+    commands = [("SET", "k\u00e9", large, 7), ("GET", b"x"), ("SETRANGE", "k", 0, large[:10]), ("SET", "e", b"")]
+    packed = redis.Connection().pack_commands(commands)
+    assert b"".join(redis_protocol.packed(commands)) == b"".join(packed)
 
 
 # --- what others see --------------------------------------------------------------------------------------------------
@@ -180,8 +208,45 @@ def test_another_process_sees_what_was_written_and_no_old_form(where: dict[str, 
         other["b"]
 
 
-def _write_rows(socket: str, td_id: str, number: int) -> None:
-    store = TensorDictStore.from_store(unix_socket_path=socket, td_id=td_id)
+def test_what_was_selected_before_it_was_replaced_is_not_read_in_the_old_form(where: dict[str, Any]) -> None:
+    store = TensorDict(a=torch.zeros(4, 2), b=torch.zeros(4), batch_size=4).to_store(**where)
+    selected = store.select("a")
+    store[1], selected[1]
+    again(store)["a"] = torch.ones(4, 2, dtype=torch.int32)
+    assert store[1]["a"].dtype is torch.int32
+    for read in (lambda: selected[1], lambda: selected["a"], lambda: selected.to_tensordict()):
+        with pytest.raises(OSError, match="'a'.*another shape or dtype"):
+            read()
+    with pytest.raises(OSError, match="'a'.*another shape or dtype"):
+        selected[1] = TensorDict(a=torch.ones(2))
+    assert torch.equal(store["a"], torch.ones(4, 2, dtype=torch.int32))
+
+
+def test_what_is_replaced_right_behind_the_check_is_checked_again(
+    where: dict[str, Any], raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TensorDict(a=torch.zeros(4, 2), batch_size=4).to_store(**where)
+    meta, sent, real = base(store) + "m:a", [], redis_wire.Wire.send
+
+    def interrupted(self: Any, commands: Any, key: Any = ()) -> Any:
+        if commands[0][0] != "WATCH":
+            return real(self, commands, key)
+        sent.append(commands)
+        # As another client: the first time the same is written, then another dtype.
+        told = ["torch.float32", "torch.int32", "torch.int32"][len(sent) - 1]
+        (*answers, done) = real(self, [*commands[:2], ("HSET", meta, "dtype", told), *commands[2:]], key)
+        return [answers[0], answers[1], *answers[3:], done]
+
+    monkeypatch.setattr(redis_wire.Wire, "send", interrupted)
+    with pytest.raises(OSError, match="'a'.*another shape or dtype.*nothing was written"):
+        store[1] = TensorDict(a=torch.ones(2))
+    assert len(sent) == 3 and raw.get(base(store) + "d:a") == bytes(32)
+    raw.hset(meta, "dtype", "torch.float32")
+    assert not raw.exists(base(store) + "__stop__") or raw.pttl(base(store) + "__stop__") <= 1
+
+
+def _write_rows(path: str, td_id: str, number: int) -> None:
+    store = TensorDictStore.from_store(unix_socket_path=path, td_id=td_id)
     for row in range(number, 200, 2):
         store[row] = TensorDict(a=torch.full((3,), float(row)), b={"c": torch.tensor(row)})
     for count in range(20):
@@ -529,16 +594,6 @@ print(td.to_store(unix_socket_path=sys.argv[1])._td_id)
 """
 
 
-def reference(program: str, *args: str) -> str:
-    python = ROOT / ".venv-behaviour" / "bin" / "python"
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    run = subprocess.run(
-        [python, "-W", "ignore", "-c", program, *args], capture_output=True, text=True, env=env, cwd="/"
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
-
-
 @pytest.mark.reference
 def test_the_reference_reads_and_changes_ours(where: dict[str, Any]) -> None:
     td = TensorDict(a=torch.arange(6.0).view(3, 2), n={"b": torch.arange(3)}, batch_size=3)
@@ -566,6 +621,6 @@ def test_ours_reads_and_changes_the_reference(where: dict[str, Any]) -> None:
     assert torch.equal(store["a"][2], torch.full((2,), 9.0))
 
 
-def test_even_lazy_stacks_are_stored(where: dict[str, Any]) -> None:
+def test_nested_lazy_stacks_are_stored_as_dense_containers(where: dict[str, Any]) -> None:
     td = TensorDict(n=lazy_stack([TensorDict(b=torch.tensor(i)) for i in range(3)]), batch_size=3)
     assert torch.equal(td.to_store(**where)["n", "b"], torch.arange(3))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 from typing import Any
 
 import pytest
 import torch
 
+from reference import Reference
 from tensordict import TensorDict
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -44,23 +44,8 @@ TensorDict({"sp ace": {"a b": torch.ones(2)}}, []).memmap(sys.argv[1] + "-plain"
 """
 
 
-@pytest.fixture(params=ENVIRONMENTS)
-def reference(request: pytest.FixtureRequest) -> str:
-    python = ROOT / request.param / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{request.param} is not installed here (make {request.param})")
-    return str(python)
-
-
-def run(python: str, program: str, *args: object) -> str:
-    command = [python, "-I", "-c", program, *map(str, args)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.mark.reference
-def test_reference_reads_ours(reference: str, tmp_path: pathlib.Path) -> None:
+def test_reference_reads_ours(reference: Reference, tmp_path: pathlib.Path) -> None:
     dtypes = ["bool", "uint8", "uint16", "int32", "int64", "float16", "bfloat16", "float64", "complex64", "complex128"]
     entries: dict[str, Any] = {name: torch.ones(2, 3).to(getattr(torch, name)) for name in dtypes}
     entries |= {name: torch.ones(2) for name in ("", ".", "..", "a/b", "sp ace", "%41", "clé", 'q?*":|', "meta.json")}
@@ -74,7 +59,7 @@ def test_reference_reads_ours(reference: str, tmp_path: pathlib.Path) -> None:
     again = TensorDict.load_memmap(tmp_path)
     assert (again.names, again["eight"].dtype, again["shape"].tolist()) == (["time"], torch.float8_e5m2, [1, 1])
 
-    batch_size, found = json.loads(run(reference, READ, tmp_path))
+    batch_size, found = json.loads(reference.run(READ, tmp_path))
     assert batch_size == [2]
     expected = {}
     for key, value in td.items(include_nested=True, leaves_only=True):
@@ -86,19 +71,19 @@ def test_reference_reads_ours(reference: str, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.reference
-def test_reference_reads_preallocated_and_added_entries(reference: str, tmp_path: pathlib.Path) -> None:
+def test_reference_reads_preallocated_and_added_entries(reference: Reference, tmp_path: pathlib.Path) -> None:
     data = TensorDict({"a": torch.zeros(2)}, []).expand(5).memmap_like(tmp_path)
     data["a"][3] = 7
     data.make_memmap_from_tensor(("new", "b"), torch.arange(5, dtype=torch.int8))
-    batch_size, found = json.loads(run(reference, READ, tmp_path))
+    batch_size, found = json.loads(reference.run(READ, tmp_path))
     assert batch_size == [5]
     assert found['["new", "b"]'] == ["torch.int8", [5], [0, 1, 2, 3, 4]]
     assert sum(found['"a"'][2]) == 2 * sum(torch.tensor(7.0).view(1).view(torch.uint8).tolist())
 
 
 @pytest.mark.reference
-def test_ours_reads_the_reference(reference: str, tmp_path: pathlib.Path) -> None:
-    run(reference, WRITE, tmp_path / "x")
+def test_ours_reads_the_reference(reference: Reference, tmp_path: pathlib.Path) -> None:
+    reference.run(WRITE, tmp_path / "x")
     td = TensorDict.load_memmap(tmp_path / "x")
     odd = ["", ".", "..", "a/b", "sp ace", "%41", "cl\u00e9", "q?*", "meta.json", "_x"]
     assert set(td.keys()) == {*odd, "n"}
@@ -112,4 +97,4 @@ def test_ours_reads_the_reference(reference: str, tmp_path: pathlib.Path) -> Non
     assert TensorDict.load_memmap(tmp_path / "x-plain")["sp ace", "a b"].tolist() == [1, 1]
     # Saving over a save of the reference leaves a save that it reads.
     TensorDict({"_x": torch.ones(3), "n": {"half": torch.ones(3)}}, [3]).memmap(tmp_path / "x")
-    assert set(json.loads(run(reference, READ, tmp_path / "x"))[1]) == {'"_x"', '["n", "half"]'}
+    assert set(json.loads(reference.run(READ, tmp_path / "x"))[1]) == {'"_x"', '["n", "half"]'}

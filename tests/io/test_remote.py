@@ -62,23 +62,6 @@ def same(one: Any, other: Any) -> bool:
     return bool((one == other).all()) and one.batch_size == other.batch_size
 
 
-@pytest.fixture(params=["memory", "s3"])
-def base(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty folder that can be reached without options."""
-    if request.param == "memory":
-        return f"memory://{uuid.uuid4().hex}"
-    url, _, options = request.getfixturevalue("bucket")
-    configure(monkeypatch, options)
-    return f"{url}/some where"
-
-
-def configure(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    """As `FSSPEC_S3_ENDPOINT_URL` and its like do for a process that starts with them."""
-    import fsspec.config
-
-    monkeypatch.setitem(fsspec.config.conf, "s3", options)
-
-
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 

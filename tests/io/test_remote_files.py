@@ -149,7 +149,8 @@ def test_parts_of_an_upload_that_fails_are_given_up(
     assert proxy.count("POST", "uploads") == proxy.count("DELETE", "uploadId=") == 3
     proxy.clear()
     store.put("a", str(tmp_path / "large"))
-    assert proxy.count("PUT", "partNumber=") == 3 and store.find("a").size == 11 << 20  # type: ignore[union-attr]
+    # A part of an upload that was given up may arrive late.
+    assert proxy.count("PUT", "partNumber=") >= 3 and store.find("a").size == 11 << 20  # type: ignore[union-attr]
 
 
 def test_http(bucket: Bucket) -> None:

@@ -46,6 +46,13 @@ PLACES: dict[str, Any] = {
         ),
         TensorDict.from_h5,
     ),
+    "schema, Zarr": (
+        "save.zarr",
+        lambda td, path, **options: TensorDict.from_schema(
+            schema_of(td), batch_size=td.batch_size, storage="zarr", filename=path, **options
+        ),
+        TensorDict.from_zarr,
+    ),
 }
 
 

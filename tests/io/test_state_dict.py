@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import pathlib
-import subprocess
 from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
 
+from reference import Reference
 from tensordict import (
     LazyStackedTensorDict,
     MemoryMappedTensor,
@@ -335,25 +335,16 @@ def load(folder):
 
 
 @pytest.mark.reference
-def test_files_of_either_implementation_load_in_the_other(tmp_path: pathlib.Path) -> None:
-    python = ROOT / ".venv-behaviour" / "bin" / "python"
-    if not python.exists():
-        pytest.skip(".venv-behaviour is not installed here (make .venv-behaviour)")
-
-    def reference(call: str) -> None:
-        command = [str(python), "-I", "-c", f"{EXCHANGE}\n{call}"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        assert result.returncode == 0, result.stderr[-2000:]
-
+def test_files_of_either_implementation_load_in_the_other(behaviour: Reference, tmp_path: pathlib.Path) -> None:
     ours: dict[str, Any] = {}
     exec(EXCHANGE.replace('warnings.simplefilter("ignore")', ""), ours)
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").mkdir()
     ours["save"](tmp_path / "ours")
-    reference(f"save({str(tmp_path / 'theirs')!r})")
+    behaviour.run(f"{EXCHANGE}\nsave({str(tmp_path / 'theirs')!r})")
     ours["load"](tmp_path / "theirs")
     ours["load"](tmp_path / "ours")
-    reference(f"load({str(tmp_path / 'ours')!r})")
+    behaviour.run(f"{EXCHANGE}\nload({str(tmp_path / 'ours')!r})")
 
 
 def test_torch_save_keeps_the_metadata() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 from typing import Any
 
 import pytest
 import torch
 
+from reference import Reference
 from tensordict import (
     LazyStackedTensorDict,
     MetaData,
@@ -110,23 +110,8 @@ class Step(TypedTensorDict):
     obs: torch.Tensor
 
 
-@pytest.fixture(params=ENVIRONMENTS)
-def reference(request: pytest.FixtureRequest) -> str:
-    python = ROOT / request.param / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{request.param} is not installed here (make {request.param})")
-    return str(python)
-
-
-def run(python: str, program: str, *args: object) -> str:
-    command = [python, "-I", "-c", program, *map(str, args)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert result.returncode == 0, result.stderr[-300:]
-    return result.stdout
-
-
 @pytest.mark.reference
-def test_reference_reads_ours(reference: str, tmp_path: pathlib.Path) -> None:
+def test_reference_reads_ours(reference: Reference, tmp_path: pathlib.Path) -> None:
     members = [TensorDict({"a": torch.full((2,), i)}, [2], names=["x"]) for i in range(2)]
     td = TensorDict(
         {
@@ -148,7 +133,7 @@ def test_reference_reads_ours(reference: str, tmp_path: pathlib.Path) -> None:
     )
     td.memmap_(tmp_path / "x", share_non_tensor=True)
     td.update_({"text": "written through"})
-    assert json.loads(run(reference, READ, tmp_path / "x")) == {
+    assert json.loads(reference.run(READ, tmp_path / "x")) == {
         "keys": sorted(set(td.keys()) - {"unbatched"}),
         "values": ["written through", [1, None], "m", {"a": [1]}, ["a", [2]]],
         "kinds": ["NonTensorData", "MetaData", "NonTensorStack", "Item", "LazyStackedTensorDict", "TensorDict", "Item"],
@@ -156,23 +141,23 @@ def test_reference_reads_ours(reference: str, tmp_path: pathlib.Path) -> None:
         "item": [[[1, 1, 1]] * 2, "cat", None, [0, 0], [2]],
         "stack": [[[], ["t", 0]], [[1], ["t", 1]]],
         # The older one has no names there.
-        "named": [1, [[0, 1], [0, 1]], "time" if reference.endswith(".venv-reference/bin/python") else None],
+        "named": [1, [[0, 1], [0, 1]], "time" if reference.environment == ".venv-reference" else None],
         "items": [[[1], "0"], [[1, 1], "1"]],
         "typed": [1, 1],
     }
 
 
 @pytest.mark.reference
-def test_reference_reads_our_pickles(reference: str, tmp_path: pathlib.Path) -> None:
+def test_reference_reads_our_pickles(reference: Reference, tmp_path: pathlib.Path) -> None:
     td = TensorDict({"v": NonTensorData(b"x"), "s": NonTensorStack(b"a", "b")})
     td.memmap(tmp_path, allow_pickle=True)
     program = CLASSES + "td = TensorDict.load_memmap(sys.argv[1], allow_pickle=True); print([td['v'], *td['s']])"
-    assert run(reference, program, tmp_path).strip() == str([b"x", b"a", "b"])
+    assert reference.run(program, tmp_path).strip() == str([b"x", b"a", "b"])
 
 
 @pytest.mark.reference
-def test_ours_reads_the_reference(reference: str, tmp_path: pathlib.Path) -> None:
-    run(reference, WRITE, tmp_path / "x")
+def test_ours_reads_the_reference(reference: Reference, tmp_path: pathlib.Path) -> None:
+    reference.run(WRITE, tmp_path / "x")
     with pytest.raises(RuntimeError, match="'bytes'.*allow_pickle=True"):
         TensorDict.load_memmap(tmp_path / "x")
     td: Any = TensorDict.load_memmap(tmp_path / "x", allow_pickle=True)

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 import tensordict
+from reference import Reference
 from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, verify
 from tensordict.core.errors import SaveError
 from tensordict.io import checksums
@@ -333,17 +333,10 @@ print(td["a"].sum().item(), td["n", "x"].sum().item())
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("environment", [".venv-behaviour", ".venv-reference"])
-def test_the_reference_reads_a_save_with_checksums(environment: str, tmp_path: pathlib.Path) -> None:
-    python = ROOT / environment / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{environment} is not installed here")
+def test_the_reference_reads_a_save_with_checksums(reference: Reference, tmp_path: pathlib.Path) -> None:
     td = TensorDict({"a": torch.arange(30), "n": {"x": torch.ones(30, 3)}}, [30])
     td.memmap(tmp_path, checksum=True)
-    result = subprocess.run(
-        [str(python), "-I", "-c", READ, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert result.stdout == "435 90.0\n", result.stderr
+    assert reference.run(READ, tmp_path) == "435 90.0\n"
 
 
 CONSOLIDATED = """
@@ -356,18 +349,7 @@ print(td["a"].sum().item(), td["n", "x"].sum().item())
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("environment", [".venv-behaviour", ".venv-reference"])
-def test_the_reference_reads_a_consolidated_file_with_checksums(environment: str, tmp_path: pathlib.Path) -> None:
-    python = ROOT / environment / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{environment} is not installed here")
+def test_the_reference_reads_a_consolidated_file_with_checksums(reference: Reference, tmp_path: pathlib.Path) -> None:
     td = TensorDict({"a": torch.arange(30), "n": {"x": torch.ones(30, 3)}}, [30])
     td.consolidate(tmp_path / "x", checksum=True)
-    result = subprocess.run(
-        [str(python), "-I", "-c", CONSOLIDATED, str(tmp_path / "x")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.stdout == "435 90.0\n", result.stderr
+    assert reference.run(CONSOLIDATED, tmp_path / "x") == "435 90.0\n"

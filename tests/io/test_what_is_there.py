@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import pathlib
-import subprocess
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 import torch
 
 import tensordict
+from reference import Reference
 from tensordict import PersistentTensorDict, TensorDict, pack_memmap, unpack_memmap
 from tensordict.core.errors import SaveError
 from tensordict.io.stores import entries
@@ -316,12 +316,8 @@ def test_own_files_mapped_before_the_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.reference
-def test_saves_of_the_reference(tmp_path: Path) -> None:
-    python = Path(__file__).parents[2] / ".venv-behaviour" / "bin" / "python"
-    if not python.exists():
-        pytest.skip(".venv-behaviour is not installed here (make .venv-behaviour)")
-    result = subprocess.run([python, "-I", "-c", WRITE, tmp_path], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+def test_saves_of_the_reference(behaviour: Reference, tmp_path: Path) -> None:
+    behaviour.run(WRITE, tmp_path)
     for format, call in ONE_EACH.items():
         if format != "safetensors":
             assert (tmp_path / format).exists()

@@ -17,9 +17,10 @@ SCHEMA: dict[Any, Any] = {
 }
 
 
-@pytest.mark.parametrize("storage", [None, "shared", "memmap", "h5"])
+@pytest.mark.parametrize("storage", [None, "shared", "memmap", "h5", "zarr"])
 def test_zeros_everywhere(tmp_path: pathlib.Path, storage: str | None) -> None:
-    where = {"memmap": {"prefix": tmp_path / "folder"}, "h5": {"filename": tmp_path / "file.h5"}}.get(storage or "", {})
+    places = {"memmap": {"prefix": tmp_path / "folder"}, "h5": {"filename": tmp_path / "file.h5"}}
+    where = {**places, "zarr": {"filename": tmp_path / "x.zarr"}}.get(storage or "", {})
     td = TensorDict.from_schema(SCHEMA, batch_size=[3], storage=storage, **where)
     assert td.batch_size == (3,)
     assert td["obs"].shape == (3, 4, 2) and td["obs"].dtype == torch.uint8
@@ -30,7 +31,7 @@ def test_zeros_everywhere(tmp_path: pathlib.Path, storage: str | None) -> None:
     assert td.is_memmap() == (storage == "memmap") and td.is_shared() == (storage == "shared")
     if storage == "memmap":
         assert TensorDict.load_memmap(tmp_path / "folder")["obs"].sum() == 8
-    if storage == "h5":
+    if storage in ("h5", "zarr"):
         assert isinstance(td, PersistentTensorDict)
         td.close()
 
@@ -47,6 +48,7 @@ def test_device() -> None:
         ({"storage": "tape"}, ValueError, "storage is one of"),
         ({"prefix": "x"}, ValueError, r"takes no \['prefix'\]"),
         ({"storage": "h5"}, ValueError, "needs filename="),
+        ({"storage": "zarr"}, ValueError, "needs filename="),
         ({"storage": "shared", "device": "meta"}, ValueError, "device='meta'"),
     ],
 )

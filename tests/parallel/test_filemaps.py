@@ -364,7 +364,7 @@ def _sums(chunk: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "pool"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "pool"])
 @pytest.mark.parametrize("load", [*PRIVATE, *SHARED])
 def test_map_over_a_file_copies_nothing(load, method, tmp_path):
     container = load(nested(), tmp_path)
@@ -420,3 +420,18 @@ def test_other_memory_is_in_no_map(tmp_path):
     finder = file_maps.Finder()
     assert finder and finder.of(torch.zeros(5)) is None and finder.of(container.clone()["x"]) is None
     assert finder.of(container["inner", "y"][3:]) is finder.of(container["x"]) is not None
+
+
+def test_maps_that_outlive_their_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Python exits, the names of a module are gone before all that was made by it is."""
+    path = tmp_path / "x.memmap"
+    path.write_bytes(b"01234567")
+    with open(path, "rb") as file:
+        tensor = file_maps.bytes_of(file.fileno(), 8, str(path))
+    address = tensor.data_ptr()
+    known = file_maps._known
+    monkeypatch.setattr(file_maps, "_known", None)
+    # What `__del__` raises is a warning, and that an error here.
+    del tensor
+    gc.collect()
+    assert address not in known

@@ -59,6 +59,7 @@ class TensorDictBase(TensorCollection):
             durable: bool = False,
             progress: bool = False,
             overwrite: bool = False,
+            storage_options: StorageOptions | None = None,
             **kwargs: object,
         ) -> PersistentTensorDict: ...
         @classmethod
@@ -71,6 +72,7 @@ class TensorDictBase(TensorCollection):
             batch_dims: int | None = None,
             batch_size: object = None,
             device: object = None,
+            storage_options: StorageOptions | None = None,
         ) -> PersistentTensorDict: ...
 
     @classmethod

@@ -386,7 +386,7 @@ class RowsOfParts:
         if addresses is None:
             pieces = [self.of_part(number, local) for number, local, _ in taken.pieces]
             return (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[taken.back]
-        out = torch.empty((len(addresses), *self.shape[1:]), dtype=self.dtype, device="cpu")
+        out = scattered.fresh((len(addresses), *self.shape[1:]), self.dtype)
         self.parts.copy(self.path, addresses, out)
         return out
 

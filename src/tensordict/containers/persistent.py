@@ -18,6 +18,7 @@ from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
 from tensordict.io import pickled
+from tensordict.io.remote import Remote, is_url
 from tensordict.io.specification import class_named
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.backends import backend_of
@@ -28,6 +29,7 @@ from tensordict.memory.stored_tensors import StoredTensor
 if TYPE_CHECKING:
     from tensordict.containers.base import TensorDictBase
     from tensordict.containers.dense import TensorDict
+    from tensordict.io.remote import StorageOptions
 
 __all__ = ["PersistentTensorDict"]
 
@@ -58,14 +60,15 @@ class PersistentTensorDict(OnDisk):
 
     Args:
         batch_size: the leading dims that all entries share; `None` for that which was saved, else no batch dims.
-        filename: the file, or the folder, the zip file or the `zarr.abc.store.Store` of a Zarr group; exclusive with
-            `group`.
+        filename: the file, or the folder, the zip file, the URL or the `zarr.abc.store.Store` of a Zarr group;
+            exclusive with `group`.
         group: an `h5py.File`, `h5py.Group` or `zarr.Group`, or with `filename` the path of one in the file.
         mode: `"r"` (read only), `"r+"` (read and write), `"w"` (make a new file), `"x"` (the same, and it must not
             exist), `"a"` (read and write, make one when there is none).
         backend: `"h5"` or `"zarr"`.
         device: tensors are moved there when they are read.
         validate_batch_size: check the batch size against the shapes in the file.
+        storage_options: of a URL, as in :meth:`TensorDict.load_memmap`.
         **kwargs: passed to `h5py.Group.create_dataset` for entries that are written: `compression="gzip"`,
             `chunks=...` (an int is the number of rows of a chunk). Of a Zarr group those that
             :meth:`TensorDict.to_zarr` takes.
@@ -107,9 +110,12 @@ class PersistentTensorDict(OnDisk):
         backend: str = "h5",
         device: object = None,
         validate_batch_size: bool = True,
+        storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> None:
         kind = backend_of(backend)
+        if kind.opens_urls and is_url(filename):
+            filename = Remote(filename, storage_options)  # type: ignore[arg-type]
         if filename is None and (group is None or isinstance(group, str)):
             raise RuntimeError("a PersistentTensorDict needs a filename, or an h5py group, and not both")
         if filename is not None and group is not None and not isinstance(group, str):
@@ -186,20 +192,28 @@ class PersistentTensorDict(OnDisk):
         batch_dims: int | None = None,
         batch_size: object = None,
         device: object = None,
+        storage_options: StorageOptions | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         """The container over a store at a path, or over a group that its library has opened; see `from_h5`."""
         is_handle = backend_of(backend).is_handle(source)
         where: dict[str, Any] = {"group": source} if is_handle else {"filename": source, "mode": mode}
         self = cls(
-            **where, backend=backend, batch_size=batch_size, device=device, validate_batch_size=False, **(options or {})
+            **where,
+            backend=backend,
+            batch_size=batch_size,
+            device=device,
+            validate_batch_size=False,
+            storage_options=storage_options,
+            **(options or {}),
         )
         try:
-            if batch_size is None and (auto_batch_size or noted_size(self._group) is None):
-                with self._store.unnoted():
-                    self.auto_batch_size_(batch_dims)
-            self._check_shapes()
-            return self._as_saved_class()
+            with self._store.together():
+                if batch_size is None and (auto_batch_size or noted_size(self._group) is None):
+                    with self._store.unnoted():
+                        self.auto_batch_size_(batch_dims)
+                self._check_shapes()
+                return self._as_saved_class()
         except BaseException:
             if not is_handle:
                 self.close()
@@ -300,7 +314,8 @@ class PersistentTensorDict(OnDisk):
         at_path = isinstance(newfile, (str, bytes, os.PathLike)) and os.path.exists(self._store.name)
         if at_path and os.path.exists(newfile) and os.path.samefile(newfile, self._store.name):
             raise SaveError(f"the container is in {os.fspath(newfile)!r} itself: pass the name of another file")
-        result: Any = self._to_store(self._store.backend, newfile, **{**self._options, **kwargs})
+        with self._store.together():
+            result: Any = self._to_store(self._store.backend, newfile, **{**self._options, **kwargs})
         result._wrapped_container()._device = self._device
         return result
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from tensordict.containers.persistent import PersistentTensorDict
+from tensordict.containers.served_stacks import LazyStackedTensorDictStore
 from tensordict.containers.stored import Twin
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract
@@ -16,6 +17,7 @@ from tensordict.core.shapes import as_size
 from tensordict.io.specification import class_named
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.redis import Server
+from tensordict.io.stores.redis_stacks import StackServer
 from tensordict.io.stores.redis_wire import Address
 
 __all__ = ["TensorDictStore"]
@@ -103,8 +105,8 @@ class TensorDictStore(PersistentTensorDict):
     def _reach(self, address: Address, batch_size: object = None, device: object = None) -> None:
         """Be the container at an address."""
         store = Server(address)
-        if "__type__" in store.header:
-            raise ValueError(f"{store.name} is a lazy stack of the reference, which is not read yet")
+        if store.is_stack:
+            raise ValueError(f"{store.name} is a lazy stack: LazyStackedTensorDictStore.from_store opens it")
         size = None if batch_size is None else as_size(batch_size)
         with store.together():
             if not store.exists:
@@ -150,7 +152,8 @@ class TensorDictStore(PersistentTensorDict):
             **kwargs: further arguments of the class.
 
         Returns:
-            a :class:`TensorDictStore`, or the tensorclass over one.
+            a :class:`TensorDictStore`, of a lazy stack a :class:`LazyStackedTensorDictStore`; or the tensorclass over
+            one.
 
         Raises:
             KeyError: there is no such container on the server.
@@ -158,25 +161,22 @@ class TensorDictStore(PersistentTensorDict):
                 on a server: import the module first.
             ConnectionError: the server does not answer.
         """
-        self = object.__new__(cls)
         address = Address.of(backend, host, port, db, unix_socket_path, prefix, td_id, **kwargs)
-        self._reach_there(address, device)
-        if tensorclass_cls is None:
-            return self._as_saved_class()
-        found: Any = class_named(tensorclass_cls) if isinstance(tensorclass_cls, str) else tensorclass_cls
-        return found.from_tensordict(self)
-
-    def _reach_there(self, address: Address, device: object) -> None:
         store = Server(address)
         if not store.exists:
-            raise KeyError(
-                f"there is no container {address}: it was never written, was cleared or has expired, or the server is "
-                "another one"
-            )
-        if "__type__" in store.header:
-            raise KeyError(f"{address} is a lazy stack of the reference, which is not read yet")
-        self._open(store.root, (), {}, store.device if device is None else as_device(device))
-        self._adopt_size(None, True)
+            raise address.missing()
+        target = store.device if device is None else as_device(device)
+        if store.is_stack:
+            found = LazyStackedTensorDictStore._opened(StackServer(address), target)
+        else:
+            self = object.__new__(cls)
+            self._open(store.root, (), {}, target)
+            self._adopt_size(None, True)
+            found = self if tensorclass_cls is not None else self._as_saved_class()
+        if tensorclass_cls is None:
+            return found
+        kind: Any = class_named(tensorclass_cls) if isinstance(tensorclass_cls, str) else tensorclass_cls
+        return kind.from_tensordict(found._wrapped_container())
 
     @classmethod
     def from_tensordict(
@@ -201,12 +201,18 @@ class TensorDictStore(PersistentTensorDict):
             **kwargs: further arguments of the class.
 
         Returns:
-            a :class:`TensorDictStore`, or the tensorclass over one.
+            a :class:`TensorDictStore`, of a lazy stack a :class:`LazyStackedTensorDictStore`; or the tensorclass over
+            one.
 
         Raises:
             UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
             ConnectionError: the server does not answer.
         """
+        if isinstance(td, Contract) and not td._is_non_tensor and td._members():
+            return LazyStackedTensorDictStore.from_lazy_stack(
+                td, backend=backend, host=host, port=port, db=db, unix_socket_path=unix_socket_path, prefix=prefix,
+                device=device, **kwargs,
+            )  # fmt: skip
         self = object.__new__(cls)
         device = td.device if device is None else device
         store = Server(Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs))

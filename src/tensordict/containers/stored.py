@@ -106,7 +106,7 @@ class _Unread(_Read):
         value = self.owner._target(name)
         if ragged.is_ragged(value):
             # For `refuse_stored`: what is written into it is written to no store.
-            value._is_stored = True  # type: ignore[attr-defined]
+            value._name_in_store = name  # type: ignore[attr-defined]
         return value
 
 
@@ -328,11 +328,11 @@ def _nothing(shape: tuple[int, ...]) -> None:
 
 
 def _all_of(shape: tuple[int, ...]) -> Selection:
-    return (...,)
+    return tuple([slice(0, size, 1) for size in shape])
 
 
 def _in_memory(value: Any) -> Any:
-    if ragged.is_ragged(value) and hasattr(value, "_is_stored"):
+    if ragged.is_ragged(value) and hasattr(value, "_name_in_store"):
         return value.detach()
     return in_memory(value)
 

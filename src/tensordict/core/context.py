@@ -85,10 +85,11 @@ class BlockContext(Contract):
         """
         members = self._members()
         if members and restored._batch_size == self._batch_size:
-            for member, piece in zip(members, self._pieces_of(restored), strict=True):
-                if piece._members() is not None and member._members() is None:
-                    piece = _as_written(member, piece)
-                member._write_back(piece, set(member.keys(True, True)), gone_nodes)
+            with self._at_once():
+                for member, piece in zip(members, self._pieces_of(restored), strict=True):
+                    if piece._members() is not None and member._members() is None:
+                        piece = _as_written(member, piece)
+                    member._write_back(piece, set(member.keys(True, True)), gone_nodes)
             return
         entries = self._entries
         if isinstance(entries, EntryStore) and (written := entries.write_back(restored, leaves)):

@@ -10,7 +10,7 @@ import itertools
 import pathlib  # these two so that `typing.get_type_hints` can read the annotations of subclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -248,6 +248,12 @@ class Contract:
         entries = self._entries
         return entries.members(or_template) if type(entries) is not dict and isinstance(entries, EntryStore) else None
 
+    def _at_once(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None]:
+        """A block in which what is read and written goes in as few requests as can be; see `EntryStore.together`."""
+        entries = self._entries
+        block = entries.together(fn) if type(entries) is not dict and isinstance(entries, EntryStore) else None
+        return nullcontext() if block is None else block
+
     def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
         """The lazy stack of what was made of each of `_members(or_template=True)`, along `dim` or the dim of this one.
 
@@ -383,13 +389,13 @@ class Contract:
         on_leaf = fn
         if type(mapping) is not dict:
             if isinstance(mapping, EntryStore):
+                if (block := mapping.together(fn)) is not None:
+                    with block:
+                        return self._map(fn, size, batch_dims, rename, on_node)
                 if (members := mapping.members(True)) is not None:
                     if size is None:
                         return self._restacked([member._map(fn) for member in members])
                     return self._dense()._map(fn, size, batch_dims, rename) if on_node is None else on_node(self)
-                if (block := mapping.together(fn)) is not None:
-                    with block:
-                        return self._map(fn, size, batch_dims, rename, on_node)
             mapping, on_leaf = dict(self._writable().items()), self._on_read(fn)
         if is_flat(mapping):
             entries = dict(zip(mapping, map(on_leaf, mapping.values())))

@@ -153,5 +153,8 @@ class TransferError(RuntimeError):
 
 def refuse_stored(leaf: object) -> None:
     """Raise a `ShapeError` for a ragged leaf that is noted to stand for one in a store."""
-    if hasattr(leaf, "_is_stored"):
-        raise ShapeError("a ragged entry of a store is not written in place: replace it as a whole, td[key] = ...")
+    name = getattr(leaf, "_name_in_store", None)
+    if name is not None:
+        raise ShapeError(
+            f"the ragged entry {name!r} of a store is not written in place: replace it as a whole, td[key] = ..."
+        )

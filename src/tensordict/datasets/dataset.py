@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
+from tensordict.containers.dense import TensorDict
+from tensordict.containers.stored import FileSelection
 from tensordict.core import pytree, registry
+from tensordict.core.contract import is_node
 from tensordict.core.errors import SaveError, SchemaError
+from tensordict.core.keys import Path
+from tensordict.datasets.location import Location
 from tensordict.datasets.manifest import Manifests, Stretch
 from tensordict.datasets.schema import Schema
-from tensordict.datasets.writer import DatasetWriter, read_schema
-from tensordict.io.detect import detect_format
-from tensordict.io.formats import ARCHIVE, DIRECTORY, open_file
-from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.source import PrivateSave
-from tensordict.io.specification import DICT
+from tensordict.datasets.writer import DatasetWriter, schema_there
+from tensordict.io.remote import StorageOptions
+from tensordict.io.remote_saves import Access, CacheDir
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import SCHEMA, local_path
+from tensordict.memory.stored_tensors import Selection, StoredTensor, in_memory, tensor_of
 
-if TYPE_CHECKING:
-    pass
-
-# So many maps of files are kept; a process may have 65,530 by default.
-_MAPS = 32_000
+# So many maps of files are kept; a process may have 65,530 by default. And so many copies of what is behind URLs, each
+# an open file.
+_MAPS, _COPIES = 32_000, 256
 # Rows of a writer, by the lines of its manifest: from one line up to another.
 Segment = tuple[str, int, int]
 
@@ -53,7 +58,7 @@ class Shards(Sequence[Any]):
     ) -> None:
         self._manifests, self.parts, self.schema, self._mode = index, parts, schema, mode
         self._kept: OrderedDict[Any, Any] = OrderedDict() if kept is None else kept
-        self._most = max(1, _MAPS // max(1, len(schema.fields)))
+        self._most = _COPIES if index.place.is_remote else max(1, _MAPS // max(1, len(schema.fields)))
         # One thread may read ahead of another.
         self._lock = threading.Lock()
 
@@ -78,19 +83,34 @@ class Shards(Sequence[Any]):
         part = self.parts[number]
         try:
             return self._rows(part)
-        except FileNotFoundError:
-            # Its rows may have been moved by a compaction since.
-            self._manifests.read()
-            moved: list[Stretch] = []
-            self._manifests.add_parts(moved, part.writer, part.first, part.last)
-            if [item.path for item in moved] == [part.path]:
-                raise
+        except FileNotFoundError as error:
+            moved = self._moved(part, error)
             if len(moved) > 1:
-                return LazyConcatenatedTensorDict(
-                    self.more(moved), lengths=[item.rows for item in moved], template=self.schema.sample()
-                )
+                return self._joined(moved)
             self.parts[number] = moved[0]
             return self._rows(moved[0])
+
+    def _moved(self, part: Stretch, error: FileNotFoundError) -> list[Stretch]:
+        """Where the rows of a part are that is gone, as a compaction has moved them; else the error is raised."""
+        self._manifests.read()
+        moved: list[Stretch] = []
+        self._manifests.add_parts(moved, part.writer, part.first, part.last)
+        if [item.path for item in moved] == [part.path]:
+            raise error
+        return moved
+
+    def _joined(self, parts: list[Stretch]) -> Any:
+        return LazyConcatenatedTensorDict(
+            self.more(parts), lengths=[item.rows for item in parts], template=self.schema.sample()
+        )
+
+    def moved(self, part: Stretch, error: FileNotFoundError) -> Any:
+        """The rows of a part that is gone."""
+        return self._joined(self._moved(part, error))
+
+    def is_there(self, part: Stretch) -> bool:
+        """Whether a part is where it was."""
+        return self._manifests.place.has_shard(part.path)
 
     def _rows(self, part: Stretch) -> Any:
         # What is given again is the same container, of which is known what is in it.
@@ -101,7 +121,9 @@ class Shards(Sequence[Any]):
                 self._kept.move_to_end(key)
                 return found
             found = self._opened(part)
-            if part.rows != part.whole:
+            if getattr(found._wrapped_container(), "_is_in_file", False):
+                found = self._followed(found, part, ())
+            elif part.rows != part.whole:
                 found = found[part.start : part.start + part.rows]
             self._kept[key] = found
             if len(self._kept) > self._most:
@@ -109,14 +131,13 @@ class Shards(Sequence[Any]):
         return found
 
     def _opened(self, part: Stretch) -> Any:
-        path = f"{self._manifests.root}/{part.path}"
+        place = self._manifests.place
+        path = place.path(part.path)
         try:
-            opened = open_shard(path, self._mode)
+            opened = place.open(part.path, self._mode)
             found = Schema(opened)
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                error.errno, f"a shard of the data set {self._manifests.root!r} is missing", path
-            ) from error
+            raise FileNotFoundError(error.errno, f"a shard of the data set {place.root!r} is missing", path) from error
         except (OSError, SchemaError) as error:
             raise SaveError(f"the shard {path!r} cannot be read: {error}") from error
         if len(opened) != part.whole:
@@ -127,15 +148,60 @@ class Shards(Sequence[Any]):
             raise SaveError(str(error)) from None
         return opened
 
+    def _followed(self, container: Any, part: Stretch, path: Path) -> Any:
+        """The rows of a part in a container that is read when it is used: a compaction may move them until then."""
+        inner = container._wrapped_container()
+        own = slice(part.start, part.start + part.rows)
+        entries: dict[str, Any] = {}
+        # Values and ragged rows.
+        read: dict[str, Any] = {}
+        for name, value in inner._writable().items():
+            if isinstance(value, StoredTensor):
+                array = _RowsOfShard(self, part, (*path, name), value[own])
+                entries[name] = StoredTensor.of(array, value.dtype, None, value.key)
+            elif is_node(value) and not value._is_non_tensor:
+                entries[name] = self._followed(value, part, (*path, name))
+            else:
+                entries[name] = read[name] = value
+        if part.rows != part.whole:
+            entries.update(TensorDict._make(read, inner._batch_size, inner._device, None)._index(own)._entries)
+        size = torch.Size((part.rows, *inner._batch_size[1:]))
+        return container._rewrap(FileSelection._of(entries, size, inner._device, inner._names))
 
-def open_shard(path: str, mode: str) -> Any:
-    """The container in a shard; with "r", what is written to its tensors does not reach the files."""
-    format = detect_format(path)
-    if format == DIRECTORY and mode == "r":
-        return load_directory(path, LoadOptions(source=PrivateSave(path)))
-    if format in (DIRECTORY, ARCHIVE):
-        return registry.lookup(DICT).load_memmap(path, mode=mode)
-    return open_file(path, format, mode=mode)
+
+class _RowsOfShard:
+    """Rows of a tensor of a shard that is no map, as an `Array`: they are read where they are by then.
+
+    A file that is mapped stays there when a compaction removes it; what is read piece by piece does not.
+    """
+
+    rows_together = 1
+
+    def __init__(self, shards: Shards, part: Stretch, path: Path, rows: Any) -> None:
+        self._shards, self._part, self._path, self._rows = shards, part, path, rows
+        self.shape, self.spread = tuple(rows.shape), rows.array.spread
+
+    def check(self) -> None:
+        """Nothing can be closed."""
+
+    def read(self, selection: Selection, dtype: object = None) -> Tensor:
+        """The selected elements."""
+        at = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in selection)
+        try:
+            found: Tensor = in_memory(self._rows[at])
+            # Of a shard of Zarr that is gone, zeros are read.
+            if self._shards.is_there(self._part):
+                return found
+            gone = FileNotFoundError(errno.ENOENT, "a shard of the data set is missing", self._part.path)
+        except FileNotFoundError as error:
+            gone = error
+        found = in_memory(self._shards.moved(self._part, gone)._unread_at(self._path)[at])
+        return found
+
+    def write(self, selection: Selection, values: Any) -> None:
+        """Write to the selection."""
+        at = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in selection)
+        self._rows[at] = tensor_of(values, self._rows.dtype)
 
 
 @pytree.register
@@ -147,25 +213,27 @@ class Dataset(LazyConcatenatedTensorDict):
     its rows is used, and what is read of it are these rows.
 
     Attributes:
-        path: the folder.
+        path: the folder or the URL.
     """
 
     path: str
+    _access: Access
     _shards: Shards
     _manifests: Manifests
     _segments: list[Segment]
 
-    def __init__(self, path: PathLike, mode: str = "r", segments: Sequence[Segment] | None = None) -> None:
+    def __init__(
+        self, path: PathLike, mode: str = "r", segments: Sequence[Segment] | None = None, access: Access | None = None
+    ) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"a data set is opened with mode='r' or 'r+', got {mode!r}")
         self.path = os.fspath(path)
-        root = local_path(path)
-        schema = read_schema(root)
-        if schema is None:
-            raise FileNotFoundError(
-                2, f"there is no data set here, or nobody has flushed a row: {SCHEMA} is missing", root
-            )
-        self._manifests = index = Manifests(root)
+        self._access = access or Access()
+        place = Location.of(path, self._access)
+        if place.is_remote and mode != "r":
+            raise ValueError(f"mode='r+' writes to the files, and {self.path!r} is only read: mode='r' can be had")
+        schema = schema_there(place)
+        self._manifests = index = Manifests(place)
         self._read_manifests()
         index.check(schema.digest)
         if segments is None:
@@ -218,9 +286,8 @@ class Dataset(LazyConcatenatedTensorDict):
         Raises:
             SaveError: some of them are gone.
         """
-        return type(self)(
-            self.path, self._mode, [(str(writer), int(start), int(stop)) for writer, start, stop in segments]
-        )
+        given = [(str(writer), int(start), int(stop)) for writer, start, stop in segments]
+        return type(self)(self.path, self._mode, given, self._access)
 
     def refresh(self) -> int:
         """Show the rows that were flushed since, behind those that there are; views keep the rows that they have.
@@ -273,7 +340,7 @@ class Dataset(LazyConcatenatedTensorDict):
         """Write what a function makes of the rows into another data set, a batch at a time.
 
         Args:
-            path: the folder of the other one.
+            path: the folder of the other one, or its URL.
             fn: is given each batch, in the order of the rows, and gives the rows that are written in its place: any
                 number of them, or `None` for none.
             batch_size: how many rows it is given at once.
@@ -305,23 +372,29 @@ class Dataset(LazyConcatenatedTensorDict):
             for rows in loader:
                 if rows is not None and len(rows):
                     writer.extend(rows)
-        return type(self)(path)
+        return type(self)(path, access=Access.of(options.get("storage_options")))
 
     def shards(self) -> Iterator[tuple[str, int]]:
         """The shards, and how many of their rows these are, in the order of the rows."""
         for part in self._found(self._segments):
-            yield f"{self._manifests.root}/{part.path}", part.rows
+            yield self._manifests.place.path(part.path), part.rows
 
     def __reduce__(self) -> Any:
         # What is opened, the index and the maps, is made again from the files.
-        return _reopened, (type(self), self.path, self._mode, self._segments)
+        return _reopened, (type(self), self.path, self._mode, self._segments, self._access)
 
 
-def _reopened(cls: type[Dataset], path: str, mode: str, segments: list[Segment]) -> Any:
-    return cls(path, mode, segments)
+def _reopened(cls: type[Dataset], path: str, mode: str, segments: list[Segment], access: Access) -> Any:
+    return cls(path, mode, segments, access)
 
 
-def open_dataset(path: PathLike, *, mode: str = "r") -> Dataset:
+def open_dataset(
+    path: PathLike,
+    *,
+    mode: str = "r",
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
+) -> Dataset:
     """All rows of a data set, in one container.
 
     The manifests are read, and no shard: rows are read when they are used, from the shards that hold them.
@@ -333,9 +406,11 @@ def open_dataset(path: PathLike, *, mode: str = "r") -> Dataset:
     - `data[i] = row`, and whatever else writes in place, needs `mode="r+"`, and writes to the files.
 
     Args:
-        path: the folder.
+        path: the folder, or its URL. Of what is at a URL, the rows that are used are fetched, when they are used.
         mode: "r" leaves the files as they are: rows cannot be assigned, and what is written to a row that was read
-            stays in memory. With "r+", both reach the files.
+            stays in memory. With "r+", both reach the files; it is for local folders.
+        storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load`; what is fetched is kept in `cache_dir`, and
+            without it as long as the shard is among the 256 that were used last.
 
     Returns:
         the :class:`Dataset`, or a tensorclass over it where the rows are of one.
@@ -358,11 +433,11 @@ def open_dataset(path: PathLike, *, mode: str = "r") -> Dataset:
         >>> data.batch_size, data[[7, 2]]["x"], data.select("y")[3:5]["y"].shape
         (torch.Size([10]), tensor([7, 2]), torch.Size([2, 3]))
     """
-    data: Dataset = opened(path, mode)
+    data: Dataset = opened(path, mode, Access.of(storage_options, cache_dir))
     return data
 
 
-def opened(path: PathLike, mode: str = "r") -> Any:
+def opened(path: PathLike, mode: str, access: Access) -> Any:
     """The data set, in the tensorclass of its rows where they are of one."""
-    data = Dataset(path, mode)
+    data = Dataset(path, mode, access=access)
     return data.schema.sample()._rewrap(data)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from tensordict.datasets.dataset import Dataset, Segment
 from tensordict.datasets.order import Order
+from tensordict.memory import rows as scattered
 
 _FIELDS = {"epoch", "start", "seed", "shuffle", "rows", "segments"}
 
@@ -197,8 +198,12 @@ class _Fetch(torch.utils.data.Dataset[Any]):
         self._rows, self._order, self._transform = rows, order, transform
 
     def __getitem__(self, number: int) -> Any:
-        at = self._order.batch(number)
-        batch = self._rows[torch.from_numpy(at)]
+        at = torch.from_numpy(self._order.batch(number))
+        if torch.utils.data.get_worker_info() is None or self._transform is not None:
+            batch = self._rows[at]
+        else:
+            with scattered.into_shared_memory():
+                batch = self._rows[at]
         return batch if self._transform is None else self._transform(batch)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,33 +14,37 @@ import torch
 
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.core.keys import Path
-from tensordict.datasets.dataset import Shards, open_shard, opened
-from tensordict.datasets.manifest import SHARDS, Line, Manifests, ManifestWriter, Stretch, new_id
+from tensordict.datasets.dataset import Dataset, Shards, opened
+from tensordict.datasets.location import SHARDS, Location
+from tensordict.datasets.manifest import Line, Manifests, ManifestWriter, Stretch, new_id
 from tensordict.datasets.schema import Field, Schema
-from tensordict.datasets.shards import Buffers, FolderShard, MemoryShard, Shard, row_nbytes
-from tensordict.datasets.writer import DatasetWriter, read_schema, shard_options
-from tensordict.io import commit
-from tensordict.io.detect import detect_format
-from tensordict.io.formats import ABOVE, ARCHIVE, DATASET, Above
+from tensordict.datasets.shards import Buffers, Shard, new_shard, row_nbytes
+from tensordict.datasets.writer import DatasetWriter, schema_there, shard_options
+from tensordict.io.formats import ABOVE, DATASET, Above
 from tensordict.io.progress import Progress
-from tensordict.io.specification import DICT, VALUE_STACK, WRAPPED, LeafSpec, Specification, Unreadable
+from tensordict.io.remote import StorageOptions
+from tensordict.io.remote_saves import Access
+from tensordict.io.specification import DICT, VALUE_STACK, WRAPPED, LeafSpec, Specification, Unread
 from tensordict.io.structure import Complain
-from tensordict.io.verify import VERIFIERS, Report, verify
+from tensordict.io.verify import Report, verify
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import META, SCHEMA, local_path
 
 # The bytes that a shard should have at least, and those that are copied at once.
 _ENOUGH, _STEP = 128 << 20, 16 << 20
-# Locked by whoever compacts or tidies.
-_LOCK = ".compacting"
 
 
 # --- compaction -------------------------------------------------------------------------------------------------------
 
 
 def compact(
-    path: PathLike, *, rows_per_shard: int | None = None, format: str = "", durable: bool = False, keep: bool = False
+    path: PathLike,
+    *,
+    rows_per_shard: int | None = None,
+    format: str = "",
+    durable: bool = False,
+    keep: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> tuple[int, int]:
     """Merge small shards into larger ones; the rows stay the same, in the same order.
 
@@ -49,18 +53,20 @@ def compact(
     Rows must not be assigned to at the same time.
 
     Args:
-        path: the folder of the data set.
+        path: the folder of the data set, or its URL.
         rows_per_shard: shards with fewer rows are merged, as long as they have no more together; by default as many as
             have 128 MiB.
         format: of the new shards: "folder", "archive" or "zarr"; by default that of the first shard.
         durable: have the new shards reach the disk before the old ones are removed.
         keep: leave the old shards there, for `tidy` to remove.
+        storage_options: of a URL, as in :meth:`TensorDict.save`.
 
     Returns:
         how many shards there were, and how many there are.
 
     Raises:
-        SaveError: somebody else compacts it, or the file system has no locks, which would tell.
+        SaveError: somebody else compacts it, or the file system has no locks, which would tell. Who compacts at a URL
+            makes the file `.compacting` there; a process that was killed leaves it, and you delete it.
         OSError: a file cannot be read or written; what was merged before stays merged.
 
     Example:
@@ -76,29 +82,25 @@ def compact(
         >>> open_dataset(folder.name + "/data")["x"]
         tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
-    root, schema = _of_data_set(path)
-    with _alone(root):
-        index = Manifests(root)
+    place = Location.of(path, Access(storage_options))
+    schema = schema_there(place)
+    with place.alone():
+        index = Manifests(place)
         index.read()
         index.check(schema.digest)
         parts = index.parts()
         if not parts:
             return 0, 0
         limit = rows_per_shard or max(1, _ENOUGH // max(1, sum(row_nbytes(schema).values())))
-        options = shard_options(format or _format_of(f"{root}/{parts[0].path}"), durable, False, None, 0)
+        options = shard_options(place, format or place.format_of(parts[0].path), durable, False, None, 0)
         writer = new_id()
-        manifest = ManifestWriter(root, writer, schema.digest, durable)
+        manifest = ManifestWriter(place, writer, schema.digest, durable)
         generation = 1 + max((line.generation for m in index.manifests.values() for line in m.lines), default=0)
         try:
             for number, group in enumerate(_groups(parts, limit)):
                 name = f"{SHARDS}/{writer}/{number:08}{options.suffix}"
                 count = sum(part.rows for part in group)
-                shard: Shard
-                if options.suffix:
-                    shard = MemoryShard(schema, count, f"{root}/{name}", options, Buffers())
-                else:
-                    shard = FolderShard(schema, count, f"{root}/{name}", options)
-                with contextlib.closing(shard):
+                with contextlib.closing(new_shard(schema, count, place.path(name), options, Buffers())) as shard:
                     _copy(Shards(index, group, schema, "r"), shard, schema)
                     shard.save()
                 holds = tuple((part.writer, part.first, part.last) for part in group)
@@ -108,29 +110,8 @@ def compact(
         index.read()
         made = len({part.path for part in index.parts()})
         if not keep:
-            _remove_superseded(root)
+            _remove_superseded(place)
         return len({part.path for part in parts}), made
-
-
-def _of_data_set(path: PathLike) -> tuple[str, Schema]:
-    root = local_path(path)
-    schema = read_schema(root)
-    if schema is None:
-        raise FileNotFoundError(2, f"there is no data set here: {SCHEMA} is missing", root)
-    return root, schema
-
-
-@contextlib.contextmanager
-def _alone(root: str) -> Iterator[None]:
-    """Be the only one who removes shards of a data set."""
-    with commit.locked(f"{root}/{_LOCK}", root, os.O_RDWR | os.O_CREAT) as sure:
-        if not sure:
-            raise SaveError(f"the file system of {root!r} has no locks, which would tell that nobody else compacts it")
-        try:
-            yield
-        finally:
-            # While it is still locked: whoever opened it meanwhile sees that it is no longer there.
-            os.unlink(f"{root}/{_LOCK}")
 
 
 def _groups(parts: list[Stretch], limit: int) -> Iterator[list[Stretch]]:
@@ -158,55 +139,45 @@ def _copy(shards: Shards, shard: Shard, schema: Schema) -> None:
             shard.add(batch, 0, batch.count)
 
 
-def _format_of(path: str) -> str:
-    found = detect_format(path)
-    return found if found in (ARCHIVE, "zarr") else "folder"
-
-
-def _remove_superseded(root: str) -> list[str]:
-    """Remove shards that others are in the place of."""
-    index = Manifests(root)
+def _remove_superseded(place: Location) -> list[str]:
+    """Remove shards that others are in the place of; gives their names."""
+    index = Manifests(place)
     index.read()
-    removed = []
-    for name in index.superseded():
-        path = f"{root}/{name}"
-        if os.path.lexists(path):
-            _remove(path)
-            removed.append(path)
+    superseded = set(index.superseded())
+    removed = [found.name for found in place.shards(superseded.__contains__)] if superseded else []
+    for name in removed:
+        place.remove(name)
     return removed
-
-
-def _remove(path: str) -> None:
-    """Remove a shard; readers see all of it or nothing."""
-    if not os.path.isdir(path):
-        os.unlink(path)
-        return
-    gone = f"{os.path.dirname(path)}/.{os.path.basename(path)}.gone"
-    if os.path.lexists(gone):
-        shutil.rmtree(gone)
-    os.rename(path, gone)
-    shutil.rmtree(gone)
 
 
 # --- tidying ----------------------------------------------------------------------------------------------------------
 
 
-def tidy(path: PathLike, *, older_than: float = 3600.0, complete: bool = False) -> list[str]:
+def tidy(
+    path: PathLike,
+    *,
+    older_than: float = 3600.0,
+    complete: bool = False,
+    storage_options: StorageOptions | None = None,
+) -> list[str]:
     """Remove what killed writers and compactions have left: shards that do not count, which nobody reads.
 
     Shards that count are never touched, nor those of writers whose manifest is damaged, as they may be listed by what
     was lost.
 
     Args:
-        path: the folder of the data set.
+        path: the folder of the data set, or its URL.
         older_than: leave what was changed in the last so many seconds: a writer may be at work on it.
         complete: remove complete shards that no manifest lists, too. A writer that was killed in the moment before it
-            would have counted leaves one; so does a manifest that lost its last lines.
+            would have counted leaves one; so does a manifest that lost its last lines. At a URL an archive is there
+            as a whole or not at all, so that all that is left is complete.
+        storage_options: of a URL, as in :meth:`TensorDict.save`.
 
     Returns:
         the paths that were removed.
 
     Raises:
+        FileNotFoundError: there is no data set.
         SaveError: somebody else tidies or compacts it.
 
     Example:
@@ -220,115 +191,99 @@ def tidy(path: PathLike, *, older_than: float = 3600.0, complete: bool = False) 
         >>> tidy(folder.name + "/data")
         []
     """
-    root = local_path(path)
-    if not os.path.isdir(root):
-        raise FileNotFoundError(2, "there is no data set here", root)
-    removed: list[str] = []
-    with _alone(root):
-        index = Manifests(root)
+    place = Location.of(path, Access(storage_options))
+    if not place.begun():
+        raise FileNotFoundError(errno.ENOENT, "there is no data set here", place.root)
+    with place.alone():
+        index = Manifests(place)
         index.read()
-        removed += _remove_superseded(root)
+        removed = _remove_superseded(place)
         limit = time.time() - older_than
-        for found, is_complete in _left(index):
-            if (complete or not is_complete) and _last_change(found) < limit:
-                _remove(found)
-                removed.append(found)
-        _remove_empty(f"{root}/{SHARDS}", limit, {os.path.dirname(found) for found in removed})
-    return removed
+        damaged = {writer for writer, manifest in index.manifests.items() if manifest.problem}
+        listed = {line.path for manifest in index.manifests.values() for line in manifest.lines}
 
+        def is_left(name: str) -> bool:
+            return name not in listed and name.split("/")[1] not in damaged
 
-def _left(index: Manifests) -> Iterator[tuple[str, bool]]:
-    """What no manifest lists, and whether it is a complete shard."""
-    folder = f"{index.root}/{SHARDS}"
-    for writer in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        manifest = index.manifests.get(writer)
-        if manifest is not None and manifest.problem:
-            continue
-        listed = {os.path.basename(line.path) for line in manifest.lines} if manifest is not None else set()
-        for name in sorted(os.listdir(f"{folder}/{writer}")):
-            if name in listed:
-                continue
-            path = f"{folder}/{writer}/{name}"
-            hidden = name.startswith(".")
-            is_complete = not hidden and (not os.path.isdir(path) or os.path.lexists(f"{path}/{META}"))
-            yield path, is_complete
-
-
-def _last_change(path: str) -> float:
-    found = os.lstat(path).st_mtime
-    for inner, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                found = max(found, os.lstat(f"{inner}/{name}").st_mtime)
-    return found
-
-
-def _remove_empty(folder: str, limit: float, emptied: set[str]) -> None:
-    """Remove the folders of writers that have nothing in them."""
-    for writer in os.listdir(folder) if os.path.isdir(folder) else ():
-        path = f"{folder}/{writer}"
-        if not os.listdir(path) and (path in emptied or os.lstat(path).st_mtime < limit):
-            commit.unless_it_fails(os.rmdir, path)
+        for found in list(place.shards(is_left)):
+            if (complete or not found.complete) and found.changed is not None and found.changed < limit:
+                place.remove(found.name)
+                removed.append(found.name)
+        place.remove_empty(limit, {os.path.dirname(name) for name in removed})
+    return [place.path(name) for name in removed]
 
 
 # --- what other modules ask of a save ---------------------------------------------------------------------------------
 
 
-def describe(path: PathLike, complain: Complain | None = None) -> Specification:
-    """The specification of all rows; no shard is opened."""
-    root, schema = _of_data_set(path)
-    index = Manifests(root)
+def describe(path: PathLike, complain: Complain | None, access: Access) -> Specification:
+    """The specification of all rows; no shard is opened before its content is asked for."""
+    place = Location.of(path, access)
+    schema = schema_there(place)
+    index = Manifests(place)
     index.read()
     for problem in index.problems:
         if complain is None:
             raise SaveError(problem)
         complain(SaveError(problem))
     count = sum(part.rows for part in index.parts())
-    return _described(schema.skeleton, (), schema.fields, count)
+    # Whoever compares needs them, and no one else.
+    data: list[Any] = []
+
+    def content(key: Path) -> Any:
+        if not data:
+            data.append(Dataset(path, access=access))
+        return data[0]._unread_at(key)
+
+    return _described(schema.skeleton, (), schema.fields, count, content)
 
 
-def _described(node: Specification, key: Path, fields: dict[Path, Field], count: int) -> Specification:
+def _described(
+    node: Specification, key: Path, fields: dict[Path, Field], count: int, content: Callable[[Path], Any]
+) -> Specification:
     size = torch.Size((count, *node.batch_size[1:]))
     if node.is_tensorclass:
-        inner = _described(node.entries[WRAPPED], key, fields, count)
+        inner = _described(node.entries[WRAPPED], key, fields, count, content)
         return Specification(node.kind, size, None, node.names, {WRAPPED: inner}, missing=node.missing)
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
         path = (*key, name)
         field = fields.get(path)
         if field is None:
-            entries[name] = _described(entry, path, fields, count)
+            entries[name] = _described(entry, path, fields, count, content)
         elif field.dtype is None:
-            rows = Unreadable("one for each row")
+            rows = Unread("one for each row", partial(_values, content, path))
             entries[name] = Specification(VALUE_STACK, torch.Size((count,)), stack_dim=0, value=rows)
         else:
             shape = (count, *field.shape)
             # What ragged rows take is known by their shards only.
             nbytes = torch.Size(shape).numel() * field.dtype.itemsize if field.is_dense else 0
-            entries[name] = LeafSpec(field.dtype, shape, nbytes, not field.is_dense, _no_content)
+            entries[name] = LeafSpec(field.dtype, shape, nbytes, not field.is_dense, partial(content, path))
     return Specification(DICT, size, None, node.names, entries)
 
 
-def _no_content() -> Any:
-    raise SaveError("the rows of a data set are in its shards: open_dataset reads them")
+def _values(content: Callable[[Path], Any], path: Path) -> Any:
+    return content(path).tolist()
 
 
-def _verify(report: Report, num_threads: int, progress: Progress | None) -> None:
+def _verify(report: Report, num_threads: int, progress: Progress | None, access: Access) -> None:
     """Check the manifests, and every shard that counts."""
-    root, schema = _of_data_set(report.path)
-    index = Manifests(root)
+    place = Location.of(report.path, access)
+    schema = schema_there(place)
+    index = Manifests(place)
     index.read()
     index.check(schema.digest)
     report.problems += index.problems
     found: dict[str, Report] = {}
+    options = access.storage_options
 
     def check(name: str, rows: int) -> None:
-        path = f"{root}/{name}"
+        path = place.path(name)
         one = found[name] = Report(path)
         try:
-            one = found[name] = verify(path, raises=False)
+            one = found[name] = verify(path, raises=False, storage_options=options, cache_dir=access.cache)
             if one.ok:
-                rows_there = open_shard(path, "r")
+                rows_there = place.open(name, "r")
                 if len(rows_there) != rows:
                     raise SaveError(f"it has {len(rows_there):,} rows, and the manifest says {rows:,}")
                 schema.refuse_other(Schema(rows_there), "this shard")
@@ -340,7 +295,7 @@ def _verify(report: Report, num_threads: int, progress: Progress | None) -> None
             progress.add(one.nbytes)
 
     wholes = {part.path: part.whole for part in index.parts()}
-    files.run_all([partial(check, name, rows) for name, rows in wholes.items()], num_threads)
+    files.run_all([partial(check, name, rows) for name, rows in wholes.items()], num_threads or place.in_flight)
     report.leaves = len(schema.fields)
     for name in wholes:
         report.nbytes += found[name].nbytes
@@ -349,14 +304,15 @@ def _verify(report: Report, num_threads: int, progress: Progress | None) -> None
     report.checksummed = len(schema.fields) if sums == {True} else 0
 
 
-def _write(container: Any, path: PathLike) -> None:
+def _write(container: Any, path: PathLike, access: Access) -> None:
     """Write a container as a data set, a piece at a time."""
-    root = local_path(path)
-    if os.path.isdir(root) and os.listdir(root):
+    place = Location.of(path, access)
+    if place.begun():
         raise SaveError(
-            f"{root!r} is not empty, and a data set is not replaced: choose a new folder, or add to it by DatasetWriter"
+            f"{place.root!r} is not empty, and a data set is not replaced: choose a new place, or add to it by "
+            "DatasetWriter"
         )
-    with DatasetWriter(path) as writer:
+    with DatasetWriter(path, storage_options=access.storage_options) as writer:
         write_rows(writer, container)
 
 
@@ -368,5 +324,4 @@ def write_rows(writer: DatasetWriter, container: Any) -> None:
         writer.extend(container[start : start + step])
 
 
-ABOVE[DATASET] = Above(opened, describe, _write)
-VERIFIERS[DATASET] = _verify
+ABOVE[DATASET] = Above(opened, describe, _write, _verify)

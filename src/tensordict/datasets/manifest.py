@@ -9,7 +9,8 @@ The folder of a data set:
 Nobody but its writer touches a manifest or a folder of shards, and no two writers ever have the same id: writers share
 nothing, not even a lock. A shard counts once its line in a manifest is whole. A line is appended when the shard is
 complete, so that a writer that is killed at any moment leaves what no line names, or a line that is cut off, and
-neither is read. What was appended before is never written again.
+neither is read. What was appended before is never written again. Behind a URL, where nothing can be appended to, the
+manifest is put again with each line, in one step. A data set may be copied from one to the other as it is.
 
 A line is `CRC JSON`: eight hexadecimal digits and an array. The CRC-32 is that of all lines up to this one, so that a
 line that is missing or from elsewhere is noticed. The first line is `["tensordict data set", 1, ID, DIGEST]`, the
@@ -23,7 +24,6 @@ leaves this order as it is.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -33,14 +33,14 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tensordict.core.errors import SaveError
-from tensordict.memory import files, system
+from tensordict.datasets.location import SHARDS, WRITERS, Location
+from tensordict.memory import files
 from tensordict.memory.names import SCHEMA
 
-WRITERS = "writers"
-SHARDS = "shards"
 _SUFFIX = ".jsonl"
 _MAGIC, _VERSION = "tensordict data set", 1
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
@@ -94,9 +94,9 @@ def new_id() -> str:
     return f"{stamp}.{now % 10**9 // 1000:06}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def manifest_path(root: str, writer: str) -> str:
-    """Where the manifest of a writer is."""
-    return f"{root}/{WRITERS}/{writer}{_SUFFIX}"
+def _name_of(writer: str) -> str:
+    """The manifest of a writer, in the data set."""
+    return f"{WRITERS}/{writer}{_SUFFIX}"
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -106,19 +106,16 @@ class ManifestWriter:
     """The manifest of one writer, which is made with the first line.
 
     Args:
-        root: the folder of the data set.
+        place: the data set.
         writer: the id.
         digest: of the schema.
         durable: have every line reach the disk.
     """
 
-    def __init__(self, root: str, writer: str, digest: str, durable: bool) -> None:
-        self._path = manifest_path(root, writer)
-        self._durable = durable
+    def __init__(self, place: Location, writer: str, digest: str, durable: bool) -> None:
+        self._file = place.appender(_name_of(writer), durable)
         self._crc = 0
-        self._head = _form([_MAGIC, _VERSION, writer, digest])
-        self._fd: int | None = None
-        self._end = 0
+        self._head: bytes | None = _form([_MAGIC, _VERSION, writer, digest])
 
     def add(self, line: Line) -> None:
         """Make a shard count; when that fails, it does not, and may be added again.
@@ -129,42 +126,16 @@ class ManifestWriter:
         item: list[Any] = [os.path.basename(line.path), line.rows]
         if line.holds:
             item += [line.generation, [list(part) for part in line.holds]]
-        pieces = [_form(item)] if self._end else [self._head, _form(item)]
         crc, content = self._crc, b""
-        for piece in pieces:
+        for piece in filter(None, (self._head, _form(item))):
             crc = zlib.crc32(piece, crc)
             content += b"%08x %s\n" % (crc, piece)
-        with files.naming("write the manifest", self._path):
-            fd = self._opened()
-            try:
-                if os.write(fd, content) != len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
-                if self._durable:
-                    os.fsync(fd)
-            except OSError:
-                # Nothing may follow a line that is cut off.
-                os.ftruncate(fd, self._end)
-                raise
-        self._crc, self._end = crc, self._end + len(content)
-
-    def _opened(self) -> int:
-        if self._fd is None:
-            folder = os.path.dirname(self._path)
-            os.makedirs(folder, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | system.CLOEXEC
-            self._fd = os.open(self._path, flags, 0o666)
-            if self._durable:
-                files.sync_folder(folder)
-                files.sync_folder(os.path.dirname(folder))
-        return self._fd
+        self._file.add(content)
+        self._crc, self._head = crc, None
 
     def close(self) -> None:
         """Close the file; an empty one is taken away."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-            if not self._end:
-                os.unlink(self._path)
+        self._file.close()
 
 
 def _form(item: list[Any]) -> bytes:
@@ -174,38 +145,32 @@ def _form(item: list[Any]) -> bytes:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def writer_ids(root: str) -> list[str]:
-    """The ids of all writers that have a manifest, in their order."""
-    try:
-        names = os.listdir(f"{root}/{WRITERS}")
-    except FileNotFoundError:
-        return []
-    found = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
-    return sorted(name for name in found if _ID.fullmatch(name))
+def writer_ids(place: Location) -> dict[str, int | None]:
+    """The ids of all writers that have a manifest, in their order, and how long it is where that is known."""
+    found = {name.removesuffix(_SUFFIX): size for name, size in place.manifests().items() if name.endswith(_SUFFIX)}
+    return {name: found[name] for name in sorted(found) if _ID.fullmatch(name)}
 
 
-def read_on(root: str, manifest: Manifest) -> int:
-    """Read what was added to a manifest since; gives the number of new lines.
+def read_on(place: Location, manifest: Manifest, size: int | None = None) -> None:
+    """Read what was added to a manifest since; `size` is what a listing has said of its length.
 
     What is wrong with the rest of the file is its `problem`: lines before stay good.
 
     Raises:
         OSError: the file cannot be read; names it.
     """
-    path = manifest_path(root, manifest.writer)
-    before = len(manifest.lines)
-    with files.naming("read the manifest", path), files.closing(files.open_file(path)) as fd:
-        for attempt in range(_TRIES):
-            if attempt:
-                time.sleep(_PAUSE)
-            size = os.fstat(fd).st_size
-            if size < manifest.end:
-                manifest.problem = f"{path!r} was cut short: it had {manifest.end} bytes, and has {size}"
-                break
-            _parse(manifest, system.pread(fd, size - manifest.end, manifest.end), path)
-            if not manifest.problem:
-                break
-    return len(manifest.lines) - before
+    name = _name_of(manifest.writer)
+    path = place.path(name)
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE)
+        content, length = place.read(name, manifest.end, size)
+        if length < manifest.end:
+            manifest.problem = f"{path!r} was cut short: it had {manifest.end} bytes, and has {length}"
+            break
+        _parse(manifest, content, path)
+        if not manifest.problem or place.is_remote:
+            break
 
 
 def _parse(manifest: Manifest, content: bytes, path: str) -> None:
@@ -301,14 +266,14 @@ class Manifests:
     """All manifests of a data set.
 
     Args:
-        root: its folder.
+        place: where it is.
 
     Attributes:
         manifests: by writer.
     """
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, place: Location) -> None:
+        self.place = place
         self.manifests: dict[str, Manifest] = {}
         # Where a shard is now that was compacted: the place of the highest generation.
         self._moved: dict[tuple[str, int], tuple[Line, int]] = {}
@@ -322,9 +287,11 @@ class Manifests:
         Raises:
             OSError: a manifest cannot be read; names it.
         """
-        for writer in writer_ids(self.root):
-            manifest = self.manifests.setdefault(writer, Manifest(writer))
-            read_on(self.root, manifest)
+        jobs = [
+            partial(read_on, self.place, self.manifests.setdefault(writer, Manifest(writer)), size)
+            for writer, size in writer_ids(self.place).items()
+        ]
+        files.run_all(jobs, self.place.in_flight)
         for writer, manifest in self.manifests.items():
             for line in manifest.lines[self._seen.get(writer, 0) :]:
                 if line.holds:
@@ -410,6 +377,6 @@ class Manifests:
         for manifest in self.manifests.values():
             if manifest.digest not in ("", digest):
                 raise SaveError(
-                    f"{manifest_path(self.root, manifest.writer)!r} is of a writer with another schema than that of "
-                    f"{self.root + '/' + SCHEMA!r}: it belongs to another data set"
+                    f"{self.place.path(_name_of(manifest.writer))!r} is of a writer with another schema than that of "
+                    f"{self.place.path(SCHEMA)!r}: it belongs to another data set"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,9 @@ _MASK = (1 << 64) - 1
 def shuffled(positions: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
     """Where each of some positions lies in a permutation of so many rows, which the seed gives.
 
-    A Feistel network permutes the numbers of an even number of bits; what is `count` or more goes through it again,
-    until it is less (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So nothing is
-    kept for a row, however many there are.
+    The numbers of a rectangle that is nearly square are permuted by a Feistel network; what is `count` or more goes
+    through it again, until it is less (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: generalized
+    Feistel, cycle walking). So nothing is kept for a row, however many there are.
 
     Example:
         >>> import numpy as np
@@ -24,29 +25,36 @@ def shuffled(positions: NDArray[np.int64], count: int, seed: int) -> NDArray[np.
         >>> sorted(shuffled(np.arange(5), 5, seed=1).tolist())
         [0, 1, 2, 3, 4]
     """
-    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    width = math.isqrt(count - 1) + 1 if count > 1 else 1
+    height = -(-count // width)
     keys = [_mixed_int(seed + number) for number in range(1, _ROUNDS + 1)]
-    found = _network(positions.astype(np.uint64), half, keys)
+    found = _network(positions.astype(np.uint64), width, height, keys)
     while len(beyond := np.flatnonzero(found >= count)):
-        found[beyond] = _network(found[beyond], half, keys)
+        found[beyond] = _network(found[beyond], width, height, keys)
     return found.astype(np.int64)
 
 
-def _network(values: NDArray[np.uint64], half: int, keys: list[int]) -> NDArray[np.uint64]:
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> bits, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mixed(right + np.uint64(key)) & mask)
-    joined: NDArray[np.uint64] = (left << bits) | right
-    return joined
+def _network(values: NDArray[np.uint64], width: int, height: int, keys: list[int]) -> NDArray[np.uint64]:
+    upper, lower = np.divmod(values, np.uint64(width))
+    for number, key in enumerate(keys):
+        mixed = _mixed(upper + np.uint64(key))
+        mixed += lower
+        mixed %= np.uint64(height if number % 2 else width)
+        lower, upper = upper, mixed
+    upper *= np.uint64(width)
+    upper += lower
+    return upper
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
-    return mixed
+    """48 bits for each value, which is overwritten: of the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    values >>= np.uint64(16)
+    return values
 
 
 def _mixed_int(value: int) -> int:

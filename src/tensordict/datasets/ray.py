@@ -11,6 +11,7 @@ from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import joined
 from tensordict.datasets.dataset import Dataset, Segment
 from tensordict.datasets.shards import row_nbytes
+from tensordict.io.remote_saves import Access
 
 if TYPE_CHECKING:
     import ray.data
@@ -65,7 +66,7 @@ def _source_of(data: Dataset, separator: str) -> Any:
     for _, count in data.shards():
         start = spans[-1][1] if spans else 0
         spans.append((start, start + count))
-    path, segments = data.path, data.segments
+    path, segments, access = data.path, data.segments, data._access
 
     class RaySource(datasource.Datasource):  # type: ignore[misc, name-defined]
         """The shards of a data set."""
@@ -79,7 +80,7 @@ def _source_of(data: Dataset, separator: str) -> Any:
         def get_read_tasks(self, parallelism: int, *others: Any, **options: Any) -> list[Any]:
             return [
                 datasource.ReadTask(
-                    partial(_blocks, path, segments, span, separator),
+                    partial(_blocks, path, segments, access, span, separator),
                     block.BlockMetadata(
                         num_rows=span[1] - span[0],
                         size_bytes=row * (span[1] - span[0]),
@@ -93,10 +94,10 @@ def _source_of(data: Dataset, separator: str) -> Any:
     return RaySource()
 
 
-def _blocks(path: str, segments: list[Segment], span: Span, separator: str) -> Iterator[Any]:
+def _blocks(path: str, segments: list[Segment], access: Access, span: Span, separator: str) -> Iterator[Any]:
     """The block of one shard; runs in a worker of Ray's."""
     block = extras.require("ray.data.block", "ray")
-    data = Dataset(path, "r", segments)
+    data = Dataset(path, "r", segments, access)
     rows = data[span[0] : span[1]]
     columns: dict[str, Any] = {}
     for key, field in data.schema.fields.items():

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
+from tensordict.datasets.location import writing
 from tensordict.datasets.schema import Batch, Ragged, Rows, Schema, ragged_rows
 from tensordict.io.directory import FolderOptions, GrowingFolder
-from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, write_save
+from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES
+from tensordict.io.remote import StorageOptions, is_url
+from tensordict.io.stores.backends import backend_of
 
 # What a value that is no tensor is taken to need, in bytes.
 _VALUE = 64
@@ -31,6 +33,7 @@ class ShardOptions:
         checksum: the algorithm of the checksums of tensors, where the format has a choice.
         compression: of the format.
         num_threads: that write a shard.
+        storage_options: how its URL is reached.
     """
 
     format: str
@@ -38,6 +41,7 @@ class ShardOptions:
     checksum: str = ""
     compression: str | None = None
     num_threads: int = 0
+    storage_options: StorageOptions | None = None
 
     @property
     def suffix(self) -> str:
@@ -138,12 +142,8 @@ class MemoryShard(Shard):
 
     def save(self) -> None:
         dense = {key: self._buffers.of(key, self.schema, self.capacity)[: self.count] for key in self._dense}
-        try:
+        with writing("the shard", self._path):
             save_rows(self._container(dense), self._path, self._options)
-        except OSError as error:
-            if error.errno is None:
-                raise SaveError(f"cannot write the shard {self._path!r}: {error}") from error
-            raise OSError(error.errno, f"cannot write the shard ({error})", self._path) from error
 
     def close(self) -> None:
         self._others.clear()
@@ -164,13 +164,21 @@ class Buffers:
         return found
 
 
+def new_shard(schema: Schema, capacity: int, path: str, options: ShardOptions, buffers: Buffers) -> Shard:
+    """A shard without rows, to be saved at a path or URL."""
+    if options.format == DIRECTORY and not is_url(path):
+        return FolderShard(schema, capacity, path, options)
+    return MemoryShard(schema, capacity, path, options, buffers)
+
+
 def save_rows(container: Any, path: str, options: ShardOptions) -> None:
     """Save a container as a shard.
 
     Raises:
         OSError: it cannot be written; names the path.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if not (at_url := is_url(path)):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     if options.format in (DIRECTORY, ARCHIVE):
         container.memmap(
             path,
@@ -179,18 +187,17 @@ def save_rows(container: Any, path: str, options: ShardOptions) -> None:
             archive=options.format == ARCHIVE,
             compression=options.compression,
             checksum=options.checksum if options.format == DIRECTORY and options.checksum else False,
-            durable=options.durable,
+            # Nothing is lost with what is staged for an upload.
+            durable=options.durable and not at_url,
+            # What is there is what an upload of this very shard has left that was thought to have failed.
+            overwrite=at_url,
+            storage_options=options.storage_options,
         )
         return
-    checksum = options.checksum or None
-    write_save(
-        container,
-        path,
-        options.format,
-        compression=options.compression,
-        checksum=checksum,
-        num_threads=options.num_threads,
-    )
+    # One random row is to be read without all others.
+    compressed = {} if options.compression is None else backend_of(options.format).compressed_by(options.compression)
+    how = {"overwrite": True, "storage_options": options.storage_options} if at_url else {}
+    container.to_zarr(path, chunks="rows", **how, **compressed).close()
 
 
 def row_nbytes(schema: Schema) -> dict[Path, int]:

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
 import threading
-import time
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensordict.core.errors import SaveError, SchemaError, add_note
 from tensordict.core.keys import Path, path_of
-from tensordict.datasets.manifest import SHARDS, WRITERS, Line, ManifestWriter, new_id
+from tensordict.datasets.location import SHARDS, Location
+from tensordict.datasets.manifest import Line, ManifestWriter, new_id
 from tensordict.datasets.schema import Batch, Schema
-from tensordict.datasets.shards import Buffers, FolderShard, MemoryShard, Shard, ShardOptions, row_nbytes
+from tensordict.datasets.shards import Buffers, Shard, ShardOptions, new_shard, row_nbytes
 from tensordict.io.archive import Compression
-from tensordict.io.formats import ARCHIVE, DIRECTORY, FORMATS, open_save
+from tensordict.io.formats import ARCHIVE, DIRECTORY, FORMATS
 from tensordict.io.progress import Progress
+from tensordict.io.remote import StorageOptions
+from tensordict.io.remote_saves import Access
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import SCHEMA, local_path
+from tensordict.memory.names import SCHEMA
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 # What a shard has when nobody says how many rows, in bytes.
 _SHARD = 128 << 20
-# How long a writer waits for another one that fixes the schema at the same time, in seconds.
-_PATIENCE = 30.0
 # What shards are saved as: the formats that hold whatever a row can have.
 _FORMATS = {"folder": DIRECTORY, **{name: name for name in (ARCHIVE, "zarr") if name in FORMATS}}
+
+# Those that are not closed: when the interpreter ends, they are given up while it is still whole.
+_open: weakref.WeakSet[DatasetWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    for writer in list(_open):
+        writer.__del__()
 
 
 class DatasetWriter:
@@ -35,21 +48,24 @@ class DatasetWriter:
 
     Any number of writers, in threads, processes or nodes that share the path and nothing else, add to a data set at
     once: each writes shards of its own, and needs no lock. Rows are seen by readers once they were flushed. A writer
-    that is killed loses what it had not flushed, and nothing else. The first rows that are flushed fix what every row
-    is: keys, dtypes, shapes and classes.
+    that is killed, or never closed, loses what it had not flushed, and nothing else. The first rows that are flushed
+    fix what every row is: keys, dtypes, shapes and classes.
 
     Args:
-        path: the folder of the data set, which is made with the first rows.
+        path: the folder of the data set, or its URL, which is made with the first rows.
         rows_per_shard: the rows of a shard, except those that `flush` ends; by default as many as have 128 MiB.
-        format: of the shards. "folder" writes rows straight to the files of their tensors, and needs no memory;
-            "archive" (one file a shard, always with checksums) and "zarr" keep the rows of one shard in memory.
+        format: of the shards. "folder" (the default on disks) writes rows straight to the files of their tensors, and
+            needs no memory; "archive" (the default at URLs; one file a shard, always with checksums) and "zarr"
+            keep the rows of one shard in memory, and so does "folder" at a URL.
         durable: have rows reach the disk before they count, and `flush` return only then; for folders and archives.
+            What is at a URL is as safe as its store is, in any case.
         checksum: of folders: record checksums for `verify`: `True` for CRC-32, or "sha256", "blake2b".
         compression: of formats that compress.
         num_threads: the number of threads that write a shard which is in memory.
         ragged: keys of entries whose rows differ in their first dim; those that are nested tensors, or differ in the
             first rows that are written, need not be told.
         progress: show a bar of the bytes that were taken (needs tqdm).
+        storage_options: of a URL, as in :meth:`TensorDict.save`.
 
     Attributes:
         rows: how many rows it has taken.
@@ -58,7 +74,7 @@ class DatasetWriter:
 
     Raises:
         ValueError: there is no such format, or it has no such option.
-        SaveError: `path` is a URL, or a folder of something else.
+        SaveError: `path` is a folder or URL of something else, or cannot be reached.
 
     Example:
         >>> import tempfile
@@ -78,33 +94,37 @@ class DatasetWriter:
         path: PathLike,
         *,
         rows_per_shard: int | None = None,
-        format: str = "folder",
+        format: str | None = None,
         durable: bool = False,
         checksum: bool | str = False,
         compression: str | None = None,
         num_threads: int = 0,
         ragged: Sequence[object] = (),
         progress: bool = False,
+        storage_options: StorageOptions | None = None,
     ) -> None:
         if rows_per_shard is not None and rows_per_shard < 1:
             raise ValueError(f"a shard has one row or more, got rows_per_shard={rows_per_shard}")
         self.path = os.fspath(path)
-        self._root = local_path(path)
-        self._options = shard_options(format, durable, checksum, compression, num_threads)
+        self._place = Location.of(path, Access(storage_options))
+        self._options = shard_options(
+            self._place, format or default_format(self._place), durable, checksum, compression, num_threads
+        )
         self._rows_per_shard = rows_per_shard
         self._ragged: tuple[Path, ...] = tuple(path_of(key) for key in ragged)
         self.writer = new_id()
         self.rows = self.flushed = 0
-        self._schema = read_schema(self._root)
+        self._schema = read_schema(self._place)
         self._fixed = self._schema is not None
         self._manifest: ManifestWriter | None = None
         self._shard: Shard | None = None
         self._buffers = Buffers()
         # How many shards were begun, which is what they are called after.
         self._begun = 0
-        self._closed = False
         self._lock = threading.Lock()
         self._progress = Progress("writing", None) if progress else None
+        self._closed, self._process = False, os.getpid()
+        _open.add(self)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -165,12 +185,10 @@ class DatasetWriter:
     def _begin(self, schema: Schema) -> Shard:
         row = sum(row_nbytes(schema).values())
         capacity = self._rows_per_shard or max(1, _SHARD // max(row, 1)) if row else self._rows_per_shard or 1 << 16
-        path = f"{self._root}/{self._next()}"
+        path = self._place.path(self._next())
         # A number is never used twice: a shard that could not be begun may have left something.
         self._begun += 1
-        if self._options.format == DIRECTORY:
-            return FolderShard(schema, capacity, path, self._options)
-        return MemoryShard(schema, capacity, path, self._options, self._buffers)
+        return new_shard(schema, capacity, path, self._options, self._buffers)
 
     def _next(self, step: int = 0) -> str:
         """The path of the next shard in the data set, or of the one that is under way."""
@@ -197,10 +215,10 @@ class DatasetWriter:
 
     def _commit(self, shard: Shard) -> None:
         if not self._fixed:
-            fix_schema(self._root, shard.schema, self._options.durable)
+            fix_schema(self._place, shard.schema, self._options.durable)
             self._fixed = True
         if self._manifest is None:
-            self._manifest = ManifestWriter(self._root, self.writer, shard.schema.digest, self._options.durable)
+            self._manifest = ManifestWriter(self._place, self.writer, shard.schema.digest, self._options.durable)
         if not shard.saved:
             shard.save()
             shard.saved = True
@@ -249,13 +267,31 @@ class DatasetWriter:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # Not in a forked child, whose files these are not.
+        if not getattr(self, "_closed", True) and self._process == os.getpid():
+            self._give_up()
+
+    def _give_up(self) -> None:
+        lost = self.rows - self.flushed
+        self._closed = True
+        self._release()
+        if lost:
+            text = f"the writer of {self.path!r} was not closed, and {lost:,} rows are lost: use it in a with block"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
     def __repr__(self) -> str:
         state = "closed, " if self._closed else ""
         return f"{type(self).__name__}({self.path!r}, {state}{self.rows:,} rows, {self.flushed:,} flushed)"
 
 
+def default_format(place: Location) -> str:
+    """What shards are saved as unless it is said: one object each at a URL, and else what needs no memory."""
+    return ARCHIVE if place.is_remote else "folder"
+
+
 def shard_options(
-    format: str, durable: bool, checksum: bool | str, compression: str | None, num_threads: int
+    place: Location, format: str, durable: bool, checksum: bool | str, compression: str | None, num_threads: int
 ) -> ShardOptions:
     """How shards are saved, once that is known to be possible.
 
@@ -269,57 +305,60 @@ def shard_options(
         raise ValueError(f"durable=True is for the formats 'folder' and 'archive', got {format!r}")
     if compression is not None and found == DIRECTORY:
         raise ValueError("a folder is not compressed: format='archive' can be")
+    if checksum and found != DIRECTORY:
+        has = "always has CRC-32 checksums" if found == ARCHIVE else "has no checksums"
+        raise ValueError(f"the format {format!r} {has}: checksum= is for format='folder'")
     if found == ARCHIVE:
         Compression.of(compression)
-        if checksum:
-            raise ValueError("an archive always has CRC-32 checksums: leave out checksum=")
     algorithm = "crc32" if checksum is True else checksum or ""
-    return ShardOptions(found, durable, algorithm, compression, num_threads)
+    return ShardOptions(found, durable, algorithm, compression, num_threads, place.access.storage_options)
 
 
 # --- the schema -------------------------------------------------------------------------------------------------------
 
 
-def read_schema(root: str) -> Schema | None:
-    """The schema of the data set in a folder; `None` while nobody has flushed a row.
+def read_schema(place: Location) -> Schema | None:
+    """The schema of a data set; `None` while nobody has flushed a row.
 
     Raises:
-        SaveError: the file is broken, or the folder holds something else.
+        SaveError: the file is broken, or there is something else.
     """
-    path = f"{root}/{SCHEMA}"
-    if not os.path.lexists(path):
-        names = os.listdir(root) if os.path.isdir(root) else []
-        # What writers that fix the schema have beside it is hidden.
-        others = sorted(name for name in names if name not in (SCHEMA, SHARDS, WRITERS) and name[0] not in ".%")
-        if others:
-            raise SaveError(f"{root!r} is a folder of something else, with {others[0]!r}: no data set is made in it")
+    if not place.has(SCHEMA):
+        if others := place.strangers():
+            what = f"{place.root!r} is of something else, with {others[0]!r}"
+            raise SaveError(f"{what}: no data set is made in it")
         return None
     try:
-        return Schema(open_save(path))
+        return Schema(place.rows_of_schema())
     except SchemaError as error:
-        raise SaveError(f"{path!r} describes no rows: {error}") from None
+        raise SaveError(f"{place.path(SCHEMA)!r} describes no rows: {error}") from None
 
 
-def fix_schema(root: str, schema: Schema, durable: bool) -> None:
+def schema_there(place: Location) -> Schema:
+    """The schema of a data set that there is.
+
+    Raises:
+        FileNotFoundError: there is none, or nobody has flushed a row.
+        SaveError: as `read_schema`.
+    """
+    found = read_schema(place)
+    if found is None:
+        what = f"there is no data set here, or nobody has flushed a row: {SCHEMA} is missing"
+        raise FileNotFoundError(errno.ENOENT, what, place.root)
+    return found
+
+
+def fix_schema(place: Location, schema: Schema, durable: bool) -> None:
     """Make the schema that of the data set, unless another writer was first: then it must be the same.
 
     Raises:
         SchemaError: it is another one; names the entry.
         OSError: it cannot be written.
     """
-    os.makedirs(root, exist_ok=True)
-    limit = time.monotonic() + _PATIENCE
-    while True:
-        there = read_schema(root)
-        if there is not None:
-            there.refuse_other(schema, "what was written here")
-            return
-        try:
-            schema.sample(1).memmap(f"{root}/{SCHEMA}", archive=True, existsok=False, durable=durable)
-        except SaveError:
-            # Another writer makes it, or has just made it.
-            if not os.path.lexists(f"{root}/{SCHEMA}") and time.monotonic() > limit:
-                raise
-            time.sleep(0.001)
-        else:
-            return
+    there = read_schema(place)
+    if there is None:
+        place.make_schema(schema.sample(1), durable)
+        there = read_schema(place)
+    if there is None:
+        raise SaveError(f"{place.path(SCHEMA)!r} was written, and is not there")
+    there.refuse_other(schema, "what was written here")

@@ -373,12 +373,13 @@ def from_zarr(
     batch_dims: int | None = None,
     batch_size: object = None,
     device: object = None,
+    storage_options: StorageOptions | None = None,
 ) -> TensorCollection:
     """Open a Zarr group as a container; see :meth:`TensorDict.from_zarr`.
 
     Args:
-        zarr_file: a folder, a zip file, a `zarr.abc.store.Store`, or a `zarr.Group` that is open.
-        mode, auto_batch_size, batch_dims, batch_size, device: as in the method.
+        zarr_file: a folder, a zip file, a URL, a `zarr.abc.store.Store`, or a `zarr.Group` that is open.
+        mode, auto_batch_size, batch_dims, batch_size, device, storage_options: as in the method.
 
     Example:
         >>> import torch
@@ -396,6 +397,7 @@ def from_zarr(
         batch_dims=batch_dims,
         batch_size=batch_size,
         device=device,
+        storage_options=storage_options,
     )
 
 

@@ -116,6 +116,7 @@ class LocalCopies:
     def __init__(self, cache: RemoteCache | None) -> None:
         self.cache = cache
         self.path = tempfile.mkdtemp(prefix="tensordict-remote-") if cache is None else cache.path
+        self._pid = os.getpid()
         os.makedirs(self.path, exist_ok=True)
 
     def file(self, remote: Remote, file: RemoteFile, check: bool = True) -> CachedFile:
@@ -125,7 +126,9 @@ class LocalCopies:
     def close(self) -> None:
         """Give up what is not to be kept."""
         if self.cache is None:
-            shutil.rmtree(self.path, ignore_errors=True)
+            # A process that was forked has them too, and is not the one to remove them.
+            if self._pid == os.getpid():
+                shutil.rmtree(self.path, ignore_errors=True)
         else:
             self.cache.evict()
 

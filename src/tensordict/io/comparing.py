@@ -16,7 +16,7 @@ from tensordict.core.equality import same_value
 from tensordict.core.keys import Path
 from tensordict.io.columns import taken
 from tensordict.io.meta import DTYPES
-from tensordict.io.specification import LeafSpec, Specification
+from tensordict.io.specification import LeafSpec, Specification, Unread
 from tensordict.memory.stored_tensors import in_memory
 
 # The pieces in which elements are read; a comparison takes a few times as much memory.
@@ -97,8 +97,8 @@ def _node_differences(
         if tolerance is None and ((values and what != "batch size") or (what == "names" and not (mine and theirs))):
             continue
         yield Difference(key, what, mine, theirs)
-    if values and tolerance is not None and not same_value(one.value, other.value):
-        yield Difference(key, "value", one.value, other.value)
+    if values and tolerance is not None and not same_value(mine := _value(one), theirs := _value(other)):
+        yield Difference(key, "value", mine, theirs)
     entries, others = one.fields(), other.fields()
     for name, entry in entries.items():
         if name in others:
@@ -122,24 +122,33 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | Non
             yield Difference(key, what, mine, theirs)
     if not alike:
         return
+    if tolerance is None and not one.ragged:
+        return
+    a, b = (_source(spec) for spec in (one, other))
+    shape = one.shape
     if one.ragged:
-        rows, others = taken(one.source)[1], taken(other.source)[1]
+        (a, rows, _), (b, others, _) = taken(a), taken(b)
         if not torch.equal(rows, others):
             yield Difference(key, "shape", rows.tolist(), others.tolist())
             return
+        shape = tuple(a.shape)
     if tolerance is None:
         return
-    if one.ragged:
-        a, b = taken(one.source)[0], taken(other.source)[0]
-        shape: tuple[int, ...] = tuple(a.shape)
-    else:
-        sources: list[Any] = [spec.source() if callable(spec.source) else spec.source for spec in (one, other)]
-        a, b, shape = *sources, one.shape
     found = _Elements()
     for index in pieces(shape, one.dtype.itemsize):
         found.compare(_read(a, index), _read(b, index), tolerance)
     if found.differing:
         yield Difference(key, "elements", None, None, found.differing, math.prod(shape), found.max_abs)
+
+
+def _source(spec: LeafSpec) -> Any:
+    """The tensor of a leaf, or the column."""
+    source: Any = spec.source
+    return source if isinstance(source, Tensor) or not callable(source) else source()
+
+
+def _value(node: Specification) -> Any:
+    return node.value.read() if isinstance(node.value, Unread) else node.value
 
 
 def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice, ...]]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from tensordict.io import consolidated, safetensors
 from tensordict.io.archive_reader import Archive
 from tensordict.io.detect import detect_format
 from tensordict.io.loading import LoadOptions, read_directory
-from tensordict.io.remote import StorageOptions, is_url
+from tensordict.io.remote import Remote, StorageOptions, is_url
 from tensordict.io.remote_saves import Access, CacheDir, RemoteSave, read_remote
 from tensordict.io.specification import DICT, LeafSpec, Specification
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
@@ -28,6 +28,12 @@ from tensordict.io.value_files import left_pickled
 from tensordict.io.zipping import STORED
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, local_path, without_scheme
+
+if TYPE_CHECKING:
+    from tensordict.io.progress import Progress
+    from tensordict.io.verify import Report
+
+T = TypeVar("T")
 
 DIRECTORY, ARCHIVE, CONSOLIDATED, SAFETENSORS = "directory", "archive", "consolidated", "safetensors"
 # What is not one save, but made of many.
@@ -45,15 +51,32 @@ SUFFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """A format of a room above this one: how a save is opened (with its mode), described and written."""
+    """A format of a room above this one: how a save is opened (with its mode), described, written and verified."""
 
-    open: Callable[[PathLike, str], Any]
-    describe: Callable[[PathLike, Complain | None], Specification]
-    write: Callable[[Any, PathLike], None]
+    open: Callable[[PathLike, str, Access], Any]
+    describe: Callable[[PathLike, Complain | None, Access], Specification]
+    write: Callable[[Any, PathLike, Access], None]
+    verify: Callable[[Report, int, Progress | None, Access], None]
 
 
 # By format; the modules that have one add it.
 ABOVE: dict[str, Above] = {}
+
+
+def read_at(url: PathLike, access: Access, use: Callable[[RemoteSave], T], above: Callable[[str, Above], T]) -> T:
+    """What `use` makes of the save at a URL, as `read_remote` has it; or `above` of what is of a format above.
+
+    Raises:
+        FileNotFoundError: there is neither.
+        SaveError: as `read_remote`.
+    """
+    try:
+        return read_remote(url, access, use)
+    except FileNotFoundError:
+        # Asked last, as it is a request of its own.
+        if DATASET not in ABOVE or Remote(url, access.storage_options).find(SCHEMA) is None:
+            raise
+        return above(DATASET, ABOVE[DATASET])
 
 
 def format_to_load(path: PathLike) -> str:
@@ -86,7 +109,7 @@ def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
 
 
 def open_file(
-    path: PathLike,
+    path: PathLike | Remote,
     format: str,
     device: object = None,
     non_blocking: bool = False,
@@ -96,18 +119,20 @@ def open_file(
     robust_key: bool | None = True,
     allow_pickle: bool | None = None,
     progress: bool = False,
+    access: Access | None = None,
     **others: object,
 ) -> Any:
     """The container in a file that is no archive; takes what `TensorDict.load_memmap` takes, as far as it can be had.
 
     Args:
-        path: the file.
+        path: the file; of a Zarr group where it is, too.
         format: its format.
         device: send the tensors there; those of a store when they are read.
         non_blocking: do not wait for the transfer.
         mode: of a store.
         num_threads, robust_key, allow_pickle: without effect: nothing is unpacked, encoded or pickled.
         progress: show a bar while the tensors of a safetensors file are sent to the device.
+        access: how a URL is reached, of a format above.
         others: must be `None`.
 
     Raises:
@@ -118,13 +143,15 @@ def open_file(
     if mode != "r" and format not in (*BACKENDS, *ABOVE):
         given.append(f"mode={mode!r}")
     if given:
-        raise ValueError(f"{given} cannot be had of {os.fspath(path)!r}, which is of the format {format!r}")
+        shown = path.url if isinstance(path, Remote) else os.fspath(path)
+        raise ValueError(f"{given} cannot be had of {shown!r}, which is of the format {format!r}")
     target = None if device is None else as_device(device)
-    if format in ABOVE:
-        container = ABOVE[format].open(path, mode)
-        return container if target is None else container.to(target, non_blocking=non_blocking)
     if format in BACKENDS:
         return registry.lookup("PersistentTensorDict")._opened(path, backend=format, mode=mode, device=target)
+    assert not isinstance(path, Remote)
+    if format in ABOVE:
+        container = ABOVE[format].open(path, mode, access or Access())
+        return container if target is None else container.to(target, non_blocking=non_blocking)
     if format == SAFETENSORS:
         return safetensors.load(path, safetensors.SafetensorsOptions(device=target, progress=progress))
     container = consolidated.load(path)
@@ -151,10 +178,16 @@ def describe_save(
     """
     path = without_scheme(path)
     if is_url(path):
-        return read_remote(path, Access.of(storage_options, cache_dir), partial(_described, complain))
+        access = Access.of(storage_options, cache_dir)
+        return read_at(
+            path,
+            access,
+            partial(_described, complain),
+            lambda format, above: (format, above.describe(path, complain, access)),
+        )
     format = detect_format(path)
     if format in ABOVE:
-        return format, ABOVE[format].describe(path, complain)
+        return format, ABOVE[format].describe(path, complain, Access())
     if format in BACKENDS:
         return format, specification_in(backend_of(format).open(path, "r").root, complain)
     if format == CONSOLIDATED:
@@ -170,6 +203,8 @@ def describe_save(
 def _described(complain: Complain | None, save: RemoteSave) -> tuple[str, Specification]:
     if save.format in (DIRECTORY, ARCHIVE):
         return save.format, save.describe(LoadOptions(unpickle=left_pickled, complain=complain))
+    if save.in_place is not None:
+        return save.format, specification_in(backend_of(save.format).open(save.in_place, "r").root, complain)
     return describe_save(save.local(), complain)
 
 
@@ -223,7 +258,7 @@ def write_save(
     if checksum is not None and format in compressible:
         raise ValueError(f"the format {format!r} has no checksums to choose: {ARCHIVE!r} always has CRC-32")
     if format in ABOVE:
-        ABOVE[format].write(container, path)
+        ABOVE[format].write(container, path, Access())
     elif format in (DIRECTORY, ARCHIVE):
         container.memmap(
             path,

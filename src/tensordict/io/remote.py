@@ -13,7 +13,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -68,6 +69,7 @@ _TAGS = (
     "last_modified",
     "created",
 )
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 StorageOptions = Mapping[str, Any]
 Content = bytes | str
@@ -87,11 +89,13 @@ class RemoteFile:
         name: its path below the URL, empty for that of the URL itself.
         size: in bytes.
         tag: a text that is another one when the content is: of the etag or, where there is none, the time.
+        modified: when it was made, in seconds since 1970; `None` where the store does not say.
     """
 
     name: str
     size: int
     tag: str
+    modified: float | None = field(default=None, compare=False)
 
 
 class _ShortError(OSError):
@@ -133,19 +137,30 @@ class Remote:
     def __init__(self, url: PathLike, storage_options: StorageOptions | None = None) -> None:
         self.url = os.fspath(url).rstrip("/")
         self.storage_options = dict(storage_options or {})
+        self._connect()
+        protocols = self._known_fs.protocol
+        protocols = (protocols,) if isinstance(protocols, str) else protocols
+        self._is_local, self._is_memory = "file" in protocols, "memory" in protocols
+        self.is_http = scheme_of(self.url) in ("http", "https")
+
+    def _connect(self) -> None:
         core = extras.require("fsspec.core", "remote")
+        self._pid = os.getpid()
         try:
-            self._fs, self._root = core.url_to_fs(self.url, **self.storage_options)
+            self._known_fs, self._root = core.url_to_fs(self.url, **self.storage_options)
         except ImportError as error:
             # fsspec says what to install.
             raise ModuleNotFoundError(f"{self.url!r} cannot be reached: {error}") from error
         except ValueError as error:
             raise SaveError(f"{self.url!r} cannot be reached: {error}") from error
         self._root = self._root.rstrip("/")
-        protocols = self._fs.protocol
-        protocols = (protocols,) if isinstance(protocols, str) else protocols
-        self._is_local, self._is_memory = "file" in protocols, "memory" in protocols
-        self.is_http = scheme_of(self.url) in ("http", "https")
+
+    @property
+    def _fs(self) -> Any:
+        # What fsspec has at work, threads and connections, does not go along with a fork.
+        if self._pid != os.getpid():
+            self._connect()
+        return self._known_fs
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.url, self.storage_options)
@@ -273,19 +288,42 @@ class Remote:
 
     # --- again --------------------------------------------------------------------------------------------------------
 
+    def tries(self, doing: str, name: str) -> Tries:
+        """How often something is tried with a file below."""
+        return Tries(doing, self.url_of(name))
+
     def _try(self, doing: str, name: str, call: Callable[[], T]) -> T:
-        attempts = int(os.environ.get("TENSORDICT_REMOTE_ATTEMPTS", _ATTEMPTS))
-        delay = _FIRST_DELAY
-        for attempt in range(1, attempts + 1):
+        tries = self.tries(doing, name)
+        while True:
             try:
                 return call()
             except Exception as error:
-                if attempt >= attempts or not _may_pass(error):
-                    raise _named(error, doing, self.url_of(name), attempt) from error
-                # Partly random, so that many who failed together do not come back together.
-                time.sleep(delay * random.uniform(0.5, 1))
-                delay = min(2 * delay, _LONGEST_DELAY)
-        raise SaveError(f"TENSORDICT_REMOTE_ATTEMPTS must be 1 or more, got {attempts}")
+                time.sleep(tries.delay_after(error))
+
+
+class Tries:
+    """How often one thing is tried with what is at a URL.
+
+    Args:
+        doing: what is tried, for errors.
+        url: where.
+    """
+
+    def __init__(self, doing: str, url: str) -> None:
+        self._doing, self._url = doing, url
+        self._most = int(os.environ.get("TENSORDICT_REMOTE_ATTEMPTS", _ATTEMPTS))
+        if self._most < 1:
+            raise SaveError(f"TENSORDICT_REMOTE_ATTEMPTS must be 1 or more, got {self._most}")
+        self._done = 0
+
+    def delay_after(self, error: Exception) -> float:
+        """How many seconds to wait before it is tried again; raises the error, naming the URL, when it is final."""
+        self._done += 1
+        if self._done >= self._most or not _may_pass(error):
+            raise _named(error, self._doing, self._url, self._done) from error
+        # Partly random, so that many who failed together do not come back together.
+        longest: float = min(_FIRST_DELAY * 2 ** (self._done - 1), _LONGEST_DELAY)
+        return longest * random.uniform(0.5, 1)
 
 
 def _put_locally(path: str, content: Content, new: bool) -> None:
@@ -314,7 +352,20 @@ def _file(name: str, info: dict[str, Any]) -> RemoteFile:
     # The time of a listing is not written as that of a file: an etag is enough.
     etag = said.get("ETag") or said.get("etag")
     text = etag if etag else repr(sorted(said.items()))
-    return RemoteFile(name, int(info["size"]), hashlib.sha256(text.encode()).hexdigest()[:32])
+    return RemoteFile(name, int(info["size"]), hashlib.sha256(text.encode()).hexdigest()[:32], _modified(info))
+
+
+def _modified(info: dict[str, Any]) -> float | None:
+    """When a file was made, in the terms of various stores: a number, a text of ISO 8601, or an object."""
+    said = next((info[key] for key in _TIMES if info.get(key)), None)
+    if isinstance(said, str):
+        try:
+            said = datetime.fromisoformat(said.replace("Z", "+00:00"))
+        except ValueError:
+            return None
+    if isinstance(said, datetime):
+        return said.timestamp()
+    return float(said) if isinstance(said, (int, float)) else None
 
 
 def _text(said: Any) -> str:

@@ -35,14 +35,18 @@ from tensordict.io.value_files import left_pickled
 from tensordict.io.zipping import Entry
 from tensordict.memory import file_maps, files
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, without_scheme
+from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, without_scheme
 
 # What is fetched of the end of an archive at first: all that an end record with a comment can take, and zip64 records.
 _TAIL = (1 << 16) + 256
+# The header before an entry, beside its name: the fields, and what zip64 and an alignment may add.
+_HEADER = 4096
 # So much of the descriptions that follow the one that is read is fetched with it.
 _AHEAD = 256 << 10
 # How often a save is read again that was replaced while it was read.
 _TRIES = 5
+# What is in a folder that is a Zarr group.
+_ZARR, _GROUPS = "zarr", ("zarr.json", ".zgroup")
 
 CacheDir = PathLike | RemoteCache
 T = TypeVar("T")
@@ -98,18 +102,17 @@ def read_file(
 
 
 def is_saved_at(url: PathLike) -> bool:
-    """Whether there is a file or a saved folder at a URL."""
+    """Whether there is a file, a saved folder, a data set or a Zarr group at a URL."""
     remote = Remote(url)
-    return remote.find() is not None or remote.find(META) is not None
+    return any(remote.find(name) is not None for name in ("", META, SCHEMA, *_GROUPS))
 
 
 def remote_bytes(url: PathLike) -> int | None:
-    """The lengths of all files of the save at a URL; `None` where the server does not say."""
-    save = RemoteSave(url, Access())
-    try:
-        return save.nbytes()
-    finally:
-        save.close()
+    """The lengths of all files of what is at a URL; `None` where the server does not say."""
+    remote = Remote(url)
+    if (file := remote.find()) is not None:
+        return file.size
+    return None if remote.is_http else sum(file.size for file in remote.files())
 
 
 class RemoteSave:
@@ -118,6 +121,7 @@ class RemoteSave:
     Attributes:
         url: where it is.
         path: of the local copy, or what stands for it, of which errors speak.
+        in_place: where it is, if it is a Zarr group, which is read there and not fetched.
     """
 
     def __init__(self, url: PathLike, access: Access) -> None:
@@ -125,9 +129,11 @@ class RemoteSave:
         self.url = self.remote.url
         file = self.remote.find()
         self._top = None if file is not None else self.remote.find(META)
-        if file is None and self._top is None:
-            what = f"there is no save at this URL: no file, and no folder with {META}"
+        self._format = "" if file is not None else "directory" if self._top is not None else _ZARR
+        if self._format == _ZARR and all(self.remote.find(name) is None for name in _GROUPS):
+            what = f"there is no save at this URL: no file, and no folder with {META} or {_GROUPS[0]}"
             raise FileNotFoundError(errno.ENOENT, what, self.url)
+        self.in_place = self.remote if self._format == _ZARR else None
         self._place = LocalCopies(access.cache)
         self._leaves_place = False
         # Of what is not kept, `check` asks once whether it was replaced.
@@ -135,7 +141,6 @@ class RemoteSave:
         stands = hashlib.sha256(self.url.encode()).hexdigest()
         self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
         self._source: RemoteArchive | RemoteFolder | None = None
-        self._format = "" if file is not None else "directory"
 
     @property
     def format(self) -> str:
@@ -230,6 +235,9 @@ class RemoteSave:
             return self.remote.find() != self._file.file
         if isinstance(self._source, RemoteFolder):
             return self._source.is_replaced()
+        if self.in_place is not None:
+            # It is read when it is used, as it is then.
+            return False
         return self.remote.find(META) != self._top
 
     def check(self) -> None:
@@ -286,8 +294,9 @@ class RemoteArchive(Archive):
         self._ends = dict(itertools.pairwise(headers))
         self._at = {entry.header: entry for entry in self.entries.values()}
         self._here: set[str] = set()
+        self._placed: set[str] = set()
         self._fetched: list[Entry] = []
-        self._ragged = _RaggedFiles()
+        self._ragged = RaggedFiles()
         self.wanted: list[str] | None = None
         self.ahead = True
 
@@ -318,14 +327,41 @@ class RemoteArchive(Archive):
         entry = super()._find(path)
         if entry.name in self._here:
             return entry
-        stop = self._range(entry)[1]
-        self._file.ensure([(entry.header, self._ahead_of(entry, stop))])
+        self._file.ensure([(entry.header, self._ahead_of(entry, self._range(entry)[1]))])
+        self._here.add(entry.name)
+        return self._placed_now(entry)
+
+    def _placed_now(self, entry: Entry) -> Entry:
+        """An entry whose header is here, knowing where its content begins."""
+        if entry.name in self._placed:
+            return entry
         placed = self._index.placed(entry)
-        if placed.start + placed.stored > stop:
+        if placed.start + placed.stored > (stop := self._range(entry)[1]):
             raise self._index.bad(f"its content does not end before byte {stop}, where the next one begins", entry.name)
         self.entries[entry.name] = placed
-        self._here.add(entry.name)
+        self._placed.add(entry.name)
         return placed
+
+    def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int] | None:
+        """In which file the content of an entry is, and where it begins there; `None` when it is compressed.
+
+        Args:
+            wanted: ranges of the content that will be asked for, which may be fetched with the header.
+        """
+        entry = super()._find(path)
+        if entry.method != zipping.STORED:
+            return None
+        if entry.name not in self._placed:
+            header, stop = self._range(entry)
+            # Where it begins when nothing is between it and the next entry.
+            start = stop - entry.stored
+            head = header, min(stop, header + _HEADER + len(entry.name.encode()))
+            self._file.ensure([head, *((start + low, start + high) for low, high in wanted)])
+        return self._file, self._placed_now(entry).start
+
+    def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
+        """Raise a `SaveError` when a file is too short for a tensor."""
+        _check_size(path, super()._find(path).size, dtype, shape, key)
 
     def _range(self, entry: Entry) -> Range:
         """All of an entry, with the header before it."""
@@ -353,7 +389,7 @@ class RemoteFolder:
         self._listed = None if remote.is_http else {file.name: file for file in remote.files()}
         self._folders = zipping.folders_of(self._listed or ())
         self._files: dict[str, CachedFile] = {}
-        self._ragged = _RaggedFiles()
+        self._ragged = RaggedFiles()
         self.wanted: list[str] | None = None
         self.ahead = True
 
@@ -387,14 +423,9 @@ class RemoteFolder:
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """The tensor over a private map of the copy; while it is asked what is wanted, one without content."""
-        name, numel = self._name(path), math.prod(shape)
-        nbytes = numel * dtype.itemsize
+        name, nbytes = self._name(path), math.prod(shape) * dtype.itemsize
+        self.check_size(path, dtype, shape, key)
         cached = self._cached(name)
-        if cached.file.size < nbytes:
-            raise SaveError(
-                f"{entry_of(key)}the file {path!r} has {cached.file.size} bytes, but shape {list(shape)} of {dtype} "
-                f"needs {nbytes}; it was cut off or belongs to another save"
-            )
         is_ragged = self._ragged.is_of_one(path)
         if self.wanted is not None and not is_ragged:
             self.wanted.append(name)
@@ -404,6 +435,14 @@ class RemoteFolder:
         with cached.held() as fd:
             cached.ensure([(0, nbytes)])
             return file_maps.bytes_of(fd, nbytes, cached.path).view(dtype).view(shape)
+
+    def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int]:
+        """See `RemoteArchive.place`."""
+        return self._cached(self._name(path)), 0
+
+    def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
+        """Raise a `SaveError` when a file is too short for a tensor."""
+        _check_size(path, self._cached(self._name(path)).file.size, dtype, shape, key)
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or a folder."""
@@ -469,7 +508,15 @@ class RemoteFolder:
         return self._files[name]
 
 
-class _RaggedFiles:
+def _check_size(path: str, size: int, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
+    if size < (nbytes := math.prod(shape) * dtype.itemsize):
+        raise SaveError(
+            f"{entry_of(key)}the file {path!r} has {size} bytes, but shape {list(shape)} of {dtype} needs {nbytes}; it "
+            "was cut off or belongs to another save"
+        )
+
+
+class RaggedFiles:
     """The files of ragged tensors, whose sizes are part of the structure: their tables are asked for first."""
 
     def __init__(self) -> None:

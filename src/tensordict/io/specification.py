@@ -123,6 +123,16 @@ class Unreadable:
         return f"<{self.why}>"
 
 
+@dataclass(frozen=True, slots=True)
+class Unread(Unreadable):
+    """Values that are read when they are compared: `read` gives them."""
+
+    read: Callable[[], Any]
+
+    def __repr__(self) -> str:
+        return f"<{self.why}>"
+
+
 class Broken(Unreadable):
     """The value in place of an entry that cannot be loaded."""
 

@@ -36,7 +36,7 @@ def reduced(container: Contract) -> tuple[Callable[..., Any], tuple[Any, ...]] |
     if kind not in KINDS or (inner is not container and not is_typed(container)):
         return None
     cls = registry.lookup(kind)
-    if type(inner) is not cls and isinstance(inner, cls):
+    if type(inner) is not cls and isinstance(inner, cls) and not inner._is_in_file:
         # A class of the program itself, which only its own pickle keeps.
         return None
     try:

@@ -22,12 +22,12 @@ from tensordict.io import checksums, consolidated, safetensors
 from tensordict.io.archive import archive_problems
 from tensordict.io.checksums import Recorded
 from tensordict.io.detect import detect_format
-from tensordict.io.formats import describe_save
+from tensordict.io.formats import ABOVE, Above, describe_save, read_at
 from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
 from tensordict.io.progress import Progress, progress_bar
-from tensordict.io.remote import StorageOptions, is_url
-from tensordict.io.remote_saves import Access, CacheDir, RemoteSave, read_remote
+from tensordict.io.remote import Remote, StorageOptions, is_url
+from tensordict.io.remote_saves import Access, CacheDir, RemoteSave
 from tensordict.io.source import Save
 from tensordict.io.specification import LeafSpec, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_of
@@ -84,7 +84,7 @@ def verify(
     where checksums were recorded, by `checksum=` when saving (an HDF5 file has none), and always in an archive.
 
     Args:
-        path: a folder or a file, or a URL, from which all of it is fetched.
+        path: a folder or a file, or a URL, from which all of it is fetched, and of a Zarr group its structure.
         raises: `False` returns a report with the problems instead.
         num_threads: the number of threads that read.
         progress: show a progress bar (needs tqdm).
@@ -113,7 +113,13 @@ def verify(
     """
     check = partial(_verified, num_threads=num_threads, progress=progress)
     if is_url(path):
-        report = read_remote(path, Access.of(storage_options, cache_dir), partial(_verified_copy, check))
+        access = Access.of(storage_options, cache_dir)
+        report = read_at(
+            path,
+            access,
+            partial(_verified_copy, check),
+            lambda format, above: _filled(Report(os.fspath(path), format), _with(above, access), num_threads, progress),
+        )
     else:
         report = check(without_scheme(path))
     if raises and report.problems:
@@ -123,6 +129,8 @@ def verify(
 
 def _verified_copy(check: Callable[[PathLike], Report], save: RemoteSave) -> Report:
     """The report on the save at a URL."""
+    if (remote := save.in_place) is not None:
+        return _filled(Report(save.url, save.format), lambda report, *_: _verify_opened(report, remote), 0, False)
     with tempfile.TemporaryDirectory(prefix="tensordict-verify-") as folder:
         path = save.mirror(folder)
         report = check(path)
@@ -138,7 +146,20 @@ def _verified(path: PathLike, num_threads: int, progress: bool) -> Report:
         raise FileNotFoundError(2, "there is no save here", report.path)
     try:
         report.format = detect_format(path)
-        verifier = VERIFIERS.get(report.format, _verify_structure)
+    except (OSError, ValueError) as error:
+        report.problems.append(str(error))
+        return report
+    above = ABOVE.get(report.format)
+    verifier = VERIFIERS.get(report.format, _verify_structure)
+    return _filled(report, verifier if above is None else _with(above, Access()), num_threads, progress)
+
+
+def _with(above: Above, access: Access) -> Verifier:
+    return lambda report, num_threads, shown: above.verify(report, num_threads, shown, access)
+
+
+def _filled(report: Report, verifier: Verifier, num_threads: int, progress: bool) -> Report:
+    try:
         with progress_bar(progress, "verifying", None) as shown:
             verifier(report, num_threads, shown)
     except (OSError, ValueError) as error:
@@ -261,7 +282,11 @@ def _verify_archive(report: Report, num_threads: int, progress: Progress | None)
 
 
 def _verify_store(report: Report, num_threads: int, progress: Progress | None) -> None:
-    with contextlib.closing(backend_of(report.format).open(report.path, "r")) as store:
+    _verify_opened(report, report.path)
+
+
+def _verify_opened(report: Report, where: str | Remote) -> None:
+    with contextlib.closing(backend_of(report.format).open(where, "r")) as store:
         _count(report, specification_in(store.root, lambda error: report.problems.append(str(error))))
 
 

@@ -26,6 +26,10 @@ from tensordict.memory import kernel, rows, system
 Piece = tuple[int, bytes]
 
 
+# All maps of this process, by their addresses.
+_known: dict[int, FileMap] = {}
+
+
 class FileMap:
     """The first bytes of a file, mapped in this process. It does not keep the map alive.
 
@@ -72,10 +76,11 @@ class FileMap:
         """Whether a storage, which begins within the map, is over it."""
         return self._cdata is None or self._cdata == storage._cdata
 
-    def forget(self) -> None:
+    def forget(self, known: dict[int, FileMap] = _known) -> None:
         """The map is about to end."""
-        if _known.get(self.start) is self:
-            del _known[self.start]
+        # Bound when it was defined: a map that outlives this module, as Python exits, finds no names in it any more.
+        if known.get(self.start) is self:
+            del known[self.start]
 
     def descriptor(self) -> int | None:
         """A descriptor of the file, which stays ours; `None` if the file is not to be had any more.
@@ -120,10 +125,6 @@ class FileMap:
 
     def _content(self, first: int, stop: int) -> bytes:
         return ctypes.string_at(self.start + first, min(stop, self.nbytes) - first)
-
-
-# All maps of this process, by their addresses.
-_known: dict[int, FileMap] = {}
 
 
 class Finder:

@@ -66,6 +66,35 @@ def shared_regions() -> list[Region]:
     return found
 
 
+class ReadOnly:
+    """The memory of this process that cannot be written to, as it is now: maps of files opened for reading."""
+
+    def __init__(self) -> None:
+        # Where each begins and ends, and whether what would be written stays in this process; `None` if nobody knows.
+        self._spans: list[tuple[int, int, bool]] | None = None
+        if not kernel_memory_info() or _libc is None:
+            return
+        try:
+            with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+                fields = [line.split(maxsplit=2)[:2] for line in maps]
+        except OSError:
+            return
+        spans = [(span.partition("-"), rights) for span, rights in fields if rights[1] != "w"]
+        self._spans = [(int(start, 16), int(stop, 16), rights[3] == "p") for (start, _, stop), rights in spans]
+
+    def lift(self, start: int, nbytes: int) -> bool:
+        """Whether memory can be written to, with what is written staying in this process; it is made so if need be."""
+        if self._spans is None or _libc is None:
+            return False
+        stop = start + nbytes
+        touched = [private for first, last, private in self._spans if first < stop and start < last]
+        if not touched:
+            return True
+        first, last = start // _PAGE * _PAGE, -(-stop // _PAGE) * _PAGE
+        rights = mmap.PROT_READ | mmap.PROT_WRITE
+        return all(touched) and not _libc.mprotect(ctypes.c_void_p(first), ctypes.c_size_t(last - first), rights)
+
+
 # The path at which the file of a device and inode was opened the last time; empty where there was nothing to open.
 _paths: dict[tuple[int, int], str] = {}
 _MOST_PATHS = 64

@@ -150,7 +150,7 @@ def _is_tree(value: Contract) -> bool:
     if value._wrapped_container() is not value:
         return True
     entries = vars(value).get("_entries")
-    return type(entries) is dict or hasattr(entries, "containers")
+    return type(entries) is dict or (hasattr(entries, "containers") and not value._is_in_file)
 
 
 def _is_consolidated(container: Contract) -> bool:

@@ -7,11 +7,14 @@ memory: 14,000 rows a second instead of 100.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import math
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,27 @@ _SHORTEST = 512
 
 # The large maps that are no part of a `MemoryMappedTensor`, which knows by itself: where they begin and end.
 maps: dict[int, int] = {}
+
+_reading = threading.local()
+
+
+@contextlib.contextmanager
+def into_shared_memory() -> Iterator[None]:
+    """Have the rows that this thread reads lie in shared memory: another process gets them without one more copy."""
+    _reading.shared = True
+    try:
+        yield
+    finally:
+        _reading.shared = False
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for the rows that are read."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes or not getattr(_reading, "shared", False):
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(shape)
 
 
 def remember(owner: object, start: int, nbytes: int) -> None:
@@ -86,7 +110,7 @@ def rows_of(leaf: Tensor, at: Tensor) -> Tensor:
     if low < 0:
         positions = torch.where(positions < 0, positions + count, positions)
     shape = (*at.shape, *leaf.shape[1:])
-    out = torch.empty((len(positions), *leaf.shape[1:]), dtype=leaf.dtype, device="cpu")
+    out = fresh((len(positions), *leaf.shape[1:]), leaf.dtype)
     if out.nbytes >= _MANY_PAGES:
         # In pages of 4 KiB, making 38 MiB of memory takes as long again as copying them.
         kernel.prefer_large_pages(out.data_ptr(), out.nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload
 
@@ -121,11 +122,20 @@ class StoredTensor(Tensor):
     key: Path
     picks: list[Any]
     dims: list[int | None]
+    # In the place of torch's, which go through `__torch_function__`: some microseconds each.
+    shape: torch.Size = torch.Size(())
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    is_nested: bool = False
 
     # Nothing is done before autograd; see `__torch_dispatch__`.
     @classmethod
     def __torch_function__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.copy_ and type(args[0]) is StoredTensor and type(args[1]) is Tensor:
+            # What `__torch_dispatch__` comes to, by a shorter way.
+            args[0].write(args[1])
+            return args[0]
         if func in _MEMORY:
             raise UnsupportedEntryError(f"{args[0]!r} is in a file and has no memory of its own; read it first")
         if torch.is_grad_enabled() and not _writes(func) and _any_requires_grad((args, kwargs)):
@@ -151,9 +161,10 @@ class StoredTensor(Tensor):
         device: torch.device | None,
         key: Path,
     ) -> StoredTensor:
-        shape = [1 if dim is None else len(picks[dim]) for dim in dims]
+        shape = torch.Size([1 if dim is None else len(picks[dim]) for dim in dims])
         self: StoredTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device or _CPU)
         self.array, self.key, self.picks, self.dims = array, key, picks, dims
+        self.shape, self.dtype, self.device = shape, dtype, device or _CPU
         return self
 
     def _on(self, device: torch.device) -> StoredTensor:
@@ -204,7 +215,7 @@ class StoredTensor(Tensor):
         if 0 in shape:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
         # Out of inference mode: a tensor that knows of no versions would not tell whether it was written into.
-        with torch.inference_mode(False):
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else _AS_IT_IS:
             array = self.array.read(selection, _NUMPY.get(dtype) or _BITS[dtype.itemsize])
             if order is not None:
                 # By NumPy: threads of torch's would cost more than they bring for a few rows.
@@ -216,7 +227,8 @@ class StoredTensor(Tensor):
         """Write a tensor that broadcasts to this shape; `watch` is told how many bytes have been written each time."""
         if value.shape != self.shape:
             value = value.expand(self.shape)
-        value = value.squeeze(tuple(i for i, dim in enumerate(self.dims) if dim is None))
+        if None in self.dims:
+            value = value.squeeze(tuple(i for i, dim in enumerate(self.dims) if dim is None))
         selection = self._selection()
         if value.nbytes <= SLAB or not value.ndim or (watch is None and _is_direct(value, self.dtype)):
             self.array.write(tuple(selection), as_array(value, self.dtype))
@@ -278,7 +290,7 @@ class StoredTensor(Tensor):
         items: list[Any] = [_plain(item) for item in (index if isinstance(index, tuple) else (index,))]
         if not all(item is None or item is Ellipsis or type(item) in (int, slice, Tensor) for item in items):
             return None
-        rest = self.ndim - sum(_consumed(item) for item in items)
+        rest = len(self.dims) - sum([_consumed(item) for item in items])
         ellipses = sum(item is Ellipsis for item in items)
         if rest < 0 or ellipses > 1:
             return None
@@ -388,6 +400,7 @@ class Rows:
 
 
 _CPU = torch.device("cpu")
+_AS_IT_IS = nullcontext()
 _MEMORY = (Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.numpy)
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _MASKS = (torch.bool, torch.uint8)
@@ -404,6 +417,12 @@ def in_memory(value: object) -> object:
 
 def as_array(value: Tensor, dtype: torch.dtype) -> Values:
     """A tensor as the array that is written to a dataset for tensors of this dtype; without a copy where possible."""
+    if (
+        type(value) is Tensor
+        and _is_direct(value, dtype)
+        and not (value.requires_grad or value.is_conj() or value.is_neg())
+    ):
+        return value.numpy() if dtype in _NUMPY else value.view(_INTEGERS[dtype.itemsize]).numpy()
     value = in_memory(value).detach()
     value = value.to("cpu", dtype).resolve_conj().resolve_neg().contiguous()
     if dtype not in _NUMPY:

@@ -37,6 +37,7 @@ from tensordict.ops.shape import Shape
 from tensordict.ops.sharing import Sharing
 from tensordict.ops.stacking import Stacking
 from tensordict.ops.structure import Structure
+from tensordict.ops.table_files import TableFiles
 from tensordict.ops.values import Values
 
 
@@ -65,6 +66,7 @@ class TensorCollection(
     Consolidating,
     Foreign,
     Saving,
+    TableFiles,
     Persisting,
     Checkpointing,
     Values,

@@ -85,7 +85,8 @@ class Converting(Contract):
             return self.clone()  # type: ignore[no-any-return]
         # Its state is read from it at once, and not by way of a wrapper.
         container: Any = self._wrapped_container() if self._is_over_another else self
-        stored = container._entries
+        # What is in a file is copied by reading it, and not once more.
+        stored = container._unread._entries if container._is_in_file else container._entries
         if isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)) is not None:
             with block:
                 return self.to_tensordict(retain_none=retain_none)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import NOT_BACKED, Clones, Contract
+from tensordict.core.contract import NOT_BACKED, Clones, Contract, EntryStore
 from tensordict.io import pickled, torch_files
 from tensordict.io.specification import is_typed
 from tensordict.memory import pickling
@@ -50,6 +50,10 @@ class Copying(Leaves):
         """
         if not recurse:
             return self.copy()
+        stored = self._entries
+        if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)):
+            with block:
+                return self.clone(recurse, **kwargs)
         leaves = self._leaves()
         if kwargs or not foreach.usable(leaves):
             if torch.compiler.is_compiling():
@@ -65,7 +69,8 @@ class Copying(Leaves):
         mapping: Any = self._entries
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
-                return self._restacked([member.copy() for member in members])
+                with self._at_once():
+                    return self._restacked([member.copy() for member in members])
             # What is in a file stays there.
             kept = self._shared().items()
             entries = {k: value.copy() if isinstance(value, Contract) else value for k, value in kept}

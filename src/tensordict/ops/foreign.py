@@ -103,7 +103,7 @@ class Foreign(Converting):
             return tree
         if not isinstance(tree, cls) and not tree._is_non_tensor and hasattr(cls, "from_tensordict"):
             tree = cls.from_tensordict(tree)
-        return _adjusted(tree, **given)
+        return adjusted(tree, **given)
 
     @classmethod
     def from_tuple(
@@ -448,7 +448,7 @@ def _shapes(keys: list[Any], leaves: list[Any]) -> str:
     return ", ".join(f"{key!r}: {list(leaf.shape)}" for key, leaf in zip(keys, leaves, strict=True))
 
 
-def _adjusted(container: Any, auto_batch_size: bool, batch_dims: int | None, device: Any, batch_size: Any) -> Any:
+def adjusted(container: Any, auto_batch_size: bool, batch_dims: int | None, device: Any, batch_size: Any) -> Any:
     """A container with what was asked for; itself when that is nothing, a shallow copy otherwise."""
     if batch_size is not None and batch_dims is not None:
         raise ValueError("from_any takes batch_size or batch_dims, not both: batch_dims is for finding the size")

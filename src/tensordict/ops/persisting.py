@@ -10,7 +10,7 @@ from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
 from tensordict.io.detect import refuse_other
-from tensordict.io.remote import is_url
+from tensordict.io.remote import Remote, is_url
 from tensordict.io.remote_saves import read_file
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import write_store
@@ -133,7 +133,8 @@ class Persisting(Contract):
             ...     data["b", "c"][:3]
             tensor([1., 1., 1.])
         """
-        save: Any = partial(self._to_store, "h5", durable=durable, progress=progress, overwrite=overwrite, **kwargs)
+        to_store: Any = self._to_store
+        save = partial(to_store, "h5", durable=durable, progress=progress, overwrite=overwrite, **kwargs)
         if not is_url(filename):
             return save(without_scheme(filename))  # type: ignore[no-any-return]
 
@@ -165,8 +166,9 @@ class Persisting(Contract):
 
         Returns:
             a :class:`~tensordict.store.TensorDictStore` over what was written, whose `td_id` other processes open it
-            by; the tensorclass over one for a tensorclass. A lazy stack is stored as the dense container that it stands
-            for, so its members must have the same entries and shapes.
+            by. Of a lazy stack it is a :class:`~tensordict.store.LazyStackedTensorDictStore`, of a tensorclass the
+            tensorclass over one. Lazy stacks nested in it are stored as the dense containers that they stand for, so
+            their members must have the same entries and shapes.
 
         Raises:
             UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
@@ -197,6 +199,7 @@ class Persisting(Contract):
         batch_dims: int | None = None,
         batch_size: object = None,
         device: object = None,
+        storage_options: StorageOptions | None = None,
     ) -> Self:
         """Open a Zarr group as a container; its tensors are read when they are used, chunk by chunk.
 
@@ -205,8 +208,7 @@ class Persisting(Contract):
         a row of them, are values.
 
         Args:
-            filename: a folder, a zip file, a URL (of what fsspec knows), a `zarr.abc.store.Store`, or a `zarr.Group`
-                that is open.
+            filename: a folder, a zip file, a URL of a folder, a `zarr.abc.store.Store`, or a `zarr.Group` that is open.
             mode: `"r"` to read only, `"r+"` to write too; see :class:`~tensordict.PersistentTensorDict`. A zip file is
                 only read.
             auto_batch_size: find the longest batch size that fits, also when one was saved. A group of another program,
@@ -214,6 +216,7 @@ class Persisting(Contract):
             batch_dims: the most dims that a batch size that is found so has, here and in nested containers.
             batch_size: that of the container.
             device: tensors are moved there when they are read.
+            storage_options: of a URL, as in :meth:`load_memmap`.
 
         Returns:
             a :class:`~tensordict.PersistentTensorDict`, or the tensorclass over one that was saved.
@@ -242,6 +245,7 @@ class Persisting(Contract):
             batch_dims=batch_dims,
             batch_size=batch_size,
             device=device,
+            storage_options=storage_options,
         )
 
     def to_zarr(
@@ -251,6 +255,7 @@ class Persisting(Contract):
         durable: bool = False,
         progress: bool = False,
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> Self:
         """Write this container as a Zarr group (v3): a group per container, an array per leaf; many programs read it.
@@ -268,6 +273,7 @@ class Persisting(Contract):
             progress: show a progress bar (needs tqdm).
             overwrite: replace what another program has written, too: a file or folder that is no group of this
                 package, or has more in it. Of a store or a URL, delete all that is in it.
+            storage_options: of a URL, as in :meth:`memmap`.
             **kwargs: passed to `zarr.create_array` for every tensor: `chunks` and `shards` (a row of sizes for the
                 leading dims, an int for rows; `chunks="rows"`), `compressors`, `filters`, `serializer`, `fill_value`,
                 `order`. A dict gives them by key: `chunks={"image": 16, ("next", "image"): 16}`; that of a container
@@ -295,7 +301,13 @@ class Persisting(Contract):
             tensor([1., 1., 1.])
         """
         saved: Self = self._to_store(
-            "zarr", without_scheme(filename), durable=durable, progress=progress, overwrite=overwrite, **kwargs
+            "zarr",
+            without_scheme(filename),
+            durable=durable,
+            progress=progress,
+            overwrite=overwrite,
+            storage_options=storage_options,
+            **kwargs,
         )
         return saved
 
@@ -307,13 +319,16 @@ class Persisting(Contract):
         durable: bool = False,
         progress: bool = False,
         overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> Any:
         """Write this container as a store of a kind, at a path or in one that is given; see `to_h5` and `to_zarr`."""
         kind = backend_of(backend)
         options = kind.checked_options(kwargs)
         open_store = registry.lookup("PersistentTensorDict")._opened
-        if is_url(filename) or not isinstance(filename, (str, bytes, os.PathLike)):
+        if kind.opens_urls and is_url(filename):
+            filename = Remote(filename, storage_options)
+        if not isinstance(filename, (str, bytes, os.PathLike)):
             write_store(kind.create(filename, overwrite), self, options, progress)
             return open_store(filename, backend=backend, mode="r+", options=kwargs)
 

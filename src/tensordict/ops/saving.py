@@ -39,19 +39,21 @@ if TYPE_CHECKING:
     from tensordict.io.remote import StorageOptions
     from tensordict.io.remote_saves import CacheDir
 
-    class _Options(TypedDict, total=False):
-        num_threads: int
+    class _Common(TypedDict, total=False):
         share_non_tensor: bool
         robust_key: bool | None
         allow_pickle: bool | None
         durable: bool
         overwrite: bool
 
+    class _Options(_Common, total=False):
+        num_threads: int
+
     class _Like(_Options, total=False):
         existsok: bool
         archive: bool | None
 
-    class _InPlace(_Options, total=False):
+    class _InPlace(_Common, total=False):
         existsok: bool
         checksum: bool | str
         progress: bool
@@ -179,20 +181,27 @@ class Saving(Contract):
         self,
         prefix: _To = ...,
         copy_existing: bool = ...,
+        num_threads: int = ...,
         *,
         return_early: Literal[False] = ...,
         **options: Unpack[_InPlace],
     ) -> Self: ...
     @overload
     def memmap_(
-        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_InPlace]
+        self,
+        prefix: _To = ...,
+        copy_existing: bool = ...,
+        num_threads: int = ...,
+        *,
+        return_early: Literal[True],
+        **options: Unpack[_InPlace],
     ) -> Future[Self]: ...
     def memmap_(
         self,
         prefix: PathLike | None = None,
         copy_existing: bool = False,
-        *,
         num_threads: int = 0,
+        *,
         return_early: bool = False,
         share_non_tensor: bool = False,
         existsok: bool = True,
@@ -471,8 +480,8 @@ class Saving(Contract):
         group, a folder or a zip file. The content of a file says what it is, and not its name.
 
         Args:
-            prefix: the folder or the file, or its URL: of a folder or an archive, what is loaded is fetched, and
-                otherwise all of the file.
+            prefix: the folder or the file, or its URL: of a folder or an archive, what is loaded is fetched, of a Zarr
+                group the chunks that are used, when they are (and not kept by `cache_dir`), else all of the file.
             *args, **kwargs: as in :meth:`load_memmap`; of the other formats, `device` and `non_blocking` can be had,
                 and `mode` of HDF5 and Zarr.
 
@@ -501,9 +510,14 @@ class Saving(Contract):
             def load(save: RemoteSave) -> Any:
                 if save.format in (formats.DIRECTORY, formats.ARCHIVE):
                     return cls.load_memmap(save, *args, **kwargs)  # type: ignore[arg-type]
-                return save.kept_for(formats.open_file(save.local(), save.format, *args, **kwargs))
+                return save.kept_for(formats.open_file(save.in_place or save.local(), save.format, *args, **kwargs))
 
-            return read_remote(prefix, access, load)  # type: ignore[no-any-return]
+            return formats.read_at(  # type: ignore[no-any-return]
+                prefix,
+                access,
+                load,
+                lambda format, _: formats.open_file(prefix, format, *args, access=access, **kwargs),
+            )
         format = formats.format_to_load(prefix)
         if format in (formats.DIRECTORY, formats.ARCHIVE):
             return cls.load_memmap(prefix, *args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,11 +13,14 @@ from tensordict.core.contract import Contract
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.shapes import as_size
 from tensordict.io import reopening
+from tensordict.io.remote import is_url
+from tensordict.io.stores.backends import BACKENDS, backend_of
+from tensordict.memory.names import without_scheme
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_STORAGES = (None, "memmap", "h5", "shared", "redis")
+_STORAGES = (None, "memmap", *BACKENDS, "shared", "redis")
 
 
 class Schemas(Contract):
@@ -43,16 +46,16 @@ class Schemas(Contract):
                 or to another such mapping.
             batch_size: the batch size, which goes in front of all shapes.
             storage: where the entries are: `None` in memory; `"shared"` in shared memory; `"memmap"` in a folder, given
-                as `prefix=`, or in anonymous memory; `"h5"` in an HDF5 file, given as `filename=`; `"redis"` on a
-                server, given as `host=`, `port=` or `unix_socket_path=`, which makes the zeros itself. On disk nothing
-                is built in memory first. A save or a file that is there, of the same entries, is opened and left as it
-                is, unless `overwrite=True` is given too.
-            device: the device of the entries in memory, or on which those of an HDF5 file or on a server are read.
-            **kwargs: further arguments of :meth:`memmap_like`, :meth:`to_h5` or
+                as `prefix=`, or in anonymous memory; `"h5"` in an HDF5 file and `"zarr"` in a Zarr group, given as
+                `filename=`; `"redis"` on a server, given as `host=`, `port=` or `unix_socket_path=`, which makes the
+                zeros itself. On disk nothing is built in memory first. A save, file or group that is there, of the same
+                entries, is opened and left as it is, unless `overwrite=True` is given too.
+            device: the device of the entries in memory, or on which those of a file, a group or a server are read.
+            **kwargs: further arguments of :meth:`memmap_like`, :meth:`to_h5`, :meth:`to_zarr` or
                 :class:`~tensordict.store.TensorDictStore`.
 
         Returns:
-            the container: a `TensorDict`, or a :class:`~tensordict.PersistentTensorDict` for `"h5"`, or a
+            the container: a `TensorDict`, or a :class:`~tensordict.PersistentTensorDict` for `"h5"` and `"zarr"`, or a
             :class:`~tensordict.store.TensorDictStore` for `"redis"` and of that class.
 
         Raises:
@@ -71,19 +74,19 @@ class Schemas(Contract):
         storage = cls._schema_storage if storage is None else storage
         if storage not in _STORAGES:
             raise ValueError(f"storage is one of {_STORAGES}, got {storage!r}")
-        if kwargs and storage not in ("memmap", "h5", "redis"):
+        if kwargs and storage not in ("memmap", *BACKENDS, "redis"):
             raise ValueError(f"storage={storage!r} takes no {sorted(kwargs)}")
         if storage in ("memmap", "shared") and device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"storage={storage!r} is CPU memory and has no device={str(device)!r}")
-        if storage == "h5" and "filename" not in kwargs:
-            raise ValueError("storage='h5' needs filename=")
+        if storage in BACKENDS and "filename" not in kwargs:
+            raise ValueError(f"storage={storage!r} needs filename=")
         size = as_size(batch_size)
         flat: dict[Path, tuple[torch.Size, torch.dtype]] = {}
         _flatten(schema, (), flat)
         if storage == "redis":
             return registry.lookup("TensorDictStore")._zeros(flat, size, device=device, **kwargs)  # type: ignore[no-any-return]
         result = registry.lookup("TensorDict")(batch_size=size, device=device if storage is None else None)
-        on_disk = storage in ("memmap", "h5")
+        on_disk = storage in ("memmap", *BACKENDS)
         for path, (shape, dtype) in flat.items():
             full = torch.Size((*size, *shape))
             if on_disk:
@@ -94,18 +97,25 @@ class Schemas(Contract):
             result.set(path, zeros)
         if storage == "memmap":
             return result.memmap_like(kwargs.pop("prefix", None), **kwargs)  # type: ignore[no-any-return]
-        if storage == "h5":
-            stored = _in_h5(result, kwargs.pop("filename"), **kwargs)
+        if storage in BACKENDS:
+            stored = _in_store(result, storage, kwargs.pop("filename"), **kwargs)
             return stored if device is None else stored.to(device)  # type: ignore[no-any-return]
         return result.share_memory_() if storage == "shared" else result  # type: ignore[return-value]
 
 
-def _in_h5(zeros: Any, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:
-    path = os.fspath(filename)
-    if overwrite or not os.path.lexists(path):
-        return zeros.to_h5(path, overwrite=overwrite, **kwargs)
-    load = registry.lookup("PersistentTensorDict")._opened
-    return reopening.opened(zeros, path, lambda: load(path, mode="r+", options=kwargs))
+def _in_store(zeros: Any, backend: str, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:
+    """The container over a store of zeros; over the one that is there, if it has the same entries."""
+    path, open_store = without_scheme(filename), registry.lookup("PersistentTensorDict")._opened
+    options = {name: option for name, option in kwargs.items() if name != "storage_options"}
+
+    def load() -> Any:
+        where = kwargs.get("storage_options")
+        return open_store(path, backend=backend, mode="r+", storage_options=where, options=options)
+
+    if not overwrite and (backend_of(backend).opens_urls or not is_url(path)):
+        with contextlib.suppress(FileNotFoundError):
+            return reopening.opened(zeros, str(path), load)
+    return getattr(zeros, f"to_{backend}")(path, overwrite=overwrite, **kwargs)
 
 
 def _flatten(schema: Mapping[Any, Any], path: Path, flat: dict[Path, tuple[torch.Size, torch.dtype]]) -> None:

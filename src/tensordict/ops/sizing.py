@@ -18,6 +18,8 @@ from tensordict.ops.writing import Writing
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_Sizes = dict[int, "torch.Size | None"]
+
 
 class Sizing(Writing):
     """`batch_size` and the other ways to ask for it."""
@@ -113,12 +115,13 @@ class Sizing(Writing):
         """
         if batch_dims is not None and batch_dims < 0:
             raise ShapeError(f"batch_dims is the largest number of batch dims, got {batch_dims}")
-        size = _common_size(self, batch_dims)
+        nested: _Sizes = {}
+        size = _common_size(self, batch_dims, nested)
         if size is None:
             return self
         before: list[tuple[Contract, torch.Size, Names | None]] = []
         try:
-            _spread(self, size, batch_dims, keep_compliant_size, before)
+            _spread(self, size, batch_dims, keep_compliant_size, nested, before)
         except RuntimeError:
             for node, old, names in reversed(before):
                 node._batch_size, node._names = old, names
@@ -160,8 +163,11 @@ def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
             _collect_nodes(value, out)
 
 
-def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
-    """The longest size with which every leaf of the tree begins; `None` when there is no leaf."""
+def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None) -> torch.Size | None:
+    """The longest size with which every leaf of the tree begins; `None` when there is no leaf.
+
+    `nested` gets that of each nested container that is there, and not made on reading, by its `id`.
+    """
     common: torch.Size | None = None
     if members := node._members():
         # Entries that only some of them have count too.
@@ -182,7 +188,9 @@ def _common_size(node: Contract, limit: int | None) -> torch.Size | None:
             # One value fits any batch, a stack of them only its own.
             shape = value._batch_size[:limit] if isinstance(value, registry.lookup("NonTensorStack")) else None
         else:
-            shape = _common_size(value, limit)
+            shape = _common_size(value, limit, nested)
+            if nested is not None and not made:
+                nested[id(value)] = shape
         if shape is None:
             continue
         if common is None:
@@ -216,7 +224,12 @@ def _leading_size(leaf: Tensor) -> torch.Size:
 
 
 def _spread(
-    node: Contract, size: torch.Size, limit: int | None, keep: bool, before: list[tuple[Contract, torch.Size, Any]]
+    node: Contract,
+    size: torch.Size,
+    limit: int | None,
+    keep: bool,
+    nested: _Sizes,
+    before: list[tuple[Contract, torch.Size, Any]],
 ) -> None:
     """Set the size of a container and the longest fitting ones of those nested in it; `before` gets what they had."""
     before.append((node, node._batch_size, node._names))
@@ -227,9 +240,9 @@ def _spread(
                 before.append((value, value._batch_size, value._names))
                 resize(value, size)
         elif isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
-            own = _common_size(value, limit)
+            own = nested[id(value)] if id(value) in nested else _common_size(value, limit)
             if own is not None:
-                _spread(value, own, limit, keep, before)
+                _spread(value, own, limit, keep, nested, before)
             elif value._batch_size[: len(size)] != size:
                 # One without leaves keeps a size that fits.
-                _spread(value, size, limit, keep, before)
+                _spread(value, size, limit, keep, nested, before)

@@ -511,7 +511,7 @@ def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
         if stack._members() is None or stack.stack_dim != at or stack._batch_size != size:
             return None
     inner, after = (dim, at + 1) if dim <= at else (dim - 1, at)
-    columns = zip(*[stack._members() for stack in stacks], strict=True)
+    columns = zip(*[_read(item)._members() for item in items], strict=True)
     out = first._restacked([stack_containers(list(column), inner) for column in columns], after)
     if any(stack.stack_dim_name != name for stack in stacks):
         out._wrapped_container().stack_dim_name = None
@@ -538,7 +538,7 @@ def _members_concatenated(stack: Any, items: Sequence[Contract], dim: int) -> An
         ShapeError: the containers have different numbers of what would be joined member by member.
     """
     at = stack._wrapped_container().stack_dim
-    columns = [stack._pieces_of(item) for item in items]
+    columns = [stack._pieces_of(_read(item)) for item in items]
     if dim == at and any(columns):
         members = [member for column in columns for member in column]
         if stack._members():
@@ -553,6 +553,11 @@ def _members_concatenated(stack: Any, items: Sequence[Contract], dim: int) -> An
         raise ShapeError(f"cat along dim {dim} needs lazy stacks of the same number of members, got {shown}")
     inner = dim - (dim > at)
     return stack._restacked([cat_containers(list(row), inner) for row in zip(*columns, strict=True)])
+
+
+def _read(item: Any) -> Any:
+    """A container in memory: of one that is stored elsewhere a copy, read as a whole."""
+    return item.clone() if item._wrapped_container()._is_in_file else item
 
 
 def _checked(input: Any, what: str) -> Sequence[Contract]:

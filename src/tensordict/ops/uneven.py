@@ -25,8 +25,15 @@ def check_form(as_list: bool, as_padded_tensor: bool, as_nested_tensor: bool, re
 
 def column(stack: Any, name: str) -> list[Any]:
     """The leaves of one name, in lists of lists where members are lazy stacks."""
+    with stack._entries.reading(name):
+        return _column(stack, name)
+
+
+def _column(stack: Any, name: str) -> list[Any]:
     return [
-        entries[name] if type(entries := member._entries) is dict or member._members() is None else column(member, name)
+        entries[name]
+        if type(entries := member._entries) is dict or member._members() is None
+        else _column(member, name)
         for member in stack._entries.containers
     ]
 

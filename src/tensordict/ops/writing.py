@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
-from tensordict.core.contract import Contract, is_node
+from tensordict.core.contract import Contract, is_node, unchanged
 from tensordict.core.devices import wait_for
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.key_views import IsLeaf
@@ -436,8 +436,9 @@ class Writing(Reading, Locking):
             raise_locked(f"delete the entry {joined(path)!r}")
         if not having:
             raise self._missing(joined(path))
-        for member in having:
-            member.del_(path)
+        with self._at_once():
+            for member in having:
+                member.del_(path)
 
     def pop(self, key: object, default: object = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return it, or return `default` when there is none.
@@ -466,10 +467,11 @@ class Writing(Reading, Locking):
     def clear(self) -> Self:
         """Delete all entries; returns the same container."""
         self._refuse_if_locked("clear it")
-        for member in self._members(or_template=True) or ():
-            member.clear()
-        for name in list(self._entries):
-            del self._entries[name]
+        with self._at_once():
+            for member in self._members(or_template=True) or ():
+                member.clear()
+            for name in list(self._entries):
+                del self._entries[name]
         return self
 
     def rename_key_(self, old_key: object, new_key: object, safe: bool = False) -> Self:
@@ -503,8 +505,9 @@ class Writing(Reading, Locking):
                 self._check_field(new[0])
                 for member in members:
                     check_way(member, new, new)
-                for member in members:
-                    member.rename_key_(old, new)
+                with self._at_once(unchanged):
+                    for member in members:
+                        member.rename_key_(old, new)
                 return self
             # What is in a file stays there.
             entries = parent._writable()

@@ -19,6 +19,7 @@ from tensordict.io.remote_saves import is_saved_at, remote_bytes
 from tensordict.io.specification import LeafSpec, Pickled, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.memory.names import META, without_scheme
+from tensordict_cli.runners import tables
 from tensordict_cli.runners.terminal import GOOD, has_tqdm, key_text, show, size_text
 from tensordict_cli.text import printable
 
@@ -29,6 +30,11 @@ _COUNTS = "/proc/self/io"
 def run(args: argparse.Namespace) -> int:
     """Run the command; always 0."""
     source, target = without_scheme(args.source), without_scheme(args.target)
+    if tables.kind_of(source) or (tables.kind_of(target) and not args.to):
+        if not is_url(source):
+            _check_apart(source, target)
+        _import_all(args.modules)
+        return tables.run(args)
     to = args.to or format_of_name(target)
     if not is_url(source) and not os.path.lexists(source):
         raise FileNotFoundError(2, "no such file or folder", source)

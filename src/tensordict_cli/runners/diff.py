@@ -6,7 +6,8 @@ import argparse
 import json
 import math
 
-from tensordict.io.comparing import Difference, Tolerance, differences
+from tensordict.io.comparing import Difference
+from tensordict.io.diff import diff
 from tensordict.io.formats import describe_save
 from tensordict.io.specification import LeafSpec, walk
 from tensordict_cli.runners.terminal import (
@@ -26,16 +27,14 @@ from tensordict_cli.text import printable
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 when the saves are the same, else 1."""
-    one = describe_save(args.a)[1]
-    other = describe_save(args.b)[1]
-    found = list(differences(one, other, Tolerance(args.rtol, args.atol, args.equal_nan)))
+    found = diff(args.a, args.b, rtol=args.rtol, atol=args.atol, equal_nan=args.equal_nan)
     if args.json:
         print(json.dumps({"same": not found, "differences": [_as_json(difference) for difference in found]}))
     elif found:
         show(aligned([_row(difference) for difference in found]))
         show([[(count_text(len(found), "difference"), QUIET)]])
     else:
-        leaves = sum(isinstance(node, LeafSpec) for _, node in walk(one))
+        leaves = sum(isinstance(node, LeafSpec) for _, node in walk(describe_save(args.a)[1]))
         show([[(f"the same: {count_text(leaves, 'tensor')}", GOOD)]])
     return 1 if found else 0
 

@@ -3,7 +3,8 @@
 from typing import Literal
 
 from tensordict.containers.served import TensorDictStore
+from tensordict.containers.served_stacks import LazyStackedTensorDictStore
 
 STORE_BACKENDS = Literal["redis", "dragonfly", "keydb"]
 
-__all__ = ["STORE_BACKENDS", "TensorDictStore"]
+__all__ = ["STORE_BACKENDS", "LazyStackedTensorDictStore", "TensorDictStore"]

@@ -78,8 +78,9 @@ class LazyCore(TensorDictBase):
     @_batch_size.setter
     def _batch_size(self, size: torch.Size) -> None:
         inner = self._inner_size(size)
-        for member in self._entries.sample:
-            member._batch_size = inner
+        with self._at_once():
+            for member in self._entries.sample:
+                member._batch_size = inner
         self._size = None
 
     def _sized(self) -> torch.Size:

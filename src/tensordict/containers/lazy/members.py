@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +59,10 @@ class Members(EntryStore, MutableMapping[str, Any]):
 
     def members(self, or_template: bool = False) -> list[Any]:
         return self.containers or ([self.template] if or_template else [])
+
+    def reading(self, name: str) -> AbstractContextManager[None]:
+        """A block in which an entry of all members is read, in as few requests as can be."""
+        return nullcontext()
 
     # --- the mapping ------------------------------------------------------------------------------------------------
 

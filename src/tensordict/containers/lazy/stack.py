@@ -302,6 +302,10 @@ class LazyStackedTensorDict(LazyWrites):
 
     def __repr__(self) -> str:
         """The class, the common entries, those that only some members have, and the facts of any container."""
+        with self._at_once():
+            return self._shown()
+
+    def _shown(self) -> str:
         common, others = printing.shown_by_member(self)
         exclusive = []
         for position, entries in others.items():

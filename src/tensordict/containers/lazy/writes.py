@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,8 +47,9 @@ class LazyWrites(LazyDims):
         for member, piece in zip(members, self._split(item, path, False), strict=True):
             check_way(member, target, path)
             values.append(member._admit(piece, path, non_blocking))
-        for member, value in zip(members, values, strict=True):
-            member._write(target, value)
+        with self._at_once():
+            for member, value in zip(members, values, strict=True):
+                member._write(target, value)
 
     def _refuse_locked_members(self, path: Path) -> None:
         """A stack that is not locked may have members that are."""
@@ -137,23 +139,30 @@ class LazyWrites(LazyDims):
         picks = self._picks(write.at)
         if picks is None:
             # The index mixes up the members: element by element.
-            elements = self._elements()
-            targets = [elements[number] for number in self._numbers()[write.at].flatten().tolist()]
+            numbers = self._numbers()[write.at].flatten().tolist()
             dim, width, adds = 0, len(size), write.adds and self._locked
-            rest, inner = (), torch.Size(())
+            inner = torch.Size(())
+            if any(member._is_in_file for member in members):
+                # Their elements are no views.
+                places = [list(map(int, np.unravel_index(number, own))) for number in numbers]
+                targets = [members[place.pop(self._entries.dim)] for place in places]
+                rests: list[tuple[Any, ...]] = [tuple(place) for place in places]
+            else:
+                elements = self._elements()
+                targets, rests = [elements[number] for number in numbers], [()] * len(numbers)
             if self._locked:
                 for element in targets:
                     element._lock_tree()
         else:
             targets = [members[position] for position in picks.positions]
             dim, width, adds = picks.dim, len(picks.block), write.adds
-            rest, inner = picks.rest, size[:dim] + size[dim + width :]
+            rests, inner = [picks.rest] * len(targets), size[:dim] + size[dim + width :]
         if write.fills:
             pieces = [source] * len(targets)
         else:
             pieces = _pieces(source, len(targets), dim, width, size, prefix, self, len(own) + len(behind))
-        for target, piece in zip(targets, pieces, strict=True):
-            indexed = inner if picks is None else target._batch_size + behind
+        for target, rest, piece in zip(targets, rests, pieces, strict=True):
+            indexed = target._batch_size + behind if rest or picks is not None else inner
             plan = write.plan if len(targets) == 1 else write.plan.part()
             target._plan_write(Assign(rest, indexed, inner, adds, write.fills, plan), piece, prefix)
 

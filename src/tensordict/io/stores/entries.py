@@ -306,10 +306,19 @@ def check_leaf(store: Store, value: Tensor, key: Path) -> None:
 def fill(array: ArrayItem, value: Tensor) -> None:
     """Write a tensor into an array of its shape and dtype, in pieces where it is not one piece of memory."""
     progress = array.store.progress
+    if array.is_blank and _is_zero(value):
+        return
     if progress is None and (value.nbytes <= SLAB or is_direct(value)):
         array.write((...,), as_array(value, value.dtype))
     elif value.numel():
         array.tensor(None).write(value, None if progress is None else progress.add)
+
+
+def _is_zero(value: Tensor) -> bool:
+    """Whether it is one zero that stands for all, as in a container of zeros on its way to where it is kept."""
+    if not value.numel() or any(value.stride()):
+        return False
+    return not value[(0,) * value.dim()].reshape(1).view(torch.uint8).any()
 
 
 def _made_ragged(group: Group, value: Tensor, options: Mapping[str, Any], key: Path) -> Group:

@@ -1,9 +1,8 @@
 """Containers on a Redis server, or another one of its protocol, as stores; the layout is in `redis_wire.py`.
 
-What is known of the leaves (paths, shapes, dtypes) is kept, and told again by each request for their elements: the
-server answers only when it is still so. Names are asked for each time, in the request that reads. All that one call
-writes goes in one request, which the server carries out whole or not at all; what is larger than a request goes ahead
-under another name.
+What is known of the leaves (paths, shapes, dtypes) is kept. Each request for elements asks whether that is still so,
+and those of whole containers whether the names are: a seal stands for all of it. All that one call writes goes in one
+request, which the server carries out whole or not at all; what is larger than a request goes ahead under another name.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import struct
 import threading
 import time
 import zlib
@@ -27,23 +27,25 @@ from tensordict.io import checked
 from tensordict.io.specification import VALUES
 from tensordict.io.stores.entries import CLASS, KIND, TEXT
 from tensordict.io.stores.redis_layout import (
+    Ahead,
     Meta,
     Scope,
     bytes_of,
     decoded,
     encoded,
+    is_one,
     noted_in,
     notes_of,
     pieces,
     portions,
     raw_of,
+    request_for,
     request_of,
 )
-from tensordict.io.stores.redis_wire import LIMIT, Address, Request, Wire
+from tensordict.io.stores.redis_wire import LIMIT, Address, Request, State, Wire
 from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Pick, StaleError, Store, Text
 from tensordict.memory.stored_tensors import Selection, Values
 
-_WHOLE = b"\0" * 8
 _addresses = itertools.count()
 
 
@@ -54,17 +56,20 @@ class Server(Store):
     kind = "container"
     a_kind = "a container on a Redis server"
     rewrites = False
+    _wire = Wire
 
     def __init__(self, address: Address) -> None:
         super().__init__(str(address), "r+")
         self.address = address
-        self.wire = Wire(address)
+        self.wire: Wire = self._wire(address)
         self.header: dict[str, bytes] = {}
         # As it was noted here, for the case that the server has forgotten it.
         self._own_header: dict[str, bytes] = {}
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
+        # What the server said, for requests for the same leaves, as long as that is what is known.
+        self._states: dict[tuple[str, ...], State] = {}
         self._look()
         self._root = _WireGroup(self, (), "", next(_addresses))
         self._local = threading.local()
@@ -115,6 +120,10 @@ class Server(Store):
         with self.errors(()):
             return torch.device(raw.decode()) if raw else None
 
+    def check(self) -> None:
+        if not self._open:
+            super().check()
+
     def clear(self) -> None:
         """Delete all of the container."""
         self.check_writable()
@@ -148,30 +157,45 @@ class Server(Store):
         """Whether there was such a container when it was asked for the last time."""
         return bool(self.header or self._metas or self._notes)
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is a lazy stack."""
+        return self.header.get("__type__") == b"lazy_stack"
+
     def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
         """The paths of the leaves that there are now, and the answers to requests; what is known is made of that."""
         self.check()
         if not self.address.cached:
             self._metas.clear()
-        listing, answers = self.wire.listing(requests)
-        self.header = listing.header
-        self._own_header.update(listing.header)
+            self._states.clear()
+        asked = tuple([request.path for request in requests])
+        last = self._states.get(asked)
+        state, answers = self.wire.state(requests, last)
+        if state is last:
+            return state.paths, answers
+        self.header = dict(state.header)
+        self._own_header.update(state.header)
         nodes = self._notes.keys()
-        self._notes = {path: notes_of(raw) for path, raw in listing.groups.items()}
-        changed = {request.path for request, answer in zip(requests, answers, strict=True) if answer is None}
-        gone = [path for path in self._metas if path not in listing.paths or path in changed]
+        self._notes = {path: notes_of(raw) for path, raw in state.groups.items()}
+        changed = {path for path, answer in zip(asked, answers, strict=True) if answer is None}
+        gone = [path for path in self._metas if path not in state.paths or path in changed]
         for path in gone:
             del self._metas[path]
-        new = [path for path in listing.paths if path not in self._metas]
+        new = [path for path in state.paths if path not in self._metas]
         if new:
             for path, fields in zip(new, self.wire.metas(new), strict=True):
                 self._metas[path] = Meta(fields)
         if new or gone or nodes != self._notes.keys():
             self._look()
-        return listing.paths, answers
+            self._states.clear()
+        if not changed:
+            self._states[asked] = state
+        return state.paths, answers
 
     def _look(self) -> None:
         """Have what is known of the paths say which nodes there are."""
+        # The parts below each node, and in order for those that were asked for.
+        self._sorted: dict[str, list[str]] = {}
         self._children: dict[str, set[str]] = {"": set()}
         known = itertools.chain(self._metas, self._notes)
         self._last = max((order for path in known if (order := self.order(path)) is not None), default=0)
@@ -185,6 +209,7 @@ class Server(Store):
         if path not in self._children:
             self._link(path)
             self._children[path] = set()
+        self._sorted.clear()
 
     def _link(self, path: str) -> None:
         parent, _, part = path.rpartition(".")
@@ -192,11 +217,14 @@ class Server(Store):
             self._link(parent)
             self._children[parent] = set()
         self._children[parent].add(part)
+        self._sorted.clear()
 
     def forget(self) -> None:
         """Ask anew for all that is known, as a write may have come through or not."""
         self._metas.clear()
         self._notes.clear()
+        self._states.clear()
+        self._sorted.clear()
         self._children = {"": set()}
 
     def known(self, path: str) -> Meta | None:
@@ -204,14 +232,14 @@ class Server(Store):
         scope = self.scope
         if scope is not None and scope.adds:
             self.send(scope)
-        if not self.address.cached and (scope is None or scope.paths is None):
+        if not self.address.cached and (scope is None or not scope.is_listed):
             self._listed()
         for asked in (False, True):
             if path in self._metas:
                 return self._metas[path]
             if path in self._children:
                 return None
-            if asked or (scope is not None and scope.paths is not None):
+            if asked or (scope is not None and scope.is_listed):
                 break
             self._listed()
         raise KeyError(decoded(path.rpartition(".")[2]))
@@ -223,13 +251,18 @@ class Server(Store):
             self.send(scope)
         if scope is None:
             self.sync()
-        elif scope.paths is None:
-            self._read_portion(scope, next(iter(scope.wanted), None), ())
+        elif not scope.is_listed:
+            self._read_portion(scope)
 
     def children(self, path: str) -> list[str]:
         """The parts of the paths below a node, as the server has them now."""
         self._listed()
-        return sorted(self._children.get(path, ()), key=lambda part: self._rank(f"{path}.{part}" if path else part))
+        found = self._sorted.get(path)
+        if found is None:
+            start = f"{path}." if path else ""
+            found = sorted(self._children.get(path, ()), key=lambda part: self._rank(start + part))
+            self._sorted[path] = found
+        return found
 
     def _rank(self, path: str) -> tuple[bool, int, str]:
         """What the entries of one level are sorted by: as they were made, then those of others by their names."""
@@ -277,10 +310,10 @@ class Server(Store):
             if pick is not None:
                 self._read_ahead(scope, items, pick)
             yield
-            if scope.words:
+            if scope.commands:
                 self.send(scope)
         except BaseException:
-            if scope.words:
+            if scope.commands:
                 self.forget()
             raise
         finally:
@@ -296,25 +329,45 @@ class Server(Store):
         for path in paths:
             meta = self._metas[path]
             if meta.is_value:
-                scope.wanted[Request(path)] = None
+                scope.wanted[path] = Ahead(meta, (), Request(path), ())
                 continue
             with contextlib.suppress(ValueError, IndexError, SaveError):  # told by those who come to that leaf
                 selection = pick(meta.parsed().shape or ())
-                request = None if selection is None else request_of(path, meta, selection)[0]
-                if request is not None and request.run:
-                    scope.wanted[request] = None
-        if not any(request.run for request in scope.wanted):
-            return
-        self._read_portion(scope, next(iter(scope.wanted)), ())
+                if selection is not None:
+                    request, shape = request_of(path, meta, selection)
+                    if request.run and is_one(request):
+                        scope.wanted[path] = Ahead(meta, selection, request, shape)
+        if any(ahead.request.run for ahead in scope.wanted.values()):
+            self._read_portion(scope)
 
-    def _read_portion(self, scope: Scope, request: Request | None, key: Path) -> None:
-        """Read what is wanted from a request on, as much as one answer should carry; and the names, when it is time."""
-        first = [] if request is None else scope.portion(request)
-        if scope.paths is None:
-            scope.paths, answers = self.sync(first)
+    def _read_portion(self, scope: Scope, path: str | None = None, key: Path = ()) -> None:
+        """Read what is wanted, of a leaf first, as much as one answer should carry; and the names, when it is time."""
+        aheads = scope.portion(path)
+        requests = [ahead.request for ahead in aheads]
+        if scope.is_listed:
+            answers = self.wire.read(requests, key)
         else:
-            answers = self.wire.read(first, key)
-        scope.ready.update(zip(first, answers, strict=True))
+            scope.is_listed = True
+            answers = self.sync(requests)[1]
+        for ahead, answer in zip(aheads, answers, strict=True):
+            ahead.answer = answer
+            scope.ready[ahead.request.path] = ahead
+
+    def ahead(self, path: str, meta: Meta | None, selection: Selection, key: Path) -> Ahead | None:
+        """What was read ahead of a leaf, when it is just this selection; it is given once."""
+        scope = self.scope
+        if scope is None:
+            return None
+        if scope.commands:
+            self.send(scope)
+        found = scope.ready.get(path) or scope.wanted.get(path)
+        if found is None or not (found.is_of(meta, selection) if meta is not None else not found.request.run):
+            return None
+        self.check()
+        if path in scope.wanted:
+            self._read_portion(scope, path, key)
+        del scope.ready[path]
+        return found
 
     def fetch(self, request: Request, key: Path) -> Any:
         """The answer to a request.
@@ -324,22 +377,21 @@ class Server(Store):
         """
         self.check()
         scope = self.scope
-        answer: Any = None
-        if scope is not None:
-            if scope.words:
-                self.send(scope)
-            if request in scope.wanted:
-                self._read_portion(scope, request, key)
-            if request in scope.ready:
-                answer = scope.ready.pop(request)
-        if answer is None:
-            (answer,) = self.wire.read([request], key)
+        if scope is not None and scope.commands:
+            self.send(scope)
+        (answer,) = self.wire.read([request], key)
+        return self.answered(request, answer, key)
+
+    def answered(self, request: Request, answer: Any, key: Path) -> Any:
+        """An answer; a `StaleError` when there is none."""
         if answer is None:
             raise self._stale(request.path, key)
         return answer
 
     def _stale(self, path: str, key: Path) -> StaleError:
-        paths, _ = self.sync([Request(path, b"?", b"?", 1, _WHOLE)])
+        self._metas.pop(path, None)
+        self._states.clear()
+        paths, _ = self.sync()
         what = (
             "has another shape or dtype by now"
             if path in paths
@@ -351,29 +403,29 @@ class Server(Store):
 
     def send(self, scope: Scope) -> None:
         """Send what was written so far."""
-        checks, words, keys, checked_, adds = scope.checks, scope.words, scope.keys, scope.checked, scope.adds
+        checks, commands, checked_, adds = list(scope.checks.values()), scope.commands, scope.checked, scope.adds
         scope.begin()
         scope.ready.clear()
         if adds:
-            scope.paths = None
-            for name, value in self._own_header.items():
-                words += (3, "SETNX", self.wire.base + name, value)
+            scope.is_listed = False
+            commands += [("SETNX", self.wire.base + name, value) for name, value in self._own_header.items()]
         key = checked_[0][1] if len(checked_) == 1 else ()
         try:
-            failed = self.wire.write(checks, words, keys, key)
+            failed = self.wire.write(checks, commands, key)
         except BaseException:
             self.forget()
             raise
-        if failed:
-            self.forget()
-        if failed > 0:
-            raise self._stale(*checked_[failed - 1])
-        if failed:
-            raise SaveError(
-                f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it "
-                "is started anew; nothing was written: the same call works again"
-            )
-        self._renew(adds)
+        if not failed:
+            self._renew(adds)
+            return
+        self.forget()
+        path, key = checked_[failed - 1]
+        if checks[failed - 1][2]:
+            raise self._stale(path, key)
+        raise SaveError(
+            f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it is "
+            "started anew; nothing was written: the same call works again"
+        )
 
     def _renew(self, always: bool) -> None:
         ttl = self.address.ttl
@@ -384,33 +436,29 @@ class Server(Store):
             self.wire.renew(list(self._metas))
             self._renewed = now
 
-    def write_pieces(self, array: _WireArray, run: int, offsets: Values, data: memoryview) -> None:
+    def write_pieces(self, array: _WireArray, run: int, offsets: bytes, data: memoryview) -> None:
         """Have pieces of an array written, each of `run` bytes, in as many requests as they need."""
-        meta, wire = array.meta, self.wire
-        step = max(1, LIMIT // max(run, 1))
-        length = min(run, LIMIT)
+        path, meta, wire = array.place, array.meta, self.wire
+        name = wire.data(path)
+        check = (wire.meta(path), name, meta.shape_text, meta.dtype_text, meta.nbytes)
         with self.together():
             scope = self.scope
             assert scope is not None
-            for start in range(0, len(offsets), step):
-                part = offsets[start : start + step]
-                for at in range(0, run, length):
-                    size = min(length, run - at)
-                    first = start * run + at
-                    piece = data[first : first + (size if run > LIMIT else run * len(part))]
-                    if scope.size + len(piece) > LIMIT and scope.words:
-                        self.send(scope)
-                    key = wire.data(array.place)
-                    scope.checks += (wire.meta(array.place), meta.shape_text, meta.dtype_text, key, meta.nbytes)
-                    scope.checked.append((array.place, array.key))
-                    scope.words += (0, key, size, (part + at).astype("<u8").tobytes(), piece)
-                    scope.keys += (key, wire.meta(array.place))
-                    scope.size += len(piece)
+            at = 0
+            for part in portions(Request(path, run=run, offsets=offsets)):
+                piece = data[at : at + part.nbytes]
+                at += part.nbytes
+                if scope.size + len(piece) > LIMIT and scope.commands:
+                    self.send(scope)
+                scope.check(path, array.key, check)
+                scope.commands.append(wire.put(name, part.run, part.offsets, piece))
+                scope.size += len(piece)
 
     def set_header(self, name: str, value: bytes | None) -> None:
         """Note something of the container as a whole; `None` takes it away."""
         if self.header.get(name) == value:
             return
+        self._states.clear()
         with self.together():
             assert self.scope is not None
             if value is None:
@@ -427,6 +475,7 @@ class Server(Store):
         if path:
             kept.setdefault("_order", self._next())
         self._notes[path] = kept
+        self._states.clear()
         self._look_at(path)
         with self.together():
             assert self.scope is not None
@@ -439,6 +488,7 @@ class Server(Store):
             scope = self.scope
             assert scope is not None
             scope.adds = True
+            self._states.clear()
             for leaf in self.below(path):
                 scope.command("SREM", wire.base + "__keys__", leaf)
                 for name in (wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx"):
@@ -455,9 +505,10 @@ class Server(Store):
         scope = self.scope
         assert scope is not None
         scope.adds = True
+        self._states.clear()
         fields = {**fields, "_order": self._next() if order is None else order}
         data = wire.data(path)
-        item.store_data(scope, data)
+        item.store_data(scope, path, data)
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
         scope.command("SADD", wire.base + "__keys__", path)
@@ -481,7 +532,13 @@ class _WireText(Text):
 
     def content(self) -> str:
         if self.place:
-            raw, form = self.store.fetch(Request(self.place), self.key)
+            request = Request(self.place)
+            ahead = self.store.ahead(self.place, None, (), self.key)
+            raw, form = (
+                self.store.fetch(request, self.key)
+                if ahead is None
+                else self.store.answered(request, ahead.answer, self.key)
+            )
             self._content = raw.decode()
             noted = notes_of(form) if form else {}
             self._noted = noted if noted.get("crc") == zlib.crc32(raw) else {}
@@ -508,7 +565,7 @@ class _WireText(Text):
         form = json.dumps({**noted, "crc": zlib.crc32(self._content.encode())})
         return {"is_non_tensor": "1", "encoding": "json", "_form": form}
 
-    def store_data(self, scope: Scope, name: str) -> None:
+    def store_data(self, scope: Scope, path: str, name: str) -> None:
         assert self._content is not None
         scope.command("SET", name, self._content)
 
@@ -534,33 +591,49 @@ class _WireArray(ArrayItem):
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         raise SaveError(f"{entry_of(self.key)}nothing is noted of an array on a server")
 
+    def pieces(self, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
+        """The shape of what is selected, the length in bytes of its pieces, and where each begins."""
+        return pieces(self.shape, self.dtype.itemsize, selection)
+
     def read(self, selection: Selection, dtype: Any) -> Values:
-        request, shape = request_of(self.place, self.meta, selection)
-        out: Values = np.empty(shape, dtype)
-        if not request.run:
-            return out
-        view = bytes_of(out)
-        at = 0
-        for part in portions(request):
-            raw = self.store.fetch(part, self.key)
-            if len(raw) != part.nbytes:
-                raise SaveError(
-                    f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
-                    f"shape {list(self.shape)} and dtype {self.dtype} say"
-                )
-            view[at : at + len(raw)] = raw
-            at += len(raw)
-        if out.dtype == bool:
-            # Any byte may have been sent; a tensor of booleans holds 0 and 1.
-            np.not_equal(out.view(np.uint8), 0, out=out)
-        return out
+        store = self.store
+        ahead = store.ahead(self.place, self.meta, selection, self.key)
+        if ahead is not None:
+            request, shape = ahead.request, ahead.shape
+            raw: Values = self._checked(request, store.answered(request, ahead.answer, self.key))
+        else:
+            shape, run, offsets = self.pieces(selection)
+            request = request_for(self.place, self.meta, run, offsets)
+            if not request.run:
+                return np.empty(shape, dtype)
+            if is_one(request):
+                raw = self._checked(request, store.fetch(request, self.key))
+            else:
+                raw, at = np.empty(request.nbytes, np.uint8), 0
+                for part in portions(request):
+                    raw[at : at + part.nbytes] = self._checked(part, store.fetch(part, self.key))
+                    at += part.nbytes
+        # Any byte may have been sent; a tensor of booleans holds 0 and 1.
+        found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
+        return found.reshape(shape)
+
+    def _checked(self, request: Request, raw: Any) -> Values:
+        """An answer as an array of bytes that can be written to; a `SaveError` when it is too short."""
+        if len(raw) != request.nbytes:
+            raise SaveError(
+                f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
+                f"shape {list(self.shape)} and dtype {self.dtype} say"
+            )
+        return raw if isinstance(raw, np.ndarray) else np.frombuffer(bytearray(raw), np.uint8)
 
     def write(self, selection: Selection, values: Any) -> None:
         self.store.check_writable()
         if not values.size:
             return
-        shape, run, offsets = pieces(self.shape, self.dtype.itemsize, selection)
-        values = np.ascontiguousarray(np.broadcast_to(values, shape))
+        shape, run, offsets = self.pieces(selection)
+        if values.shape != shape:
+            values = np.broadcast_to(values, shape)
+        values = np.ascontiguousarray(values)
         data = bytes_of(values)
         if self.place:
             self.store.write_pieces(self, run, offsets, data)
@@ -573,7 +646,7 @@ class _WireArray(ArrayItem):
             self._content[selection] = values
         else:
             self._ahead = self._ahead or self.store.wire.ahead()
-            for at, offset in enumerate(offsets.tolist()):
+            for at, (offset,) in enumerate(struct.iter_unpack("<Q", offsets)):
                 self.store.wire.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
 
     def resize(self, shape: Sequence[int]) -> NoReturn:
@@ -582,24 +655,23 @@ class _WireArray(ArrayItem):
     def fields(self) -> dict[str, Any]:
         return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
 
-    def store_data(self, scope: Scope, name: str) -> None:
-        size = self.meta.nbytes
-        store = self.store
+    def store_data(self, scope: Scope, path: str, name: str) -> None:
+        size, wire = self.meta.nbytes, self.store.wire
+        if not self._ahead and self._content is not None:
+            data = bytes_of(self._content)
+            if scope.size + size <= LIMIT:
+                scope.command("SET", name, data)
+                scope.size += size
+                return
+            self._ahead = wire.ahead()
+            wire.upload(self._ahead, 0, data, self.key)
         if self._ahead:
             # What was not written is zero.
-            scope.words += (-1, self._ahead, name, size)
-            scope.keys += (self._ahead, name)
-        elif self._content is None:
-            scope.command("DEL", name)
-            scope.command("SETRANGE", name, size - 1, b"\0") if size else scope.command("SET", name, b"")
-        elif scope.size + size > LIMIT:
-            ahead = store.wire.ahead()
-            store.wire.upload(ahead, 0, bytes_of(self._content), self.key)
-            scope.words += (-1, ahead, name, size)
-            scope.keys += (ahead, name)
-        else:
-            scope.command("SET", name, bytes_of(self._content))
-            scope.size += size
+            scope.check(path, self.key, (self._ahead, name, b"", b"", size))
+            scope.commands.append(wire.take(self._ahead, name))
+            return
+        scope.command("DEL", name)
+        scope.command("SETRANGE", name, size - 1, b"\0") if size else scope.command("SET", name, b"")
 
 
 class _WireGroup(Group):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import itertools
 import json
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -14,14 +18,18 @@ import torch
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
 from tensordict.io import checked
-from tensordict.io.stores.redis_wire import LIMIT, Request
+from tensordict.io.stores.redis_protocol import Word
+from tensordict.io.stores.redis_wire import LIMIT, Check, Request
 from tensordict.memory.stored_tensors import Selection, Values, stored_dtype
 
 # What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
 _ENCODED = "_%"
+# Pieces of an array that one request asks for at most, so that the server answers others in between.
+_PIECES = 1 << 14
 _DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 
 
+@functools.lru_cache(1 << 12)
 def encoded(name: str) -> str:
     """A name as a part of a path."""
     try:
@@ -38,26 +46,31 @@ def decoded(part: str) -> str:
 
 
 class Meta:
-    """What the server says of a leaf: the texts, and what they mean."""
+    """What the server says of a leaf: the texts, and what they mean.
 
-    __slots__ = ("dtype", "dtype_text", "fields", "order", "shape", "shape_text")
+    Of a leaf of a lazy stack whose elements differ in shape, `shapes` has all of them, with `None` for those that lack
+    it, `starts` where in bytes each element begins, and the end; `shape_text` is the digest of the text that says so.
+    """
+
+    __slots__ = ("dtype", "dtype_text", "fields", "is_value", "order", "shape", "shape_text", "shapes", "starts")
 
     def __init__(self, fields: Mapping[bytes, bytes]) -> None:
         self.fields = fields
         self.shape_text = fields.get(b"shape", b"")
+        self.shapes: list[tuple[int, ...] | None] | None = None
+        self.starts: list[int] = []
+        if b"shapes" in fields:
+            self.shape_text = hashlib.sha1(fields[b"shapes"], usedforsecurity=False).hexdigest().encode()
         self.dtype_text = fields.get(b"dtype", b"")
         order = fields.get(b"_order", b"")
         self.order = int(order) if order.isdigit() and len(order) < 20 else None
+        self.is_value = b"is_non_tensor" in fields
         self.shape: tuple[int, ...] | None = None
         self.dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Meta:
         return cls({b"shape": json.dumps(list(shape)).encode(), b"dtype": str(dtype).encode()}).parsed()
-
-    @property
-    def is_value(self) -> bool:
-        return b"is_non_tensor" in self.fields
 
     def parsed(self) -> Meta:
         """Itself, with its shape and dtype; a `ValueError` when the texts are none."""
@@ -66,51 +79,116 @@ class Meta:
             if dtype is None:
                 raise ValueError(f"{self.dtype_text!r:.80} is no dtype")
             stored_dtype(dtype)
-            self.shape, self.dtype = checked.shape(json.loads(self.shape_text)), dtype
+            if b"shapes" in self.fields:
+                self._parse_shapes(dtype)
+            self.shape, self.dtype = checked.shape(json.loads(self.fields.get(b"shape", b""))), dtype
         return self
+
+    def _parse_shapes(self, dtype: torch.dtype) -> None:
+        shapes = json.loads(self.fields[b"shapes"])
+        if type(shapes) is not list:
+            raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
+        self.shapes = [None if shape is None else checked.shape(shape) for shape in shapes]
+        sizes = [0 if shape is None else math.prod(shape) * dtype.itemsize for shape in self.shapes]
+        self.starts = [0, *itertools.accumulate(sizes)]
+
+    def shape_at(self, at: int) -> tuple[int, ...] | None:
+        """The shape of an element of a lazy stack; `None` where it lacks this leaf."""
+        assert self.shape is not None
+        return self.shape[1:] if self.shapes is None else self.shapes[at]
+
+    def part(self, at: int) -> tuple[int, int]:
+        """The bytes that an element of a lazy stack begins and ends at."""
+        assert self.shape is not None and self.dtype is not None
+        if self.shapes is not None:
+            return self.starts[at], self.starts[at + 1]
+        size = math.prod(self.shape[1:]) * self.dtype.itemsize
+        return at * size, (at + 1) * size
 
     @property
     def nbytes(self) -> int:
         assert self.shape is not None and self.dtype is not None
-        return math.prod(self.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize if self.shapes is None else self.starts[-1]
+
+
+class Ahead:
+    """What will be read of a leaf: what is selected of it, as a request, in a shape; the answer once it is there."""
+
+    __slots__ = ("answer", "meta", "request", "selection", "shape")
+
+    def __init__(self, meta: Meta, selection: Selection, request: Request, shape: tuple[int, ...]) -> None:
+        self.meta = meta
+        self.selection = selection
+        self.request = request
+        self.shape = shape
+        self.answer: Any = None
+
+    def is_of(self, meta: Meta, selection: Selection) -> bool:
+        """Whether it is just this."""
+        return (
+            self.meta is meta
+            and len(selection) == len(self.selection)
+            and all(map(_are_one, selection, self.selection))
+        )
+
+
+def _are_one(pick: Any, other: Any) -> bool:
+    """Whether two picks of selections are the same."""
+    if type(pick) is not type(other):
+        return False
+    return np.array_equal(pick, other) if isinstance(pick, np.ndarray) else bool(pick == other)
 
 
 class Scope:
-    """What is done together: names that were read once, what will be read, what was read ahead, what will be written.
+    """What is done together: names that were read once, what is read ahead, what will be written.
 
-    checks, words, keys: what `Wire.write` takes; `checked` are the paths, and `size` says how many bytes they are.
+    is_listed: whether the names were read.
+    wanted: what will be read of leaves, by their paths; `ready` what was read of them.
+    checks, commands: what `Wire.write` takes; `checked` are the paths and keys, `size` says how many bytes they are.
+    adds: whether leaves are added or deleted.
+    pieces: of lazy stacks, what was read ahead of a leaf: the bytes that the pieces begin at, in order, and the pieces.
+    values: of lazy stacks, the values at a path that were read, and what is noted of each.
+    given: of lazy stacks, what elements were given at a path, by their numbers; it is written as one at the end.
+    sizes: the same, of batch sizes.
+    moved: of lazy stacks, the leaves that a second write of the same would find changed, and what tells whose it was.
     """
 
     def __init__(self) -> None:
-        self.paths: set[str] | None = None
-        self.wanted: dict[Request, None] = {}
-        self.ready: dict[Request, Any] = {}
+        self.is_listed = False
+        self.wanted: dict[str, Ahead] = {}
+        self.ready: dict[str, Ahead] = {}
+        self.pieces: dict[str, tuple[list[int], list[memoryview]]] = {}
+        self.values: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {}
+        self.given: dict[str, dict[int, Any]] = {}
+        self.sizes: dict[str, dict[int, list[int]]] = {}
+        self.moved: dict[str, str] = {}
         self.begin()
 
     def begin(self) -> None:
-        self.checks: list[Any] = []
-        self.words: list[Any] = []
-        self.keys: list[str] = []
+        self.checks: dict[str, Check] = {}
         self.checked: list[tuple[str, Path]] = []
+        self.commands: list[Sequence[Word]] = []
         self.size = 0
         self.adds = False
 
-    def command(self, *words: Any) -> None:
-        """Have the server run a command on the key that is its second word."""
-        self.words += (len(words), *words)
-        self.keys.append(words[1])
+    def command(self, *words: Word) -> None:
+        self.commands.append(words)
 
-    def portion(self, request: Request) -> list[Request]:
-        """What is read with one that is wanted: it and others, as many as one answer should carry."""
-        size, found = request.nbytes, [request]
-        for other in self.wanted:
-            if other != request:
-                size += other.nbytes
-                if size > LIMIT:
-                    break
-                found.append(other)
-        for other in found:
-            del self.wanted[other]
+    def check(self, path: str, key: Path, check: Check) -> None:
+        """Have nothing be written unless this is so, which is told once."""
+        if check[0] not in self.checks:
+            self.checks[check[0]] = check
+            self.checked.append((path, key))
+
+    def portion(self, path: str | None = None) -> list[Ahead]:
+        """What is read next: this and others that are wanted, as much as one answer should carry."""
+        found = [] if path is None else [self.wanted.pop(path)]
+        size = found[0].request.nbytes if found else 0
+        for ahead in list(self.wanted.values()):
+            size += ahead.request.nbytes
+            if size > LIMIT and found:
+                break
+            found.append(self.wanted.pop(ahead.request.path))
         return found
 
 
@@ -129,19 +207,30 @@ def notes_of(raw: bytes) -> dict[str, Any]:
 # --- what is selected -------------------------------------------------------------------------------------------------
 
 
-def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, Values]:
+def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
     """The shape of what is selected of an array in C order, the length in bytes of its pieces, and their offsets.
 
-    Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, [24, 48])`.
+    Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, ...)` with the integers 24 and 48 as 64 bits each.
     """
-    if len(selection) == 1 and shape and type(selection[0]) in (int, slice):
-        # Rows, which most are: a third of the time.
+    whole = [slice(0, size, 1) for size in shape[1:]]
+    if (
+        len(selection) == len(shape)
+        and all(type(pick) is slice for pick in selection[1:])
+        and [*selection[1:]] == whole
+    ):
+        # What is taken whole need not be told.
+        selection = selection[:1]
+    if len(selection) == 1 and shape:
+        # Rows, which most are: a tenth of the time.
         pick, row = selection[0], math.prod(shape[1:]) * itemsize
         if type(pick) is int:
-            return tuple(shape[1:]), row, np.array([pick * row])
-        start, stop, step = pick.indices(shape[0])
-        if step == 1 and stop > start:
-            return (stop - start, *shape[1:]), (stop - start) * row, np.array([start * row])
+            return tuple(shape[1:]), row, (pick * row).to_bytes(8, "little")
+        if type(pick) is slice:
+            start, stop, step = pick.indices(shape[0])
+            if step == 1 and stop > start:
+                return (stop - start, *shape[1:]), (stop - start) * row, (start * row).to_bytes(8, "little")
+        if isinstance(pick, np.ndarray):
+            return (len(pick), *shape[1:]), row, (pick * row).astype("<u8", copy=False).tobytes()
     picks = full(selection, len(shape))
     taken = [range(*pick.indices(size)) if isinstance(pick, slice) else pick for pick, size in zip(picks, shape)]
     picked = tuple(len(pick) for pick in taken if not isinstance(pick, (int, np.integer)))
@@ -153,9 +242,9 @@ def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[t
         if all(not isinstance(pick, np.ndarray) for pick in taken)
         else max(dim for dim, pick in enumerate(taken) if isinstance(pick, np.ndarray) or pick != range(shape[dim]))
     )
-    offsets = np.zeros(1, dtype=np.int64)
     if last < 0:
-        return picked, math.prod(shape) * itemsize, offsets
+        return picked, math.prod(shape) * itemsize, bytes(8)
+    offsets = np.zeros(1, dtype=np.int64)
     run, outer = strides[last], taken[: last + 1]
     if isinstance(taken[last], range) and taken[last].step == 1:
         offsets += taken[last].start * run
@@ -163,7 +252,7 @@ def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[t
     for pick, stride in zip(outer, strides):
         at = np.atleast_1d(np.asarray(pick, dtype=np.int64)) * stride
         offsets = np.add.outer(offsets, at).reshape(-1)
-    return picked, run, offsets
+    return picked, run, offsets.astype("<u8").tobytes()
 
 
 def bytes_of(values: Values) -> memoryview:
@@ -184,8 +273,12 @@ def request_of(path: str, meta: Meta, selection: Selection) -> tuple[Request, tu
     """The request for a part of an array, and the shape of that part."""
     assert meta.shape is not None and meta.dtype is not None
     shape, run, offsets = pieces(meta.shape, meta.dtype.itemsize, selection)
-    raw = offsets.astype("<u8").tobytes() if run and len(offsets) else b""
-    return Request(path, meta.shape_text, meta.dtype_text, run if raw else 0, raw), shape
+    return request_for(path, meta, run, offsets), shape
+
+
+def request_for(path: str, meta: Meta, run: int, offsets: bytes) -> Request:
+    """The request for pieces of an array, all of `run` bytes."""
+    return Request(path, meta.shape_text, meta.dtype_text, run if offsets else 0, offsets)
 
 
 def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -198,16 +291,22 @@ def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
     raise ValueError(f"what is noted as {name!r} is no text and no row of integers")
 
 
+def is_one(request: Request) -> bool:
+    """Whether a request is answered by no more bytes, and takes the server no longer, than one should."""
+    return request.nbytes <= 2 * LIMIT and len(request.offsets) <= 8 * _PIECES
+
+
 def portions(request: Request) -> Iterator[Request]:
-    """A request as several, none of which is answered by more bytes than one should carry."""
-    if request.nbytes <= 2 * LIMIT:
+    """A request as several, each of which is one that `is_one` takes."""
+    run, offsets = request.run, request.offsets
+    if run > LIMIT:
+        for (offset,) in struct.iter_unpack("<Q", offsets):
+            for at in range(0, run, LIMIT):
+                yield request._replace(run=min(LIMIT, run - at), offsets=(offset + at).to_bytes(8, "little"))
+        return
+    step = 8 * min(_PIECES, LIMIT // run)
+    if len(offsets) <= step:
         yield request
-    elif request.run <= LIMIT:
-        step = 8 * max(1, LIMIT // request.run)
-        for start in range(0, len(request.offsets), step):
-            yield request._replace(offsets=request.offsets[start : start + step])
-    else:
-        for offset in np.frombuffer(request.offsets, "<u8").tolist():
-            for at in range(0, request.run, LIMIT):
-                raw = (offset + at).to_bytes(8, "little")
-                yield request._replace(run=min(LIMIT, request.run - at), offsets=raw)
+        return
+    for start in range(0, len(offsets), step):
+        yield request._replace(offsets=offsets[start : start + step])

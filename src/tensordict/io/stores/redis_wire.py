@@ -14,108 +14,95 @@ the shapes differ that is `0`, `shapes` has all of them, and `d:PATH:idx` the of
 
 Only this package has `__groups__`, a hash from the paths of nested containers to what is noted of them, in JSON, and
 in the hash of a leaf `_order`, the number that it was made as, and `_form` of a value. The reference passes over them.
+Of a lazy stack, leaves that it could not read are in `__groups__`, with a `_leaf`, and not in `__keys__`: those that
+only some elements have, `null` being the shape of the others, and values, `d:PATH` being the list of them in JSON.
+What is uploaded ahead is under `t:UUID`; `__stop__` is there for a millisecond where a check fails, see `_CHECK`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from tensordict.core import extras
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, entry_of
+from tensordict.io.stores.redis_protocol import Parser, Word, library, packed
 
 # What one request carries at most, in bytes: larger tensors go in several.
 LIMIT = 32 << 20
 # What was uploaded ahead and never taken over is forgotten by the server after this time, in milliseconds.
 _FORGOTTEN = 3_600_000
-# Pieces of an array that one request asks for at most, so that the server answers others in between.
-_PIECES = 4096
-# From how many bytes on one piece is asked for by a command of its own.
-_LARGE = 1 << 16
 _TRIES = 4
 
-# Reads of leaves and values: KEYS are the hash and the data of each; ARGV, for each, the shape and dtype that it is
-# known to have, the length of a piece and the offsets of all pieces. No length asks for a value.
-_READ = """
-local out = {}
-for i = 1, #KEYS / 2 do
-  local meta, data, at = KEYS[2 * i - 1], KEYS[2 * i], 4 * i - 3
-  if ARGV[at + 2] == '' then
-    local form = redis.call('HMGET', meta, 'is_non_tensor', '_form')
-    local text = form[1] and redis.call('GET', data)
-    out[i] = text and {text, form[2] or ''} or false
-  else
-    local have = redis.call('HMGET', meta, 'shape', 'dtype', 'is_non_tensor')
-    if have[1] ~= ARGV[at] or have[2] ~= ARGV[at + 1] or have[3] then
-      out[i] = false
-    else
-      local run, offsets, parts = tonumber(ARGV[at + 2]), ARGV[at + 3], {}
-      for k = 1, #offsets / 8 do
-        local offset = struct.unpack('<I8', offsets, 8 * k - 7)
-        parts[k] = redis.call('GETRANGE', data, string.format('%.0f', offset), string.format('%.0f', offset + run - 1))
-      end
-      out[i] = #parts == 1 and parts[1] or table.concat(parts)
-    end
-  end
+# Whether the names that there are, and what is said of some leaves, are still what the seal stands for; else all of
+# that with a new seal. KEYS are the header, the set of paths, the nested containers and the hashes of the leaves. What
+# the unequal elements of a lazy stack have is told by a digest of their shapes.
+_STATE = """
+local lists = {redis.call('MGET', unpack(KEYS, 1, 7)), redis.call('SMEMBERS', KEYS[8]), redis.call('HGETALL', KEYS[9])}
+for i = 10, #KEYS do
+  local shape, dtype, mark, shapes = unpack(redis.call('HMGET', KEYS[i], 'shape', 'dtype', 'is_non_tensor', 'shapes'))
+  lists[#lists + 1] = {shapes and redis.sha1hex(shapes) or shape, dtype, mark}
 end
-return out
+local seal = redis.sha1hex(cmsgpack.pack(lists))
+return seal == ARGV[1] and 1 or {seal, lists}
 """
 
-# Writes, all or none: first the checks (hash, shape, dtype, data, length), then the commands, each behind the number
-# of its words. For 0, `key, length, offsets, data` are pieces of an array; for -1, `key, target, length` are data that
-# were uploaded ahead. Sent twice, as when an answer was lost, it does the same.
+# Pieces of an array: their length, and the offsets of all of them.
+_READ = """
+local run, offsets, parts = tonumber(ARGV[1]), ARGV[2], {}
+for k = 1, #offsets / 8 do
+  local offset = struct.unpack('<I8', offsets, 8 * k - 7)
+  parts[k] = redis.call('GETRANGE', KEYS[1], string.format('%.0f', offset), string.format('%.0f', offset + run - 1))
+end
+return table.concat(parts)
+"""
+
+# The same, written.
 _WRITE = """
-local at = 2
-for i = 1, tonumber(ARGV[1]) do
-  local have = redis.call('HMGET', ARGV[at], 'shape', 'dtype')
-  if have[1] ~= ARGV[at + 1] or have[2] ~= ARGV[at + 2] or redis.call('STRLEN', ARGV[at + 3]) ~= tonumber(ARGV[at + 4])
-  then
-    return i
-  end
-  at = at + 5
+local run, offsets, data = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+for k = 1, #offsets / 8 do
+  local offset = string.format('%.0f', struct.unpack('<I8', offsets, 8 * k - 7))
+  redis.call('SETRANGE', KEYS[1], offset, string.sub(data, (k - 1) * run + 1, k * run))
 end
-local first = at
-while at <= #ARGV do
-  local n = tonumber(ARGV[at])
-  if n == -1 and redis.call('EXISTS', ARGV[at + 1]) == 0
-    and redis.call('STRLEN', ARGV[at + 2]) ~= tonumber(ARGV[at + 3]) then
-    return -1
-  end
-  at = at + (n == 0 and 5 or n == -1 and 4 or n + 1)
-end
-at = first
-while at <= #ARGV do
-  local n = tonumber(ARGV[at])
-  if n == 0 then
-    local key, run, offsets, data = ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3], ARGV[at + 4]
-    for k = 1, #offsets / 8 do
-      local piece = #offsets == 8 and data or string.sub(data, (k - 1) * run + 1, k * run)
-      redis.call('SETRANGE', key, string.format('%.0f', struct.unpack('<I8', offsets, 8 * k - 7)), piece)
-    end
-    at = at + 5
-  elseif n == -1 then
-    if redis.call('EXISTS', ARGV[at + 1]) == 1 then
-      redis.call('RENAME', ARGV[at + 1], ARGV[at + 2])
-      redis.call('PERSIST', ARGV[at + 2])
-    end
-    at = at + 4
+return 0
+"""
+
+# Whether leaves (hash, data) are still of a shape (see `_STATE`), a dtype (of a value its form) and a length, or are
+# not there; or, where no shape is told, whether what was uploaded ahead is still there, or was taken over by then. 0,
+# or the number of the first that is not: then the first key, which the transaction behind it watches, is written to, so
+# that nothing of that is carried out.
+_CHECK = """
+for i = 1, #KEYS / 2 do
+  local one, other, at, fits = KEYS[2 * i], KEYS[2 * i + 1], 3 * i - 2, nil
+  local size = redis.call('STRLEN', other) == tonumber(ARGV[at + 2])
+  if ARGV[at] == '' then
+    fits = size or redis.call('EXISTS', one) == 1
   else
-    redis.call(unpack(ARGV, at + 1, at + n))
-    at = at + n + 1
+    local shape, dtype, shapes, form = unpack(redis.call('HMGET', one, 'shape', 'dtype', 'shapes', '_form'))
+    shape = shapes and redis.sha1hex(shapes) or shape or 'none'
+    fits = size and shape == ARGV[at] and (dtype or form or '') == ARGV[at + 1]
+  end
+  if not fits then
+    redis.call('SET', KEYS[1], '', 'PX', 1)
+    return i
   end
 end
 return 0
 """
 
-
-def library() -> Any:
-    """The package redis; a clear error when it is not installed."""
-    return extras.require("redis", "redis")
+# Take over what was uploaded ahead, unless that was done: the answer may have been lost.
+_TAKE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('RENAME', KEYS[1], KEYS[2])
+  redis.call('PERSIST', KEYS[2])
+end
+return 0
+"""
 
 
 @dataclass(frozen=True)
@@ -176,6 +163,13 @@ class Address:
         path = of.get("unix_socket_path")
         return path if path is not None else f"{of.get('host', 'localhost')}:{of.get('port', 6379)}"
 
+    def missing(self) -> KeyError:
+        """The error for the case that there is no such container."""
+        return KeyError(
+            f"there is no container {self}: it was never written, was cleared or has expired, or the server is another "
+            "one"
+        )
+
     def __str__(self) -> str:
         return f"{self.prefix}:{{{self.td_id}}} at {self.server} db={self.connection.get('db', 0)}"
 
@@ -212,20 +206,24 @@ def _client(address: Address) -> Any:
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
-    # Every request may be sent twice: what is lost on the way is sent again, for about a second.
-    # Many small reads of the socket would take longer than the transfer.
-    retry = Retry(ExponentialBackoff(cap=0.5, base=0.1), _TRIES)
-    options = {"retry": retry, "socket_read_size": 1 << 20, **address.connection}
     key = repr(sorted(address.connection.items(), key=repr))
     pool = _POOLS.get(key)
     if pool is None:
-        pool = redis.Redis(**options).connection_pool
+        # Every request may be sent twice: what is lost on the way is sent again, for about a second.
+        retry = Retry(ExponentialBackoff(cap=0.5, base=0.1), _TRIES)
+        own = "protocol" not in address.connection
+        pool = redis.Redis(**{"retry": retry, "protocol": 2, **address.connection}).connection_pool
+        if own:
+            pool.connection_kwargs["parser_class"] = Parser
         _POOLS[key] = pool
     return redis.Redis(connection_pool=pool)
 
 
 class Request(NamedTuple):
-    """What is read of a leaf: pieces of one length, at these offsets in bytes; `run` is 0 for a value."""
+    """What is read of a leaf: pieces of one length, at these offsets in bytes (little-endian, of 64 bits each).
+
+    `run` is 0 for a value. `shape` and `dtype` are what the leaf is known to have.
+    """
 
     path: str
     shape: bytes = b""
@@ -238,12 +236,28 @@ class Request(NamedTuple):
         return self.run * (len(self.offsets) // 8)
 
 
-class Listing(NamedTuple):
-    """What a server says of a container: its header, the paths of its leaves, what is noted of nested containers."""
+# What has to be so for a write: a hash, its data, the shape and dtype (of a value its form) of the one, the length of
+# the other (`ABSENT` where neither is there); or a name that was uploaded under, the name that it is for, nothing
+# twice, the length.
+Check = tuple[str, str, bytes, bytes, int]
+ABSENT = (b"none", b"", 0)
 
+
+class State(NamedTuple):
+    """What a server says of a container, and the seal that stands for all of it.
+
+    Attributes:
+        header: what is noted of it as a whole.
+        paths: the leaves.
+        groups: what is noted of nested containers.
+        leaves: of some leaves their shape (see `_STATE`), dtype, and the mark of a value.
+    """
+
+    seal: Any
     header: dict[str, bytes]
     paths: set[str]
     groups: dict[str, bytes]
+    leaves: Sequence[Sequence[bytes | None]]
 
 
 HEADER = (
@@ -258,12 +272,39 @@ class Wire:
         self.address = address
         self.base = f"{address.prefix}:{{{address.td_id}}}:"
         self.client: Any = _client(address)
+        self._names = [self.base + name for name in (*HEADER, "__keys__", "__groups__")]
 
     def data(self, path: str) -> str:
         return f"{self.base}d:{path}"
 
     def meta(self, path: str) -> str:
         return f"{self.base}m:{path}"
+
+    def send(self, commands: Sequence[Sequence[Word]], key: Path = ()) -> list[Any]:
+        """The answers to commands that are sent together, also again when nothing came back.
+
+        Raises:
+            SaveError: the server refuses one; the first is told.
+            ConnectionError: it does not answer.
+        """
+        with self.errors(key):
+            pool = self.client.connection_pool
+            connection = pool.get_connection()
+            try:
+                answers: list[Any] = connection.retry.call_with_retry(
+                    lambda: _exchanged(connection, commands), lambda error: connection.disconnect()
+                )
+            except BaseException:
+                # Answers that were not read must not be taken for others.
+                connection.disconnect()
+                raise
+            finally:
+                pool.release(connection)
+            for answer in answers:
+                for part in answer if type(answer) is list else (answer,):
+                    if isinstance(part, Exception):
+                        raise part
+        return answers
 
     @contextlib.contextmanager
     def errors(self, key: Path = ()) -> Iterator[None]:
@@ -285,70 +326,64 @@ class Wire:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def listing(self, requests: Sequence[Request] = ()) -> tuple[Listing, list[Any]]:
-        """What there is, and what `read` gives for these requests."""
-        with self.errors():
-            pipe = self.client.pipeline(transaction=False)
-            pipe.mget([self.base + name for name in HEADER])
-            pipe.smembers(self.base + "__keys__")
-            pipe.hgetall(self.base + "__groups__")
-            asked = self._ask(pipe, requests)
-            header, paths, groups, *replies = pipe.execute()
-        listing = Listing(
-            {name: value for name, value in zip(HEADER, header) if value is not None},
-            {text for raw in paths if (text := _decoded(raw)) is not None},
-            {text: value for raw, value in groups.items() if (text := _decoded(raw)) is not None},
-        )
-        return listing, _together(requests, _answers(asked, replies))
+    def state(self, requests: Sequence[Request], known: State | None) -> tuple[State, list[Any]]:
+        """What there is, `known` itself where that is still so; and what `read` gives for the requests.
+
+        `known` is what was given for requests for the same leaves.
+        """
+        asked = _paths_of(requests)
+        keys = [*self._names, *map(self.meta, asked)]
+        look = ("EVAL", _STATE, len(keys), *keys, "" if known is None else bytes(known.seal))
+        if requests:
+            (found, *replies) = self.send([("MULTI",), look, *self._asking(requests), ("EXEC",)])[-1]
+        else:
+            (found,), replies = self.send([look]), []
+        if found != 1:
+            seal, (header, paths, groups, *leaves) = found
+            texts = [(_text(raw), bytes(value)) for raw, value in zip(groups[::2], groups[1::2], strict=True)]
+            known = State(
+                seal,
+                {name: bytes(value) for name, value in zip(HEADER, header) if value is not None},
+                {text for raw in paths if (text := _text(raw)) is not None},
+                {text: value for text, value in texts if text is not None},
+                [_plain(leaf) for leaf in leaves],
+            )
+        assert known is not None
+        return known, _answers(requests, dict(zip(asked, known.leaves, strict=True)), replies)
 
     def metas(self, paths: Sequence[str]) -> list[dict[bytes, bytes]]:
         """The hashes of leaves."""
-        with self.errors():
-            pipe = self.client.pipeline(transaction=False)
-            for path in paths:
-                pipe.hgetall(self.meta(path))
-            return list(pipe.execute())
+        replies = self.send([("HGETALL", self.meta(path)) for path in paths])
+        # A list of names and values, or a mapping, as the version of the protocol has it.
+        return [
+            reply if isinstance(reply, dict) else dict(zip(reply[::2], map(bytes, reply[1::2]), strict=True))
+            for reply in replies
+        ]
 
     def read(self, requests: Sequence[Request], key: Path = ()) -> list[Any]:
         """The bytes for each, for a value its text and its form; `None` where there is no such leaf any more."""
-        with self.errors(key):
-            pipe = self.client.pipeline(transaction=False)
-            asked = self._ask(pipe, requests)
-            return _together(requests, _answers(asked, pipe.execute()))
+        paths = _paths_of(requests)
+        look = map(self._look, paths)
+        replies = self.send([("MULTI",), *look, *self._asking(requests), ("EXEC",)], key)[-1]
+        return _answers(requests, dict(zip(paths, map(_plain, replies))), replies[len(paths) :])
 
-    def _ask(self, pipe: Any, requests: Sequence[Request]) -> list[Request | None]:
-        """Add the requests to a pipeline, for `_answers`: many small ones as one script, many pieces as several.
+    def _look(self, path: str) -> Sequence[Word]:
+        """The command that asks what a leaf is, as `State.leaves` tell it."""
+        return "HMGET", self.meta(path), "shape", "dtype", "is_non_tensor"
 
-        One large piece is a command of its own, as a script would copy it twice, between two looks at what it is of.
-        """
-        asked: list[Request | None] = []
-        keys: list[str] = []
-        words: list[Any] = []
-
-        def script() -> None:
-            if keys:
-                pipe.eval(_READ, len(keys), *keys, *words)
-                asked.append(None)
-                keys.clear()
-                words.clear()
-
-        for request in requests:
-            if request.run > _LARGE and len(request.offsets) == 8:
-                script()
-                meta, start = self.meta(request.path), int.from_bytes(request.offsets, "little")
-                pipe.hmget(meta, "shape", "dtype", "is_non_tensor")
-                pipe.getrange(self.data(request.path), start, start + request.run - 1)
-                pipe.hmget(meta, "shape", "dtype", "is_non_tensor")
-                asked.append(request)
-                continue
-            whole = len(request.offsets) <= 8 * _PIECES
-            for offsets in [request.offsets] if whole else _cut(request.offsets):
-                keys += self.meta(request.path), self.data(request.path)
-                words += request.shape, request.dtype, request.run or b"", offsets
-                if not whole or len(keys) >= 512:
-                    script()
-        script()
-        return asked
+    def _asking(self, requests: Sequence[Request]) -> list[Sequence[Word]]:
+        """The commands for the content that requests ask for: two for a value, else one."""
+        commands: list[Sequence[Word]] = []
+        for path, _, _, run, offsets in requests:
+            data = self.data(path)
+            if not run:
+                commands += ("GET", data), ("HGET", self.meta(path), "_form")
+            elif len(offsets) == 8:
+                start = int.from_bytes(offsets, "little")
+                commands.append(("GETRANGE", data, start, start + run - 1))
+            else:
+                commands.append(("EVAL", _READ, 1, data, run, offsets))
+        return commands
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -359,78 +394,101 @@ class Wire:
     def upload(self, name: str, offset: int, data: memoryview, key: Path) -> None:
         """Bytes at an offset of what is uploaded ahead, in as many requests as they need."""
         step = LIMIT // 2
-        with self.errors(key):
-            for start in range(0, len(data), step):
-                pipe = self.client.pipeline(transaction=False)
-                pipe.setrange(name, offset + start, data[start : start + step])
-                pipe.pexpire(name, _FORGOTTEN)
-                pipe.execute()
+        for start in range(0, len(data), step):
+            piece = data[start : start + step]
+            self.send([("SETRANGE", name, offset + start, piece), ("PEXPIRE", name, _FORGOTTEN)], key)
 
-    def write(self, checks: Sequence[Any], words: Sequence[Any], keys: Sequence[str], key: Path) -> int:
-        """Run checked commands; see `_WRITE`. 0, or the number of the check that failed, or -1."""
-        with self.errors(key):
-            arguments: list[Any] = [len(checks) // 5, *checks, *words]
-            return int(self.client.eval(_WRITE, len(keys), *keys, *arguments))
+    def put(self, name: str, run: int, offsets: bytes, data: memoryview) -> Sequence[Word]:
+        """The command that writes pieces of an array, all of one length, behind one another in `data`."""
+        if len(offsets) == 8:
+            return "SETRANGE", name, int.from_bytes(offsets, "little"), data
+        return "EVAL", _WRITE, 1, name, run, offsets, data
+
+    def take(self, ahead: str, name: str) -> Sequence[Word]:
+        """The command that has a name stand for what was uploaded ahead."""
+        return "EVAL", _TAKE, 2, ahead, name
+
+    def write(self, checks: Sequence[Check], commands: Sequence[Sequence[Word]], key: Path) -> int:
+        """Carry out commands, all or none: 0, or the number of the check that failed.
+
+        Sent twice, as when an answer was lost, they do the same.
+        """
+        transaction: list[Sequence[Word]] = [("MULTI",), *commands, ("EXEC",)]
+        if not checks:
+            self.send(transaction, key)
+            return 0
+        stop = self.base + "__stop__"
+        keys = [stop, *(name for check in checks for name in check[:2])]
+        known = [word for check in checks for word in check[2:]]
+        watch = ("WATCH", stop, *(check[0] for check in checks))
+        while True:
+            _, failed, *_, done = self.send([watch, ("EVAL", _CHECK, len(keys), *keys, *known), *transaction], key)
+            if failed or done is not None:
+                return int(failed)
+            # Another one has written to what is watched, right behind the check.
 
     def renew(self, paths: Sequence[str]) -> None:
         """Have the server forget the container only after its time from now on."""
         if self.address.ttl is None:
             return
         time = max(1, int(self.address.ttl * 1000))
-        with self.errors():
-            pipe = self.client.pipeline(transaction=True)
-            for name in (*HEADER, "__keys__", "__groups__"):
-                pipe.pexpire(self.base + name, time)
-            for path in paths:
-                for name in (self.meta(path), self.data(path), self.data(path) + ":idx"):
-                    pipe.pexpire(name, time)
-            pipe.execute()
+        self.send([("MULTI",), *(("PEXPIRE", name, time) for name in self._all(paths)), ("EXEC",)])
 
     def clear(self) -> None:
         """Delete all keys of the container; two requests."""
-        listing, _ = self.listing()
-        names = [self.base + name for name in (*HEADER, "__keys__", "__groups__")]
-        for path in listing.paths:
-            names += self.meta(path), self.data(path), self.data(path) + ":idx"
-        with self.errors():
-            pipe = self.client.pipeline(transaction=True)
-            for start in range(0, len(names), 1000):
-                pipe.delete(*names[start : start + 1000])
-            pipe.execute()
+        state, _ = self.state((), None)
+        names = self._all(state.paths)
+        parts = [names[start : start + 1000] for start in range(0, len(names), 1000)]
+        self.send([("MULTI",), *(("DEL", *part) for part in parts), ("EXEC",)])
+
+    def _all(self, paths: Iterable[str]) -> list[str]:
+        """The names of all keys of a container with these leaves."""
+        leaves = ((self.meta(path), self.data(path), self.data(path) + ":idx") for path in paths)
+        return [*self._names, *itertools.chain.from_iterable(leaves)]
 
 
-def _decoded(raw: bytes) -> str | None:
-    """A name on the server as a text; `None` for one that is none, which this package cannot have written."""
+def _exchanged(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
+    errors = library().exceptions
+    connection.send_packed_command(packed(commands))
+    answers: list[Any] = []
+    for _ in commands:
+        try:
+            answers.append(connection.read_response(disable_decoding=True))
+        except errors.ResponseError as error:
+            answers.append(error)
+    return answers
+
+
+def _text(raw: Any) -> str | None:
+    """A name on the server; `None` for one that is no text, which this package cannot have written."""
     try:
-        return raw.decode()
+        return bytes(raw).decode()
     except UnicodeDecodeError:
         return None
 
 
-def _cut(offsets: bytes) -> Iterator[bytes]:
-    for start in range(0, len(offsets), 8 * _PIECES):
-        yield offsets[start : start + 8 * _PIECES]
+def _paths_of(requests: Sequence[Request]) -> list[str]:
+    """The paths of the leaves, each once."""
+    return list(dict.fromkeys([request.path for request in requests]))
 
 
-def _answers(asked: Sequence[Request | None], replies: Sequence[Any]) -> list[Sequence[Any]]:
-    """The answers to what `Wire._ask` has asked, several for a script."""
-    found: list[Sequence[Any]] = []
+def _answers(
+    requests: Sequence[Request], leaves: Mapping[str, Sequence[bytes | None]], replies: Sequence[Any]
+) -> list[Any]:
+    """What is given for requests, of what the server says of their leaves and has answered to `Wire._asking`."""
     left = iter(replies)
-    for request in asked:
-        if request is None:
-            found.append(next(left))
-            continue
-        before, data, after = next(left), next(left), next(left)
-        found.append([data if before == after == [request.shape, request.dtype, None] else None])
-    return found
-
-
-def _together(requests: Sequence[Request], answers: Sequence[Sequence[Any]]) -> list[Any]:
-    """The answers of several commands, one for each request."""
-    pieces = iter([piece for answer in answers for piece in answer])
     found: list[Any] = []
     for request in requests:
-        count = max(1, -(-len(request.offsets) // (8 * _PIECES)))
-        parts = [next(pieces) for _ in range(count)]
-        found.append(parts[0] if count == 1 else None if None in parts else b"".join(parts))
+        shape, dtype, mark = leaves[request.path]
+        data = next(left)
+        if request.run:
+            found.append(data if mark is None and shape == request.shape and dtype == request.dtype else None)
+            continue
+        form = next(left)
+        found.append(None if mark is None or data is None else (bytes(data), bytes(form or b"")))
     return found
+
+
+def _plain(texts: Sequence[Any]) -> list[bytes | None]:
+    """Texts, of which large ones are given as arrays."""
+    return [None if text is None else bytes(text) for text in texts]

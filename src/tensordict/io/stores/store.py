@@ -109,6 +109,11 @@ class ArrayItem(Item):
     def rows_together(self) -> int:
         return 1
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it reads as zeros, as nothing has been written to it."""
+        return False
+
     def check(self) -> None:
         self.store.check()
 
@@ -216,6 +221,7 @@ class Store(ABC):
         rewrites: whether a tensor is written into the array that is there, where that fits it, and not into a new one.
         is_together: whether requests are sent together already, or always by themselves; see `together`.
         texts_are_json: whether a value that is a text is noted as JSON too, and not as it is.
+        opens_urls: whether `open` and `create` take a `Remote`, too.
         holds_ragged: whether ragged tensors are kept in it.
         notes: whether batch sizes and names that a container is given are noted in it.
         progress: is told of the bytes of the tensors that are written.
@@ -228,6 +234,7 @@ class Store(ABC):
     shares: ClassVar[bool] = False
     rewrites: ClassVar[bool] = True
     texts_are_json: ClassVar[bool] = False
+    opens_urls: ClassVar[bool] = False
     holds_ragged: ClassVar[bool] = False
 
     def __init__(self, name: str, mode: str) -> None:

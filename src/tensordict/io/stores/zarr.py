@@ -14,7 +14,7 @@ import math
 import os
 import weakref
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -25,9 +25,10 @@ from tensordict.core import extras
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.io import checked
-from tensordict.io.remote import is_url
+from tensordict.io.remote import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
-from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Store, Text
+from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text
+from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
 
@@ -69,6 +70,7 @@ class ZarrStore(Store):
     a_kind = "a Zarr store"
     suffixes = (".zarr",)
     texts_are_json = True
+    opens_urls = True
     holds_ragged = True
 
     def __init__(self, nodes: NodeStore, source: Any, name: str, mode: str) -> None:
@@ -150,6 +152,13 @@ class ZarrStore(Store):
     def is_open(self) -> bool:
         return self._is_open
 
+    @property
+    def is_together(self) -> bool:
+        return self.nodes.is_folder or self.nodes.keeps
+
+    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> contextlib.AbstractContextManager[None]:
+        return self.nodes.keeping()
+
     def changed(self) -> None:
         """Before a node that is seen changes: the documents of all nodes in that of the root are taken away."""
         self.check_writable()
@@ -176,7 +185,11 @@ class ZarrStore(Store):
     def errors(self, key: Path) -> Iterator[None]:
         try:
             yield
-        except (SaveError, IndexError):
+        except SaveError as error:
+            if key and repr(joined(key)) not in str(error):
+                raise SaveError(f"entry {joined(key)!r}: {error}") from error
+            raise
+        except IndexError:
             raise
         except Exception as error:
             # Codecs raise what they like.
@@ -230,17 +243,18 @@ def _opened(name: Any, mode: str, staged: bool = False) -> tuple[NodeStore, Any,
     """The store for a path, or the one that is given; what opens it again, and what errors call it."""
     library = zarr()
     from tensordict.io.stores.zarr_nodes import NodeStore
+    from tensordict.io.stores.zarr_remote import RemoteStore
 
     if isinstance(name, library.abc.store.Store):
         inner = name.with_read_only(True) if mode == "r" and not name.read_only else name
         if mode != "r" and inner.read_only:
             raise SaveError(f"{str(name)!r} is read only: it cannot be opened with mode={mode!r}")
         return NodeStore(inner, is_given=True), name, str(name)
+    if isinstance(name, Remote) or is_url(name):
+        remote = name if isinstance(name, Remote) else Remote(name)
+        return NodeStore(RemoteStore(remote, mode == "r")), remote, remote.url
     if not isinstance(name, str | bytes | os.PathLike):
-        raise TypeError(f"a Zarr store is a path or a zarr.abc.store.Store, got {type(name).__name__}")
-    if is_url(name):
-        extras.require("fsspec", "remote")
-        return NodeStore(library.storage.FsspecStore.from_url(os.fspath(name), read_only=mode == "r")), name, str(name)
+        raise TypeError(f"a Zarr store is a path, a URL or a zarr.abc.store.Store, got {type(name).__name__}")
     path = local_path(os.fsdecode(name))
     if os.path.isfile(path) or (path.endswith(_ZIP) and not os.path.isdir(path)):
         return NodeStore(_zip_store(library, path, mode, staged)), path, path
@@ -327,24 +341,33 @@ class _ZarrNode(Item):
         return list(checked.ints(numbers, f"the attribute {name!r}"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        self._note(name.removeprefix("_"), None if value is None else _plain(name, value))
+        noted = None if value is None else _plain(name, value)
+        self._note(name.removeprefix("_"), lambda _: noted)
 
-    def _note(self, name: str, value: Any) -> None:
+    def _note(self, name: str, change: Callable[[Any], Any]) -> None:
+        """Note what `change` makes of what is noted; `None` is nothing."""
         store = self.store
         if not store.nodes.is_draft(self.at):
             store.changed()
+        with store.errors(self.key), store.nodes.alone(self.at):
             # Another container may have noted something since.
             self.document = store.nodes.document(self.at) or self.document
-        before = _notes(self.document)
-        notes = {noted: before[noted] for noted in before if noted != name}
-        if value is not None:
-            notes |= {name: value, "version": 1}
-        if notes != before:
+            before = _notes(self.document)
+            value = change(before.get(name))
+            notes = {noted: before[noted] for noted in before if noted != name}
+            if value is not None:
+                notes |= {name: value, "version": 1}
+            if notes == before:
+                return
             attributes = {**(self.document.get("attributes") or {}), _NOTES: notes}
             self.document = {**self.document, "attributes": attributes}
-            with store.errors(self.key):
-                store.nodes.write_document(self.at, self.document)
+            store.nodes.write_document(self.at, self.document)
             self.address = store.nodes.version(self.at)
+
+
+def _texts(noted: Any) -> list[str]:
+    """A list of texts; an empty one where anything else is noted."""
+    return noted if isinstance(noted, list) and all(type(text) is str for text in noted) else []
 
 
 def _plain(name: str, value: str | int | Sequence[int]) -> Any:
@@ -391,6 +414,10 @@ class _ZarrArray(_ZarrNode, ArrayItem):
         return True
 
     @property
+    def is_blank(self) -> bool:
+        return self.address == -1 and self.store.mode != "r" and not self.array.fill_value
+
+    @property
     def spread(self) -> int:
         # What is between rows may be in chunks that nobody asked for.
         return SPREAD if not self.shape or self.array.chunks[0] >= self.shape[0] else 1
@@ -408,6 +435,10 @@ class _ZarrArray(_ZarrNode, ArrayItem):
         self.store.check()
         with self.store.errors(self.key):
             self._check_there()
+            raw = self._raw()
+            found = None if raw is None else raw.read(selection)
+            if found is not None:
+                return found.astype(dtype, copy=False)
             if not _has_positions(selection):
                 found = self.array[selection]
             elif self._takes_all_between(selection):
@@ -432,10 +463,18 @@ class _ZarrArray(_ZarrNode, ArrayItem):
         if values.size:
             with self.store.errors(self.key):
                 self._check_there()
+                raw = self._raw() if self.address == -1 else None
+                if raw is not None and raw.write_new(selection, values):
+                    return
                 if _has_positions(selection):
                     self.array.oindex[selection] = values
                 else:
                     self.array[selection] = values
+
+    def _raw(self) -> RawChunks | None:
+        """Its chunks, where they are files of the elements as they are in memory."""
+        folder = self.store.nodes.folder_of(self.at)
+        return None if folder is None else RawChunks.of(folder, self.document, self.array)
 
     def resize(self, shape: Sequence[int]) -> None:
         self.store.changed()
@@ -462,15 +501,24 @@ class _ZarrGroup(_ZarrNode, Group):
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            parts = self.store.nodes.children(self.at)
+            nodes = self.store.nodes
+            parts = nodes.children(self.at) if nodes.lists else self._noted_parts()
             order = {part: place for place, part in enumerate(self._order())}
             parts.sort(key=lambda part: order.get(part, len(order)))
             return [self.store.decoded(part) for part in parts]
 
+    def _noted_parts(self) -> list[str]:
+        """The parts of paths of all that is in it, where the store does not list them."""
+        if not (noted := self._order()):
+            raise ValueError(
+                "servers of HTTP do not list what they have, and it is not noted: have zarr.consolidate_metadata(...) "
+                "do that where the group can be written to"
+            )
+        return noted
+
     def _order(self) -> list[str]:
         """The parts of paths in the order in which they were made, as far as that is noted."""
-        found = _notes(self.store.nodes.document(self.at) or {}).get(_ORDER)
-        return found if isinstance(found, list) and all(type(part) is str for part in found) else []
+        return _texts(_notes(self.store.nodes.document(self.at) or {}).get(_ORDER))
 
     def check_name(self, name: str) -> None:
         self._part(name)
@@ -561,8 +609,7 @@ class _ZarrGroup(_ZarrNode, Group):
                 self.store.nodes.publish(item.at, self._path_of(name))
         # What is in a draft is seen with it.
         part = self._part(name)
-        if part not in (order := self._order()):
-            self._note(_ORDER, [*order, part])
+        self._note(_ORDER, lambda noted: order if part in (order := _texts(noted)) else [*order, part])
 
     def delete(self, name: str) -> None:
         self.store.changed()
@@ -571,8 +618,8 @@ class _ZarrGroup(_ZarrNode, Group):
             raise KeyError(name)
         with self.store.errors((*self.key, name)):
             self.store.nodes.delete_node(path)
-        if (part := self._part(name)) in (order := self._order()):
-            self._note(_ORDER, [other for other in order if other != part])
+        part = self._part(name)
+        self._note(_ORDER, lambda noted: None if noted is None else [other for other in _texts(noted) if other != part])
 
 
 def _address(path: str) -> int:

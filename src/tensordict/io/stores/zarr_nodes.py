@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 DOCUMENT = "zarr.json"
+# The files of a group that are no nodes in it.
+_OWN_FILES = (DOCUMENT, ".zgroup", ".zattrs", ".zmetadata")
 # What the names of drafts begin with that are written beside what they replace.
 HIDDEN = ".tensordict-"
+# How long others may take to change the notes of a node, in seconds.
+_PATIENCE = 60
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
@@ -44,27 +48,64 @@ class NodeStore(WrapperStore[Any]):
     Attributes:
         drafts: the paths of nodes that are not seen yet.
         is_old: whether it is of Zarr v2, and only read.
+        is_folder: whether it is a folder here.
+        lists: whether `children` can be asked for.
     """
 
     def __init__(self, store: Store, is_given: bool = False) -> None:
         super().__init__(store)
         self._is_given = is_given
         self.drafts: set[str] = set()
-        # What has been read of a store that is not written to; all of it, where the root has the documents of all.
+        # The documents and listings that have been read, while they are kept: always, where nothing is written, else in
+        # the blocks of `keeping`; all of them, where the root has the documents of all.
         self.known: dict[str, Document] = {}
+        self._names: dict[str, list[str]] = {}
         self._knows_all = False
+        self._blocks: set[object] = set()
         self.is_old = False
         # The documents of drafts, by path, those of nested nodes too.
         self._pending: dict[str, bytes] = {}
         self._root = os.fspath(store.root) if type(store) is LocalStore else None
+        self.is_folder = self._root is not None
         # Nothing in a zip file can be written again, so documents are kept until it is closed.
         self._is_zip = isinstance(store, ZipStore)
         if self._root is None:
             sync(store._ensure_open())
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what has been read is kept; of a folder, only where nothing is written, as reading it is fast."""
+        return self.read_only or bool(self._blocks)
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """A block in which each document is read once, unless it is of a folder."""
+        block = object()
+        if self._root is None:
+            self._blocks.add(block)
+        try:
+            yield
+        finally:
+            self._blocks.discard(block)
+            if not self.keeps:
+                self._forget()
+
+    def _forget(self) -> None:
+        if not self.read_only:
+            self.known.clear()
+            self._names.clear()
+
+    @property
+    def lists(self) -> bool:
+        return self._knows_all or self._store.supports_listing
+
     def is_draft(self, path: str) -> bool:
         """Whether a path is that of a draft, or in one."""
         return bool(self.drafts) and any(_is_in(path, draft) for draft in self.drafts)
+
+    def folder_of(self, path: str) -> str | None:
+        """The folder of a node, where the store is a folder."""
+        return None if self._root is None else f"{self._root}/{path}"
 
     # --- what zarr asks -----------------------------------------------------------------------------------------------
 
@@ -85,6 +126,8 @@ class NodeStore(WrapperStore[Any]):
             return
         if self._is_zip and await super().exists(key):
             raise ValueError(f"{key} is in the zip file already, in which nothing is replaced: write to a folder")
+        if key.endswith(DOCUMENT):
+            self._forget()
         await super().set(key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
@@ -109,7 +152,7 @@ class NodeStore(WrapperStore[Any]):
         found = self.known.get(path)
         if found is None and not self._knows_all:
             found = self._old_document(path) if self.is_old else _parsed(self._content(path, DOCUMENT))
-        if self.read_only and found is not None:
+        if self.keeps and found is not None and not self.is_draft(path):
             self.known[path] = found
         return found
 
@@ -136,6 +179,15 @@ class NodeStore(WrapperStore[Any]):
         kind = "group" if array is None else "array"
         return {**(array or {}), "zarr_format": 2, "node_type": kind, "attributes": attributes}
 
+    @contextlib.contextmanager
+    def alone(self, path: str) -> Iterator[None]:
+        """A block in which no other process changes the notes of a node in a folder; those of a server may be."""
+        if self._root is None or self.is_draft(path):
+            yield
+            return
+        with commit.locked(f"{self._root}/{path}", patience=_PATIENCE):
+            yield
+
     def write_document(self, path: str, document: Document) -> None:
         """Have a node have a document."""
         self._write(path, json.dumps(document, indent=2).encode())
@@ -158,8 +210,8 @@ class NodeStore(WrapperStore[Any]):
             except _MISSING:
                 return -1
             return hash((path, found.st_ino, found.st_mtime_ns)) & (1 << 62) - 1
-        content = self._content(path, DOCUMENT)
-        return -1 if content is None else hash((path, content)) & (1 << 62) - 1
+        document = self.document(path)
+        return -1 if document is None else hash((path, json.dumps(document))) & (1 << 62) - 1
 
     def is_gone(self, path: str) -> bool:
         """Whether a node that was in a folder is no longer there; of another store that is not asked."""
@@ -167,8 +219,16 @@ class NodeStore(WrapperStore[Any]):
 
     def children(self, path: str) -> list[str]:
         """The names of the nodes in a group, sorted."""
+        if path in self._names:
+            return list(self._names[path])
         if self._knows_all:
             return sorted({name for inner in self.known if (name := _name_in(inner, path)) is not None})
+        names = self._found_in(path)
+        if self.keeps and not self.is_draft(path):
+            self._names[path] = names
+        return list(names)
+
+    def _found_in(self, path: str) -> list[str]:
         found = {name for inner in self._pending if (name := _name_in(inner, path)) is not None}
         if self._root is not None and not self.is_old:
             folder = f"{self._root}/{path}"
@@ -177,19 +237,28 @@ class NodeStore(WrapperStore[Any]):
         else:
             for name in sync(self._listed(path)):
                 inner = f"{path}/{name}" if path else name
-                if inner not in self._pending and self.document(inner) is not None:
+                if self._is_node(inner):
                     found.add(name)
         return sorted(name for name in found if not name.startswith(HIDDEN))
 
+    def _is_node(self, path: str) -> bool:
+        try:
+            return path in self._pending or self.document(path) is not None
+        except ValueError:
+            # It has a document, which is broken: that is told when it is asked for.
+            return True
+
     async def _listed(self, path: str) -> list[str]:
-        names = [name.rstrip("/") async for name in self._store.list_dir(path)]
-        if self.read_only and not self.is_old:
+        listed = [name.rstrip("/") async for name in self._store.list_dir(path)]
+        names = [name for name in listed if name not in _OWN_FILES]
+        if self.keeps and not self.is_old:
             # All at once: each may be a way to a server.
             inner = [f"{path}/{name}" if path else name for name in names]
             buffers = [self._store.get(_key(name, DOCUMENT), default_buffer_prototype()) for name in inner]
             for name, found in zip(inner, await asyncio.gather(*buffers), strict=True):
-                if found is not None:
-                    self.known[name] = _parsed(found.to_bytes()) or {}
+                with contextlib.suppress(ValueError):
+                    if (document := _parsed(None if found is None else found.to_bytes())) is not None:
+                        self.known[name] = document
         return names
 
     def consolidated(self) -> bool:
@@ -223,7 +292,7 @@ class NodeStore(WrapperStore[Any]):
         if self._root is not None:
             where = f"{self._root}/{path}"
             return os.path.lexists(where) if path else os.path.isdir(where) and bool(os.listdir(where))
-        return path in self._pending or sync(self._any_in(path))
+        return path in self._pending or (self.lists and sync(self._any_in(path)))
 
     async def _any_in(self, path: str) -> bool:
         names = [name async for name in self._store.list_dir(path)]
@@ -240,6 +309,8 @@ class NodeStore(WrapperStore[Any]):
             if os.path.isdir(self._root):
                 commit.empty(self._root)
         elif not self._is_zip:
+            # From then on nobody reads what is deleted.
+            sync(self._store.delete(DOCUMENT))
             sync(self._store.delete_dir(""))
 
     def publish_root(self, many: int) -> bool:
@@ -257,6 +328,7 @@ class NodeStore(WrapperStore[Any]):
             consolidate: have the documents of all nodes in that of the draft, which is the root.
         """
         self.drafts.remove(draft)
+        self._forget()
         nested = sorted((inner for inner in self._pending if _is_in(inner, draft)), key=len, reverse=True)
         if consolidate:
             self._pending[draft] = _with_all({inner: json.loads(self._pending[inner]) for inner in reversed(nested)})
@@ -299,6 +371,7 @@ class NodeStore(WrapperStore[Any]):
     def discard(self, draft: str) -> None:
         """Delete a draft and what was written of it."""
         self.drafts.discard(draft)
+        self._forget()
         if not draft:
             self.clear_all()
             return
@@ -313,6 +386,7 @@ class NodeStore(WrapperStore[Any]):
         """Delete the node at a path."""
         if self._is_zip:
             raise ValueError("nothing in a zip file is deleted: write to a folder")
+        self._forget()
         if self.is_draft(path):
             self.discard(path)
         elif self._root is not None:

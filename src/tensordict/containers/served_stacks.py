@@ -1,0 +1,448 @@
+"""LazyStackedTensorDictStore: the lazy stack whose elements are on a Redis server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from tensordict.containers.lazy import LazyStackedTensorDict
+from tensordict.containers.lazy.members import Members
+from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
+from tensordict.containers.persistent import PersistentTensorDict
+from tensordict.containers.stored import Twin, _all_of
+from tensordict.core import pytree, registry
+from tensordict.core.contract import Contract, unchanged
+from tensordict.core.devices import as_device
+from tensordict.core.errors import StackError
+from tensordict.core.indexing import leaf_index
+from tensordict.core.shapes import as_new_dim, as_size
+from tensordict.io.specification import class_name, class_named, is_typed
+from tensordict.io.stores import entries as stored_entries
+from tensordict.io.stores.entries import noted_class
+from tensordict.io.stores.redis_stacks import ElementGroup, StackServer
+from tensordict.io.stores.redis_wire import Address
+from tensordict.io.stores.store import StaleError
+
+__all__ = ["LazyStackedTensorDictStore"]
+
+# Where the name of the stack dim is noted.
+_NAME = "_stack_name"
+
+
+@pytree.register
+class StackElement(PersistentTensorDict):
+    """An element of a lazy stack on a server, which is written through."""
+
+    _group: ElementGroup
+    _store: StackServer
+
+    def __getstate__(self) -> dict[str, Any]:
+        group = self._group
+        state = {"address": self._store.address, "at": group.at, "place": group.place, "key": group.key}
+        return {**state, "device": self._device, "locked": self._locked}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        group = StackServer(state["address"]).element(state["at"], state["place"], state["key"])
+        self._open(group, (), {}, state["device"])
+        self._adopt_size(None, False)
+        if state["locked"]:
+            self._lock_tree()
+
+
+class _UnreadElement(Twin, StackElement):
+    """See `Twin`."""
+
+
+StackElement._twin = _UnreadElement
+StackElement._plain = StackElement
+
+
+def _over(group: ElementGroup, device: Any) -> StackElement:
+    made = object.__new__(StackElement)
+    made._open(group, (), {}, device)
+    made._adopt_size(None, False)
+    return made
+
+
+class Elements(Members):
+    """The elements of a lazy stack on a server, or of a container nested in it, or some of them."""
+
+    __slots__ = ("group",)
+    group: ElementGroup
+
+    @classmethod
+    def of(cls, group: ElementGroup, device: Any) -> Elements:
+        """All of them."""
+        server = group.store
+        containers: list[Any] = [
+            _over(server.element(at, group.place, group.key), device) for at in range(server.count)
+        ]
+        if group.place:
+            containers = [container._as_saved_class() for container in containers]
+        return cls.over(group, containers, server.dim, server.noted("").get(_NAME))
+
+    @classmethod
+    def over(cls, group: ElementGroup, containers: list[Any], dim: int, name: str | None, path: Any = ()) -> Elements:
+        made = cls(containers, dim, name=name, path=path)
+        made.group = group
+        return made
+
+    def __reduce__(self) -> Any:
+        # Some of the elements are pickled one by one.
+        return Members, (self.containers, self.dim, None, None, self.template, self.name, self.path)
+
+    @property
+    def server(self) -> StackServer:
+        return self.group.store
+
+    def together(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None] | None:
+        server = self.server
+        if server.is_together:
+            return None
+        return server.together() if fn is None else server.together(self.groups(), _all_of)
+
+    def groups(self) -> list[ElementGroup]:
+        """Those of the elements."""
+        if len(self.containers) == self.server.count:
+            return [self.group]
+        inner = [container._wrapped_container() for container in self.containers]
+        return [container._group for container in inner if isinstance(container, StackElement)]
+
+    def read(self, name: str) -> Any:
+        if len(self.containers) == self.server.count:
+            for last in (False, True):
+                try:
+                    column = self._column(name)
+                    break
+                except StaleError:
+                    # What it is was known from before, and another process has replaced it.
+                    if last:
+                        raise
+            if column is not None:
+                return column
+        with self.reading(name):
+            return super().read(name)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        with self.server.together():
+            group, server = self.group, self.server
+            server.read_ahead([server.element(found.at, group._below(name)) for found in self.groups()])
+            yield
+
+    def _column(self, name: str) -> Tensor | None:
+        """A leaf of all elements, when they have the same shape."""
+        group = self.group
+        array = self.server.column(group._below(name), (*group.key, name))
+        if array is None:
+            return None
+        found: Any = array.tensor(self.containers[0]._device)
+        return found.read().movedim(0, self.dim).contiguous()  # type: ignore[no-any-return]
+
+    def _stack(self, name: str, containers: list[Any], template: Any) -> Any:
+        if not containers or type(containers[0]) is not StackElement:
+            return super()._stack(name, containers, template)
+        inner = self.server.element(None, self.group._below(name), (*self.group.key, name))
+        return LazyStackedTensorDictStore._at(
+            Elements.over(inner, containers, self.dim, self.name, (*self.path, name)), len(self.containers)
+        )
+
+    def names(self) -> list[str]:
+        self.server.check()
+        scope = self.server.scope
+        if len(self.containers) == self.server.count and (scope is None or not scope.given):
+            return self.group.names()
+        with self.server.together():
+            return super().names()
+
+    def __contains__(self, name: object) -> bool:
+        with self.server.together():
+            return super().__contains__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def write(self, name: str, pieces: Sequence[Any]) -> None:
+        with self.server.together():
+            super().write(name, pieces)
+
+    def __delitem__(self, name: str) -> None:
+        with self.server.together():
+            super().__delitem__(name)
+
+    def structure(self) -> dict[str, Any]:
+        with self.server.together():
+            return super().structure()
+
+    def node(self, name: str) -> Any:
+        with self.server.together():
+            return super().node(name)
+
+
+@registry.register
+class LazyStackedTensorDictStore(LazyStackedTensorDict):
+    """A lazy stack whose elements are on a Redis server, or another one of its protocol, which many processes share.
+
+    What :meth:`~tensordict.TensorDictBase.to_store` makes of a lazy stack. It is one in all respects: its elements may
+    differ in the shapes of their entries and in which they have.
+
+    - Reading an entry fetches that of all elements, and stacks them in memory, in one request. An index of an element
+      gives the element, which is not fetched yet: `store[3]["a"]` reads, and `store[3]["a"] = tensor` writes, one
+      element of one entry. Any other index fetches the elements that it takes, in one request, and gives a lazy stack
+      in memory, as the results of operations are.
+    - Writing an entry, `update` and all that writes in place send what is written in one request, which the server
+      carries out whole or not at all. An element may be given an entry of another shape than before; other
+      elements keep theirs, and processes that write other elements lose nothing. Of two processes that change
+      shapes, or values, in one entry at the same time, the one that comes second gets an error and has written nothing.
+    - An entry is tensors of one dtype in all elements that have it, or containers, or values. Lazy stacks nested in
+      elements are stored as the dense containers that they stand for.
+    - The number of elements is fixed. Arithmetic, :meth:`select` and :meth:`exclude` ask element by element:
+      `store.to_local() + 1` is faster than `store + 1`.
+
+    The elements of an entry lie one behind the other in one value on the server, as the reference keeps them, which can
+    read what is written here, and the other way round. What it has no form for is kept beside that and hidden from
+    it: values that are no tensors (as JSON), entries that only some elements have, names of dims, unequal batch sizes.
+
+    Args:
+        backend, host, port, db, unix_socket_path, prefix, device, client, cache_metadata, ttl, **redis_kwargs: as of
+            :class:`TensorDictStore`.
+        count: the number of elements, at least 1.
+        stack_dim: the dim that runs over them, in the batch size of the whole.
+        inner_batch_size: the batch size of each element.
+        td_id: the identifier of a stack that is on the server, of this count and these sizes; a new one by default.
+
+    Raises:
+        ConnectionError: the server does not answer.
+        ValueError: what is on the server is no such stack.
+        ModuleNotFoundError: the package redis is not installed.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, lazy_stack
+        >>> from tensordict.store import LazyStackedTensorDictStore
+        >>> runs = lazy_stack([TensorDict(reward=torch.ones(length)) for length in (5, 3, 8)])
+        >>> store = runs.to_store(host="localhost")  # doctest: +SKIP
+        >>> there = LazyStackedTensorDictStore.from_store(host="localhost", td_id=store.td_id)  # doctest: +SKIP
+        >>> there[2]["reward"].sum()  # doctest: +SKIP
+        tensor(8.)
+        >>> there[1]["reward"] = torch.zeros(4)  # doctest: +SKIP
+        >>> there[[1, 2]].get("reward", as_list=True)[0]  # doctest: +SKIP
+        tensor([0., 0., 0., 0.])
+    """
+
+    _entries: Elements
+    # What is saved of it elsewhere is what was read.
+    _stored_as = "LazyStackedTensorDict"
+    _is_in_file = True
+
+    def __init__(
+        self,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        count: int,
+        stack_dim: int = 0,
+        inner_batch_size: object,
+        device: object = None,
+        client: Any = None,
+        td_id: str | None = None,
+        cache_metadata: bool = True,
+        ttl: float | None = None,
+        **redis_kwargs: Any,
+    ) -> None:
+        server = (backend, host, port, db, unix_socket_path, prefix, td_id, cache_metadata, client, ttl)
+        size = as_size(inner_batch_size)
+        if type(count) is not int or count < 1:
+            raise ValueError(f"count is the number of elements, at least 1, got {count!r}")
+        dim = as_new_dim(stack_dim, len(size))
+        store = StackServer(Address.of(*server, **redis_kwargs), (count, dim, size))
+        have = store.count, store.dim, store.inner_size
+        if have != (count, dim, tuple(size)):
+            raise ValueError(
+                f"{store.name} has {have[0]} elements of batch size {list(have[2])} stacked along dim {have[1]}, and "
+                f"not {count} of {list(size)} along dim {dim}; from_store opens it as it is"
+            )
+        target = None if device is None else as_device(device)
+        with store.together():
+            store.begin(store.device if device is None else target)
+        self._adopt(store, target)
+
+    def _adopt(self, store: StackServer, device: Any) -> None:
+        self._size = None
+        self._entries = Elements.of(store.element(None), store.device if device is None else device)
+
+    @classmethod
+    def _at(cls, members: Elements, count: int) -> Any:
+        """The stack of elements, of which a whole stack has so many."""
+        if count < members.server.count:
+            return LazyStackedTensorDict._over(members)
+        self = object.__new__(cls)
+        self._size, self._entries = None, members
+        return self
+
+    @classmethod
+    def _over(cls, members: Members) -> Any:
+        # The results of operations are in memory, or some of the elements.
+        first = members.containers[0]._wrapped_container() if members.containers else None
+        if type(first) is StackElement and not isinstance(members, Elements):
+            store, place = first._store, first._group.place
+            others = [member._wrapped_container() for member in members.containers]
+            if all(type(other) is StackElement and other._store is store for other in others):
+                group = store.element(None, place, first._group.key)
+                members = Elements.over(group, members.containers, members.dim, members.name, members.path)
+        return LazyStackedTensorDict._over(members)
+
+    @property
+    def _unread(self) -> Any:
+        # Its elements are what is not read.
+        return self
+
+    def _index(self, index: object) -> Any:
+        store = self._entries
+        picks = self._picks(leaf_index(index, self._batch_size))
+        if picks is not None and not picks.block and not picks.rest:
+            return store.containers[picks.positions[0]]
+        server = store.server
+        if server.is_together:
+            return super()._index(index)
+        groups = (
+            [store.group]
+            if picks is None
+            else [store.containers[at]._wrapped_container()._group for at in picks.positions]
+        )
+        with server.together(groups, _all_of):
+            return super()._index(index)._map(unchanged)
+
+    def _fitting_member(self, member: object, first: Any = None) -> Any:
+        raise StackError("the number of elements of a lazy stack on a server is fixed: store a longer one anew")
+
+    def __getstate__(self) -> dict[str, Any]:
+        group = self._entries.group
+        state = {"address": group.store.address, "place": group.place, "key": group.key}
+        return {**state, "device": self._entries.containers[0]._device, "locked": self._locked}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        group = StackServer(state["address"]).element(None, state["place"], state["key"])
+        self._size, self._entries = None, Elements.of(group, state["device"])
+        if state["locked"]:
+            self._lock_tree()
+
+    @property
+    def td_id(self) -> str:
+        """The identifier of the stack on its server, for :meth:`from_store`."""
+        return self._entries.server.address.td_id
+
+    @property
+    def _td_id(self) -> str:
+        # As programs that were written for the reference ask for it.
+        return self.td_id
+
+    @classmethod
+    def from_lazy_stack(
+        cls,
+        lazy_td: Any,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        device: object = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Write a lazy stack to a server; :meth:`to_store` does the same.
+
+        Args:
+            lazy_td: the stack, or a tensorclass over one.
+            backend, host, port, db, unix_socket_path, prefix: as of the class.
+            device: tensors are moved there when they are fetched; `None` for the device of `lazy_td`.
+            **kwargs: further arguments of :class:`TensorDictStore`, such as `ttl=` and `password=`.
+
+        Returns:
+            a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
+
+        Raises:
+            TypeError: it is no lazy stack, or one without members.
+            UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
+            ConnectionError: the server does not answer.
+        """
+        members = lazy_td._members() if isinstance(lazy_td, Contract) else None
+        if not members:
+            raise TypeError(f"a lazy stack of at least one member is needed, got {type(lazy_td).__name__}")
+        stack: Any = lazy_td._wrapped_container()
+        target = stack._device if device is None else as_device(device)
+        address = Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs)
+        store = StackServer(address, (len(members), stack.stack_dim, members[0]._batch_size))
+        with store.together():
+            store.begin(target)
+            if is_typed(lazy_td):
+                store.set_header("__tensorclass__", class_name(lazy_td).encode())
+            if stack.stack_dim_name is not None:
+                store.note("", {**store.noted(""), _NAME: stack.stack_dim_name})
+            for at, member in enumerate(members):
+                stored_entries.write_container(store.element(at), member, {})
+        return cls._opened(store, target)
+
+    @classmethod
+    def _opened(cls, store: StackServer, device: Any) -> Any:
+        self = object.__new__(cls)
+        self._adopt(store, device)
+        name = noted_class(store.element(None))
+        return self if name is None else class_named(name)._wrapping(self)
+
+    @classmethod
+    def from_store(
+        cls,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        td_id: str,
+        device: object = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The lazy stack of an identifier that is on a server, whichever process wrote it.
+
+        Args:
+            backend, host, port, db, unix_socket_path, prefix, **kwargs: as of the class.
+            td_id: its identifier there; see :attr:`td_id`.
+            device: tensors are moved there when they are fetched; `None` for the device that is stored.
+
+        Returns:
+            a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
+
+        Raises:
+            KeyError: there is no such container on the server.
+            ValueError: it is no lazy stack.
+            UnsupportedEntryError: its tensorclass is not known to this program.
+            ConnectionError: the server does not answer.
+        """
+        store = StackServer(Address.of(backend, host, port, db, unix_socket_path, prefix, td_id, **kwargs))
+        return cls._opened(store, None if device is None else as_device(device))
+
+    def to_local(self) -> Any:
+        """A copy in memory: a :class:`LazyStackedTensorDict`, fetched in one request for each 32 MiB."""
+        return self._map(unchanged)
+
+    def clear_redis(self) -> None:
+        """Delete all that the server has of this stack; it is without entries then, and can be written to again."""
+        self._refuse_if_locked("clear it")
+        self._entries.server.clear()
+
+    def close(self) -> None:
+        """Have this stack, and its elements, be used no more; what is on the server stays."""
+        self._entries.server.close()
+
+
+pytree.register(LazyStackedTensorDictStore, flatten_stack, unflatten_stack, flatten_stack_with_keys)

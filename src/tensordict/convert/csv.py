@@ -1,0 +1,336 @@
+"""CSV as tables of Arrow: strict about rows and types, a piece of the file at a time.
+
+The cells are read as bytes, and converted by rules that do not depend on where a piece ends. A column is what its first
+cell that is not empty is: numbers, `true` and `false`, or text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from tensordict.convert.sources import SourceFile
+from tensordict.convert.text_tables import TextTables, refuse_duplicates
+from tensordict.core import registry
+from tensordict.core.extras import require
+from tensordict.memory.mapped import PathLike
+
+if TYPE_CHECKING:
+    from tensordict.containers.dense import TensorDict
+
+# Cells that stand for no value in columns of numbers and truth values, beside the empty one: those of pandas, except
+# NaN, which is a number.
+_MISSING = ("NA", "N/A", "n/a", "NULL", "null", "None", "<NA>", "#N/A", "#NA")
+_TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
+_INTEGER = r"^[+-]?[0-9]+$"
+_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|(?i:nan|inf|infinity))$"
+_TEXT = "text"
+_CALLED = {"int": "a number", "float": "a number", "bool": "true or false"}
+# The bytes that are parsed at a time: a row may not be longer.
+_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True)
+class CsvOptions:
+    """How a file is read: arguments of `pandas.read_csv` that keep their meaning.
+
+    Attributes:
+        names: of the columns, of a file that has no header; with `header=None` alone they are called "0", "1", ...
+        na_values: cells that stand for no value.
+        dtype: integers are read as numbers of this dtype at once, which may hold what int64 does not.
+    """
+
+    sep: str = ","
+    names: list[str] | None = None
+    header: bool = True
+    usecols: list[str] | None = None
+    na_values: list[str] = field(default_factory=list)
+    quotechar: str = '"'
+    escapechar: str | None = None
+    encoding: str = "utf-8"
+    dtype: torch.dtype | None = None
+
+    @staticmethod
+    def of(kwargs: dict[str, Any], dtype: torch.dtype | None) -> CsvOptions | None:
+        """Those that keyword arguments of pandas ask for; `None` when there are others among them."""
+        given = dict(kwargs)
+        if "delimiter" in given:
+            given.setdefault("sep", given.pop("delimiter"))
+        if "header" in given:
+            if given["header"] not in (None, "infer", 0):
+                return None
+            given["header"] = given["header"] is not None
+        if given.get("names") is not None:
+            given["names"] = [str(name) for name in given["names"]]
+            given.setdefault("header", False)
+        if isinstance(given.get("na_values"), str):
+            given["na_values"] = [given["na_values"]]
+        known = {name: value for name, value in given.items() if name in _FROM_PANDAS and value is not None}
+        lists = all(isinstance(known.get(name, []), (list, tuple)) for name in ("usecols", "na_values"))
+        if len(known) < sum(value is not None for value in given.values()) or not lists:
+            return None
+        one_letter = all(len(known.get(name, ",")) == 1 for name in ("sep", "quotechar", "escapechar"))
+        return CsvOptions(dtype=dtype, **known) if one_letter else None
+
+
+_FROM_PANDAS = ("sep", "names", "header", "usecols", "na_values", "quotechar", "escapechar", "encoding")
+
+
+def from_csv(
+    path: PathLike,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    **kwargs: Any,
+) -> TensorDict:
+    """A `TensorDict` of the columns of a CSV file; see :meth:`TensorDict.from_csv`, which has more arguments.
+
+    Example:
+        >>> import tempfile
+        >>> from tensordict import TensorDict, from_csv
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=[1, 2], batch_size=[2]).to_csv(f"{folder}/td.csv")
+        ...     from_csv(f"{folder}/td.csv")["a"]
+        tensor([1, 2])
+    """
+    return registry.lookup("TensorDict").from_csv(
+        path,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+        separator=separator,
+        dtype=dtype,
+        **kwargs,
+    )
+
+
+def csv_tables(files: Sequence[SourceFile], options: CsvOptions, nulls: bool) -> TextTables:
+    """The tables that are in some files of the same columns."""
+    return TextTables(files, _CsvColumns(options), nulls)
+
+
+def write_csv(file: Any, tables: Iterable[Any], sep: str = ",") -> None:
+    """Write tables of one schema to a binary file, with a header; text is in quotes, no value is an empty cell."""
+    csv = require("pyarrow.csv", "tabular")
+    writer = None
+    for table in tables:
+        if writer is None:
+            _refuse_compound(table.schema)
+            writer = csv.CSVWriter(file, table.schema, write_options=csv.WriteOptions(delimiter=sep))
+        writer.write(table)
+    if writer is not None:
+        writer.close()
+
+
+def _refuse_compound(schema: Any) -> None:
+    pa = require("pyarrow", "tabular")
+    kinds = pa.types
+    for column in schema:
+        if kinds.is_struct(column.type):
+            raise ValueError(
+                f"column {column.name!r} is a nested container, and CSV has one level: pass separator='.', which makes "
+                f"columns like {column.name + '.' + column.type.field(0).name!r} of it"
+                if column.type.num_fields
+                else f"column {column.name!r} is an empty nested container, and CSV has no column for one"
+            )
+        if (
+            kinds.is_nested(column.type)
+            or kinds.is_binary(column.type)
+            or isinstance(column.type, pa.BaseExtensionType)
+        ):
+            raise ValueError(
+                f"column {column.name!r} is of {column.type}, and a cell of CSV holds one number or text: use "
+                "to_parquet or to_json, or leave it out with td.exclude"
+            )
+
+
+@contextlib.contextmanager
+def _naming(shown: str, wrong: list[Any]) -> Iterator[None]:
+    """Give errors of Arrow the name of the file, the row and the column."""
+    pa = require("pyarrow", "tabular")
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{shown}: {_NOT_UTF8.format(error.object[error.start : error.start + 1])}") from error
+    except pa.ArrowInvalid as error:
+        if wrong:
+            row = wrong[0]
+            least = min(row.expected_columns, row.actual_columns)
+            odd = "missing" if least == row.actual_columns else "too many"
+            raise ValueError(
+                f"{shown}, row {row.number}: {row.actual_columns} cells, where the rows above have "
+                f"{row.expected_columns}; column {least + 1} is {odd}: {row.text[:80]!r}"
+            ) from None
+        raise ValueError(f"{shown}: {error}") from error
+    except pa.ArrowKeyError as error:
+        raise ValueError(f"{shown}: there is no such column: {error.args[0]}") from error
+
+
+_NOT_UTF8 = "the byte {!r} is no UTF-8: encoding='latin-1', or what it is, reads other encodings"
+
+
+class _CsvColumns:
+    """What the columns of a file are, as far as it was seen, and their cells as that; see `text_tables.Columns`."""
+
+    def __init__(self, options: CsvOptions) -> None:
+        self.pa, self.pc = require("pyarrow", "tabular"), require("pyarrow.compute", "tabular")
+        self.shown = ""
+        self.options = options
+        self.row = 1
+        self.kinds: dict[str, str] = {}
+        self.names: list[str] = []
+
+    def pieces(self, path: str) -> Iterator[Any]:
+        """The record batches of a file with the cells as bytes, `None` where they are empty and without quotes."""
+        csv = require("pyarrow.csv", "tabular")
+        options, shown = self.options, self.shown
+        self.row = 2 if options.header else 1
+        wrong: list[Any] = []
+
+        def refuse(row: Any) -> str:
+            wrong.append(row)
+            return "error"
+
+        def opened(given: list[str] | None, types: dict[str, Any]) -> Any:
+            return csv.open_csv(
+                path,
+                csv.ReadOptions(
+                    use_threads=False,
+                    block_size=_BLOCK,
+                    encoding=options.encoding,
+                    column_names=given,
+                    skip_rows=1 if options.header and given else 0,
+                    autogenerate_column_names=not options.header and given is None,
+                ),
+                csv.ParseOptions(
+                    delimiter=options.sep,
+                    quote_char=options.quotechar,
+                    escape_char=options.escapechar or False,
+                    newlines_in_values=True,
+                    invalid_row_handler=refuse,
+                ),
+                csv.ConvertOptions(
+                    column_types=types,
+                    include_columns=options.usecols,
+                    null_values=["", *options.na_values],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+
+        with _naming(shown, wrong):
+            names = opened(options.names, {}).schema.names
+            given = options.names
+            if not options.header and given is None:
+                names = given = [str(position) for position in range(len(names))]
+            refuse_duplicates(names, shown)
+            if self.names and names != self.names:
+                raise ValueError(f"{shown}: the columns are {names}, and those of the files before {self.names}")
+            self.names = names
+            yield from opened(given, dict.fromkeys(names, self.pa.binary()))
+
+    def look(self, batch: Any) -> None:
+        """Find out what the columns are, as far as this batch tells."""
+        for name, column in zip(self.names, batch.columns):
+            self.kinds[name] = self._widened(name, column, self.kinds.get(name, ""))
+
+    def table(self, batch: Any) -> Any:
+        """The batch with its columns as what they are."""
+        columns = [self._converted(name, column) for name, column in zip(self.names, batch.columns)]
+        return self.pa.RecordBatch.from_arrays(columns, names=self.names)
+
+    def _widened(self, name: str, column: Any, kind: str) -> str:
+        """What a column is when it was `kind` in the batches before; "" is nothing yet."""
+        pc = self.pc
+        cells = self._text(name, column)
+        if kind == _TEXT:
+            return _TEXT
+        values = self._values(cells)
+        if not kind:
+            if values.null_count == len(values):
+                # Nothing, or texts such as "NA" only, of which later rows tell.
+                return ""
+            first = values.drop_null()[0].as_py()
+            kind = "bool" if first in (*_TRUE, *_FALSE) else "int" if self._is_number(first) else _TEXT
+            if kind == _TEXT:
+                return _TEXT
+        pattern_holds = (
+            pc.is_in(values, value_set=self.pa.array([*_TRUE, *_FALSE]))
+            if kind == "bool"
+            else pc.match_substring_regex(values, _INTEGER if kind == "int" else _NUMBER)
+        )
+        if kind == "int" and pc.any(pc.invert(pattern_holds)).as_py():
+            kind = "float"
+            pattern_holds = pc.match_substring_regex(values, _NUMBER)
+        odd = pc.index(pattern_holds, self.pa.scalar(False)).as_py()
+        if odd >= 0:
+            self._refuse(
+                name,
+                odd,
+                f"{cells[odd].as_py()!r} is not {_CALLED[kind]}, as those above are; converters={{{name!r}: str}} "
+                "reads all of the column as text",
+            )
+        return kind
+
+    def _is_number(self, text: str) -> bool:
+        return bool(self.pc.match_substring_regex(self.pa.array([text]), _NUMBER)[0].as_py())
+
+    def _text(self, name: str, column: Any) -> Any:
+        try:
+            return column.cast(self.pa.string())
+        except self.pa.ArrowInvalid:
+            for row, cell in enumerate(column.to_pylist()):
+                try:
+                    (cell or b"").decode()
+                except UnicodeDecodeError as error:
+                    self._refuse(name, row, _NOT_UTF8.format(error.object[error.start : error.start + 1]))
+            raise
+
+    def _values(self, cells: Any) -> Any:
+        """Cells without the space around them, and null where they say that there is no value."""
+        pc = self.pc
+        trimmed = pc.utf8_trim_whitespace(cells)
+        missing = pc.is_in(trimmed, value_set=self.pa.array(["", *_MISSING]))
+        return pc.if_else(missing, None, trimmed) if pc.any(missing).as_py() else trimmed
+
+    def _converted(self, name: str, column: Any) -> Any:
+        pa, pc = self.pa, self.pc
+        kind = self.kinds[name]
+        if kind in (_TEXT, ""):
+            return self._text(name, column)
+        values = self._values(self._text(name, column))
+        if kind == "bool":
+            made = pc.if_else(pc.is_valid(values), pc.is_in(values, value_set=pa.array(_TRUE)), None)
+        else:
+            made = self._numbers(name, kind, pc.replace_substring_regex(values, r"^\+", ""))
+        return made
+
+    def _numbers(self, name: str, kind: str, values: Any) -> Any:
+        pa, dtype = self.pa, self.options.dtype
+        wanted = pa.float64() if kind == "float" or (dtype is not None and dtype.is_floating_point) else pa.int64()
+        if kind == "int" and dtype == torch.uint64:
+            wanted = pa.uint64()
+        try:
+            return values.cast(wanted)
+        except pa.ArrowInvalid:
+            limit = range(2**64) if wanted == pa.uint64() else range(-(2**63), 2**63)
+            for row, value in enumerate(values.to_pylist()):
+                if value is not None and int(value) not in limit:
+                    self._refuse(
+                        name,
+                        row,
+                        f"{value} is beyond {wanted}; dtype=torch.float64 reads the nearest floating point number",
+                    )
+            raise
+
+    def _refuse(self, name: str, row: int, why: str) -> NoReturn:
+        raise ValueError(f"{self.shown}, column {name!r}, row {self.row + row}: {why}")

@@ -1,0 +1,232 @@
+"""MDS, the format of MosaicML's streaming data sets, written and read by its own library (mosaicml-streaming).
+
+A row is a sample with named columns, each in an encoding that the index (`index.json`) names; see "MDS encodings" in
+https://docs.mosaicml.com/projects/streaming/en/stable/preparing_datasets/basic_dataset_conversion.html.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict.core import ragged, registry
+from tensordict.core.contract import is_node
+from tensordict.core.errors import SaveError, StackError, UnsupportedEntryError
+from tensordict.core.extras import require
+from tensordict.core.keys import Path, joined
+from tensordict.io.remote import is_url
+from tensordict.memory.names import without_scheme
+
+_INDEX = "index.json"
+# The encodings of numbers.
+_WIDTHS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
+_NUMBERS = {"int": np.dtype(np.int64)} | {
+    f"{kind}{width}": np.dtype(f"{kind}{width}") for kind, widths in _WIDTHS.items() for width in widths
+}
+_PICKLED = "pkl"
+# What MDS has no encoding for, as what it is written.
+_STAND_INS = {torch.bool: torch.uint8, torch.bfloat16: torch.float32}
+
+Rows = np.ndarray[Any, np.dtype[Any]] | list[Any]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_mds(
+    container: Any, columns: Mapping[str, str] | None, out: Any, writer: Any, options: dict[str, Any]
+) -> None:
+    """Write the rows of a container; see `TensorDict.to_mds`."""
+    if not container.batch_dims:
+        raise ValueError("a row of MDS is an element of the first batch dim, and this container has none: unsqueeze(0)")
+    if (out is None) == (writer is None):
+        raise TypeError("to_mds writes to out=, a folder or a URL, or to writer=, an MDSWriter: give one of them")
+    rows: dict[str, Rows] = {}
+    for path, values in _columns(container, ()):
+        name = ".".join(path)
+        if name in rows:
+            raise ValueError(f"two entries would be the column {name!r}: rename one of them")
+        rows[name] = values
+    encodings = {name: _encoding(name, values) for name, values in rows.items()} if columns is None else dict(columns)
+    if missing := [name for name in encodings if name not in rows]:
+        raise KeyError(f"columns= names {missing}, and there are the entries {list(rows)}")
+    if not encodings:
+        raise ValueError("there are no entries to write")
+    samples = _samples({name: rows[name] for name in encodings}, encodings, container.batch_size[0])
+    if writer is not None:
+        for sample in samples:
+            writer.write(sample)
+        return
+    made = None if isinstance(out, str) and is_url(out) else without_scheme(out if isinstance(out, str) else out[0])
+    is_new = made is not None and not os.path.lexists(made)
+    opened = require("streaming", "mds").MDSWriter(columns=encodings, out=out, **options)
+    try:
+        for sample in samples:
+            opened.write(sample)
+        opened.finish()
+    except BaseException:
+        opened.cancel_future_jobs()
+        if is_new and made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _columns(node: Any, path: Path) -> Iterator[tuple[Path, Rows]]:
+    """The entries of a tree with what each row has of them."""
+    for name, value in node._structure().items():
+        inside = (*path, name)
+        if is_node(value) and not value._is_non_tensor:
+            yield from _columns(node._node(name), inside)
+            continue
+        try:
+            leaf = node._entries[name]
+        except StackError:
+            # Rows of unequal shapes.
+            leaf = [row._entries[name] for row in node.unbind(0)]
+        if is_node(leaf):
+            yield inside, leaf.tolist()
+        elif isinstance(leaf, list) or leaf.is_nested:
+            yield inside, [_array(row, inside) for row in (leaf if isinstance(leaf, list) else ragged.unbind(leaf, 0))]
+        else:
+            yield inside, _array(leaf, inside)
+
+
+def _array(leaf: Tensor, path: Path) -> Any:
+    try:
+        return leaf.detach().to(_STAND_INS.get(leaf.dtype, leaf.dtype)).numpy(force=True)
+    except (TypeError, RuntimeError) as error:
+        raise UnsupportedEntryError(f"entry {joined(path)!r}: {error}") from error
+
+
+def _encoding(name: str, values: Rows) -> str:
+    """The encoding of a column."""
+    if isinstance(values, np.ndarray) or (values and isinstance(values[0], np.ndarray)):
+        dtype = values.dtype if isinstance(values, np.ndarray) else values[0].dtype
+        if dtype.name not in _NUMBERS:
+            raise UnsupportedEntryError(f"entry {name!r}: MDS has no encoding for {dtype}; there are {list(_NUMBERS)}")
+        if not isinstance(values, np.ndarray):
+            return f"ndarray:{dtype.name}"
+        shape = ",".join(map(str, values.shape[1:]))
+        return f"ndarray:{dtype.name}:{shape}" if shape else "int" if dtype == np.int64 else dtype.name
+    kinds = set(map(type, values))
+    for kind, encoding in ((str, "str"), (bytes, "bytes"), (int, "int"), (float, "float64")):
+        if kinds == {kind}:
+            return encoding
+    try:
+        json.dumps(values)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedEntryError(
+            f"entry {name!r} holds values of {sorted(kind.__name__ for kind in kinds)}, which JSON has not ({error}): "
+            "leave the entry out with td.exclude"
+        ) from None
+    return "json"
+
+
+def _samples(rows: dict[str, Rows], encodings: Mapping[str, str], count: int) -> Iterator[dict[str, Any]]:
+    """The rows as the writer takes them: scalars are numbers of NumPy, which its checks of types ask for."""
+    whole = [name for name, values in rows.items() if encodings[name] == "int" and isinstance(values, np.ndarray)]
+    for row in range(count):
+        sample = {name: values[row] for name, values in rows.items()}
+        for name in whole:
+            sample[name] = int(sample[name])
+        yield sample
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_mds(path: Any, split: str | None, separator: str | None) -> tuple[dict[str, Any], int]:
+    """The entries of a data set as nested dicts, and how many rows there are.
+
+    Raises:
+        SaveError: the index is broken, or a column is pickled.
+    """
+    streaming = require("streaming", "mds")
+    place = os.fspath(path)
+    if not is_url(place):
+        place = without_scheme(place)
+        folder = os.path.join(place, split or "")
+        index = _checked_index(folder)
+        if all(os.path.lexists(os.path.join(folder, name)) for name in _raw_files(index)):
+            return _entries(streaming.LocalDataset(local=place, split=split), index, separator, place)
+    with tempfile.TemporaryDirectory(prefix="tensordict-mds-") as copy:
+        # Fetches and unpacks the shards when their rows are read, and the index at once.
+        data = streaming.StreamingDataset(remote=place, local=copy, split=split, batch_size=1, shuffle=False)
+        return _entries(data, _checked_index(os.path.join(copy, split or "")), separator, place)
+
+
+def _checked_index(folder: str) -> dict[str, Any]:
+    """The index of a data set, of which nothing is unpickled and no file is elsewhere."""
+    path = os.path.join(folder, _INDEX)
+    with open(path, "rb") as file:
+        content = file.read()
+    try:
+        index: dict[str, Any] = json.loads(content)
+        for shard in index["shards"]:
+            if shard["format"] != "mds":
+                raise SaveError(f"{path!r}: a shard is of the format {shard['format']!r}, and this reads 'mds'")
+            columns = dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
+            pickled = [name for name, encoding in columns.items() if str(encoding).partition(":")[0] == _PICKLED]
+            if pickled:
+                raise SaveError(f"{path!r}: the columns {pickled} are pickled, and unpickling runs code: not read")
+            for name in (file["basename"] for file in (shard["raw_data"], shard["zip_data"]) if file):
+                if not isinstance(name, str) or any(part in ("", ".", "..") for part in name.split("/")):
+                    raise SaveError(f"{path!r} names the file {name!r}, which is not in the folder")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SaveError(f"{path!r} is no index of MDS, or is broken: {type(error).__name__}: {error}") from error
+    return index
+
+
+def _raw_files(index: dict[str, Any]) -> list[str]:
+    return [shard["raw_data"]["basename"] for shard in index["shards"]]
+
+
+def _entries(
+    data: Sequence[dict[str, Any]], index: dict[str, Any], separator: str | None, place: str
+) -> tuple[dict[str, Any], int]:
+    found: dict[str, list[Any]] = {}
+    encodings: dict[str, str] = {}
+    for shard in index["shards"]:
+        known = dict(zip(shard["column_names"], shard["column_encodings"]))
+        if encodings and known != encodings:
+            raise SaveError(f"{place!r}: the shards have different columns: {encodings} and {known}")
+        encodings = known
+    count = len(data)
+    for row in range(count):
+        for name, value in data[row].items():
+            found.setdefault(name, []).append(value)
+    entries: dict[str, Any] = {}
+    for name, values in found.items():
+        *parents, last = name.split(separator) if separator else [name]
+        level = entries
+        for depth, parent in enumerate(parents, 1):
+            level = level.setdefault(parent, {})
+            if not isinstance(level, dict):
+                above = (separator or "").join(parents[:depth])
+                raise ValueError(f"{place!r}: {above!r} is a column, and {name!r} is in it: pass separator=None")
+        if last in level:
+            raise ValueError(f"{place!r}: {name!r} is a column, and others are in it: pass separator=None")
+        level[last] = _leaf(values, encodings[name])
+    return entries, count
+
+
+def _leaf(values: list[Any], encoding: str) -> Any:
+    """The rows of a column: a tensor, a ragged one for arrays of different shapes, values for anything else."""
+    kind = encoding.partition(":")[0]
+    if kind in _NUMBERS:
+        return torch.from_numpy(np.array(values, dtype=_NUMBERS[kind]))
+    if kind != "ndarray":
+        return registry.lookup("NonTensorStack")._of_lists(values, torch.Size((len(values),)), 0, None)
+    if len({row.shape for row in values}) == 1:
+        return torch.from_numpy(np.stack(values))
+    rows = [torch.from_numpy(np.array(row)) for row in values]
+    inner = {row.shape[1:] for row in rows}
+    return torch.nested.nested_tensor(rows, layout=torch.jagged if len(inner) == 1 else torch.strided)

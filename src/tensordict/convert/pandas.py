@@ -1,0 +1,142 @@
+"""Data frames of pandas: containers of copies of their columns, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict.convert import arrow
+from tensordict.convert.columns import (
+    Fill,
+    Nulls,
+    TableColumn,
+    TableOptions,
+    columns_of,
+    container_of,
+    noted,
+    paths_of,
+    places_of,
+)
+from tensordict.core import registry
+from tensordict.core.extras import require
+from tensordict.core.keys import joined
+
+if TYPE_CHECKING:
+    from tensordict.containers.dense import TensorDict
+
+
+def from_pandas(
+    dataframe: object,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: object = None,
+    batch_size: object = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    nulls: Nulls = None,
+    fill: Fill = None,
+    metadata: bool = True,
+) -> TensorDict:
+    """A `TensorDict` of the columns of a data frame of pandas; see :meth:`TensorDict.from_pandas`.
+
+    Example:
+        >>> import pandas
+        >>> from tensordict import from_pandas
+        >>> from_pandas(pandas.DataFrame({"a.b": [1, 2]}), separator=".")["a", "b"]
+        tensor([1, 2])
+    """
+    return registry.lookup("TensorDict").from_pandas(
+        dataframe,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+        separator=separator,
+        dtype=dtype,
+        nulls=nulls,
+        fill=fill,
+        metadata=metadata,
+    )
+
+
+def container_of_frame(frame: Any, reading: TableOptions) -> Any:
+    """The container of a data frame.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it has no columns, or one lacks values and nothing was said of them.
+    """
+    pandas = require("pandas", "tabular")
+    if not isinstance(frame, pandas.DataFrame):
+        raise TypeError(f"from_pandas reads a data frame of pandas, got {type(frame).__name__}")
+    names = list(frame.columns)
+    if not names:
+        raise ValueError("the data frame has no columns, so that there is nothing to make entries of")
+    reader = arrow.Reader(reading, {}, len(frame))
+    for position, (name, path) in enumerate(zip(names, paths_of(names, reading.separator))):
+        series = frame.iloc[:, position]
+        kind = getattr(series.dtype, "kind", "O")
+        if kind in "biufc" and not pandas.api.types.is_extension_array_dtype(series.dtype):
+            values = series.to_numpy()
+            reader.found.append(
+                TableColumn(path, torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=True)))
+            )
+        elif series.dtype == object:
+            reader.found.append(TableColumn(path, series.tolist()))
+        else:
+            reader.column(path, (name,), _as_arrow(series, name))
+    return container_of(reader.found, len(frame), None, reading)
+
+
+def _as_arrow(series: Any, name: str) -> Any:
+    pa = arrow.pyarrow()
+    try:
+        array = pa.array(series, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise ValueError(
+            f"column {name!r} of {series.dtype} has no form as an entry: convert it with frame.astype, or leave it out "
+            f"({error})"
+        ) from None
+    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+
+
+def frame_of(container: Any, separator: str | None) -> Any:
+    """The data frame of a container.
+
+    Raises:
+        UnsupportedEntryError: an entry has no form as a column.
+        ValueError: there is a nested container and no separator, or two entries would be one column.
+    """
+    pandas = require("pandas", "tabular")
+    columns, rows, _ = columns_of(container)
+    noted(container, columns)
+    for column in columns:
+        if separator is None and len(column.path) > 1:
+            raise ValueError(
+                f"entry {joined(column.path)!r} is nested, and the columns of a frame are not: give a separator, as in "
+                "to_pandas(separator='.'), which joins its names"
+            )
+    places = places_of(columns, separator)
+    content = {place[0]: _series(pandas, column) for place, column in zip(places, columns)}
+    return pandas.DataFrame(content, index=pandas.RangeIndex(rows))
+
+
+def _series(pandas: Any, column: TableColumn) -> Any:
+    """What becomes a column of a frame: an array of numbers, or a series."""
+    leaf = column.values
+    if isinstance(leaf, Tensor) and not leaf.is_nested and column.type is None and column.categories is None:
+        leaf = leaf.detach()
+        if leaf.dim() == 1 and leaf.dtype not in arrow.WIDER:
+            return leaf.numpy(force=True)
+    elif not isinstance(leaf, Tensor) and set(map(type, leaf)) - {str, type(None)}:
+        values = pandas.Series([None] * len(leaf), dtype=object)
+        values[:] = leaf
+        return values
+    array = arrow.array_of(column)[0]
+    types = arrow.pyarrow().types
+    if types.is_nested(array.type) or types.is_decimal(array.type) or hasattr(array.type, "extension_name"):
+        return pandas.Series(pandas.arrays.ArrowExtensionArray(arrow.storage_of(array)))
+    return array.to_pandas()

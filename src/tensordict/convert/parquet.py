@@ -1,0 +1,229 @@
+"""Parquet files, by way of Arrow: whole, or some rows at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from tensordict.convert import arrow
+from tensordict.convert.columns import Fill, Nulls, TableOptions, paths_of
+from tensordict.convert.sources import SourceFile, files_of
+from tensordict.core import registry
+from tensordict.core.errors import SaveError, meant
+from tensordict.core.extras import require
+from tensordict.io.remote import StorageOptions
+from tensordict.io.remote_saves import Access
+from tensordict.io.transaction import FileTransaction
+from tensordict.io.uploads import write_file
+from tensordict.memory.mapped import PathLike
+
+if TYPE_CHECKING:
+    from tensordict.containers.dense import TensorDict
+    from tensordict.io.remote_saves import CacheDir
+
+
+@overload
+def from_parquet(path: PathLike, *, batch_size_rows: int, **options: Any) -> Iterator[TensorDict]: ...
+@overload
+def from_parquet(path: PathLike, *, batch_size_rows: None = ..., **options: Any) -> TensorDict: ...
+def from_parquet(
+    path: PathLike,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: object = None,
+    batch_size: object = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    columns: Sequence[str] | None = None,
+    nulls: Nulls = None,
+    fill: Fill = None,
+    metadata: bool = True,
+    batch_size_rows: int | None = None,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
+    **kwargs: Any,
+) -> TensorDict | Iterator[TensorDict]:
+    """A `TensorDict` of the columns of Parquet files; see :meth:`TensorDict.from_parquet`.
+
+    Example:
+        >>> import os, tempfile, torch
+        >>> from tensordict import TensorDict, from_parquet
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=torch.arange(2), batch_size=[2]).to_parquet(os.path.join(folder, "x.parquet"))
+        ...     from_parquet(os.path.join(folder, "*.parquet"))["a"]
+        tensor([0, 1])
+    """
+    options: dict[str, Any] = {"separator": separator, "dtype": dtype, "columns": columns, "nulls": nulls, "fill": fill}
+    options |= {
+        "auto_batch_size": auto_batch_size,
+        "batch_dims": batch_dims,
+        "device": device,
+        "batch_size": batch_size,
+    }
+    options |= {"metadata": metadata, "storage_options": storage_options, "cache_dir": cache_dir, **kwargs}
+    if batch_size_rows is None:
+        return registry.lookup("TensorDict").from_parquet(path, **options)  # type: ignore[no-any-return]
+    return registry.lookup("TensorDict").from_parquet(path, batch_size_rows=batch_size_rows, **options)
+
+
+def container_of_files(
+    path: PathLike, access: Access, columns: Sequence[str] | None, reading: TableOptions, options: dict[str, Any]
+) -> Any:
+    """The container of all rows of one or more files.
+
+    Raises:
+        SaveError: a file is broken, or has other columns than the first; it is named.
+        ValueError: a file has no such column, or one that has no form as an entry.
+    """
+    parquet, pa = _library()
+    files = files_of(path, access)
+    tables = []
+    for file in files:
+        with file.local() as local, _naming(file):
+            if os.path.isdir(local):
+                tables.append(parquet.read_table(local, columns=_listed(columns), **options))
+            else:
+                tables.append(_read(local, columns, options))
+    with _naming(files[-1]):
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        return arrow.container_of_table(table, reading)
+
+
+def _read(path: str, columns: Sequence[str] | None, options: dict[str, Any]) -> Any:
+    """The table in one file."""
+    parquet, _ = _library()
+    with parquet.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        _check_columns(file.schema_arrow, columns)
+        if not options:
+            return file.read(columns=_listed(columns))
+    if inner := [name for name in columns or () if name not in names]:
+        raise ValueError(f"with {sorted(options)}, columns are read as a whole: {inner[0]!r} is a field of one")
+    # The names of the folders that it is in say nothing, unless they are asked.
+    return parquet.read_table(path, columns=_listed(columns), **{"partitioning": None, **options})
+
+
+def batches_of_files(
+    path: PathLike,
+    access: Access,
+    columns: Sequence[str] | None,
+    reading: TableOptions,
+    rows: int,
+    options: dict[str, Any],
+) -> Iterator[Any]:
+    """Containers of so many rows each, the last of a file having what is left; one is in memory at a time.
+
+    Raises:
+        ValueError: `rows` is no positive number; and, with SaveError, as `container_of_files`.
+    """
+    if type(rows) is not int or rows < 1:
+        raise ValueError(f"batch_size_rows is a number of rows, at least 1, got {rows!r}")
+    files = files_of(path, access)
+    return _batches(files, columns, reading, rows, options)
+
+
+def _batches(
+    files: Sequence[SourceFile],
+    columns: Sequence[str] | None,
+    reading: TableOptions,
+    rows: int,
+    options: dict[str, Any],
+) -> Iterator[Any]:
+    parquet, _ = _library()
+    for file in files:
+        with file.local() as local, contextlib.ExitStack() as held:
+            with _naming(file):
+                # Ahead of the rows, it would keep all of the file in memory.
+                opened = held.enter_context(parquet.ParquetFile(local, pre_buffer=False))
+                _check_columns(opened.schema_arrow, columns)
+                batches = opened.iter_batches(rows, columns=_listed(columns), **options)
+            while True:
+                with _naming(file):
+                    batch = next(batches, None)
+                    container = None if batch is None else arrow.container_of_table(batch, reading)
+                if container is None:
+                    break
+                yield container
+
+
+def write(
+    container: Any,
+    path: PathLike,
+    separator: str | None,
+    overwrite: bool,
+    durable: bool,
+    storage_options: StorageOptions | None,
+    options: dict[str, Any],
+) -> None:
+    """Write one file in one step: a reader sees the old file or the new one.
+
+    Raises:
+        SaveError: there is a file that no container was saved to, without `overwrite`.
+        UnsupportedEntryError: an entry has no form in a table.
+    """
+    parquet, pa = _library()
+    table = arrow.table_of(container, separator)
+
+    def save(local: PathLike) -> None:
+        check = None if overwrite else _refuse_other
+        with FileTransaction(local, durable=durable, check=check) as transaction:
+            with transaction.new_file(transaction.path) as fd, open(fd, "wb", closefd=False) as file:
+                try:
+                    parquet.write_table(table, file, **options)
+                except pa.ArrowException as error:
+                    raise SaveError(f"the container cannot be written to the Parquet file {path!r}: {error}") from error
+            transaction.commit()
+
+    write_file(path, storage_options, overwrite, save)
+
+
+def _refuse_other(path: str) -> None:
+    parquet, pa = _library()
+    if not os.path.getsize(path):
+        return
+    try:
+        metadata = parquet.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError):
+        metadata = {}
+    if arrow.METADATA not in metadata:
+        raise SaveError(
+            f"there is a file at {path!r} that no container was saved to: pass overwrite=True to replace it all the "
+            "same, or save elsewhere"
+        )
+
+
+def _library() -> tuple[Any, Any]:
+    return require("pyarrow.parquet", "tabular"), arrow.pyarrow()
+
+
+def _listed(columns: Sequence[str] | None) -> list[str] | None:
+    return None if columns is None else list(columns)
+
+
+def _check_columns(schema: Any, columns: Sequence[str] | None) -> None:
+    names = schema.names
+    paths_of(names, None)
+    for name in columns or ():
+        if name not in names and name.partition(".")[0] not in names:
+            raise ValueError(f"there is no column {name!r}{meant(name, names)}")
+
+
+@contextlib.contextmanager
+def _naming(file: SourceFile) -> Iterator[None]:
+    """Have what is wrong with a table in a file name the file."""
+    pa = arrow.pyarrow()
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise SaveError(f"{file.path!r} cannot be read as a Parquet file: {error}") from error
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise type(error)(f"{error} (in {file.path!r})") from error
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{error} (in {file.path!r})") from error

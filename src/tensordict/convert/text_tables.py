@@ -1,0 +1,136 @@
+"""What CSV and JSON have in common: files that have to be seen whole before it is known what their columns are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, Protocol
+
+from tensordict.convert.sources import SourceFile
+from tensordict.core.errors import SaveError
+from tensordict.core.extras import require
+from tensordict.io.remote import StorageOptions
+from tensordict.io.transaction import FileTransaction
+from tensordict.io.uploads import write_file
+from tensordict.memory.mapped import PathLike
+
+
+class Columns(Protocol):
+    """What the columns of some files are, as far as these were seen, and their rows as that.
+
+    shown: what errors call the file that is read now.
+    row: the number of the row that comes next in it, as errors tell it.
+    """
+
+    shown: str
+    row: int
+
+    def pieces(self, path: str) -> Iterator[Any]:
+        """The rows of a local file, some at a time; called for each of the files in turn, `shown` being told before."""
+
+    def look(self, piece: Any) -> None:
+        """Find out what the columns are, as far as this piece tells."""
+
+    def table(self, piece: Any) -> Any:
+        """The record batch of a piece, now that all columns are known."""
+
+
+class TextTables:
+    """The tables of Arrow that are in files whose columns have one type all through them.
+
+    Args:
+        files: one or more.
+        columns: finds out what is in them.
+        nulls: whether columns that become tensors may lack values.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], columns: Columns, nulls: bool) -> None:
+        self._files = files
+        self._columns = columns
+        self._nulls = nulls
+
+    def whole(self) -> Any:
+        """One table of all rows; the files are read once, and kept in memory meanwhile."""
+        kept: list[tuple[str, int, Any]] = []
+        for where in self._pieces():
+            self._columns.look(where[-1])
+            kept.append(where)
+        return require("pyarrow", "tabular").Table.from_batches(self._made(kept))
+
+    def batches(self) -> Iterator[Any]:
+        """Record batches, one in memory at a time: the files are read twice."""
+        found = False
+        for _, _, piece in self._pieces():
+            self._columns.look(piece)
+            found = True
+        yield from self._made(self._pieces() if found else ())
+
+    def _pieces(self) -> Iterator[tuple[str, int, Any]]:
+        """The pieces of all files, with the file and the row where each begins."""
+        columns = self._columns
+        for file in self._files:
+            columns.shown = file.path
+            with file.local() as path:
+                for piece in columns.pieces(path):
+                    row = columns.row
+                    yield file.path, row, piece
+                    columns.row = row + len(piece)
+
+    def _made(self, pieces: Iterable[tuple[str, int, Any]]) -> Iterator[Any]:
+        columns = self._columns
+        rows = 0
+        for columns.shown, columns.row, piece in pieces:
+            row = columns.row
+            table = columns.table(piece)
+            if not self._nulls:
+                _refuse_nulls(table, columns.shown, row)
+            rows += len(piece)
+            yield table
+        if not rows:
+            names = ", ".join(repr(file.path) for file in self._files[:3])
+            raise ValueError(f"{names}: there are no rows, so that nobody can say what the columns hold")
+
+
+def refuse_duplicates(names: Sequence[str], shown: str) -> None:
+    """Refuse columns of one name."""
+    for position, name in enumerate(names):
+        first = names.index(name)
+        if first < position:
+            raise ValueError(f"{shown}, row 1: columns {first + 1} and {position + 1} are both called {name!r}")
+
+
+def _refuse_nulls(table: Any, shown: str, row: int) -> None:
+    """Refuse columns that become tensors and lack values."""
+    types = require("pyarrow", "tabular").types
+    for column in table.schema:
+        values = table.column(column.name)
+        if values.null_count and not (types.is_string(column.type) or types.is_null(column.type)):
+            at = values.is_null().index(True).as_py()
+            raise ValueError(
+                f"{shown}, column {column.name!r}, row {row + at}: there is no value ({values.null_count} of "
+                f"{len(values)} rows read have none): fill=0 puts a number there, nulls='mask' adds a leaf "
+                f"{column.name + '_mask'!r}"
+            )
+
+
+def write_text(
+    path: PathLike, overwrite: bool, storage_options: StorageOptions | None, write: Callable[[BinaryIO], None]
+) -> None:
+    """Write one file in one step, at a path or a URL: a reader sees the old file or the new one.
+
+    Raises:
+        SaveError: there is a file with content, without `overwrite`.
+    """
+
+    def save(local: PathLike) -> None:
+        with FileTransaction(local, check=None if overwrite else _refuse) as transaction:
+            with transaction.new_file(transaction.path) as fd, open(fd, "wb", closefd=False) as file:
+                write(file)
+            transaction.commit()
+
+    write_file(path, storage_options, overwrite, save)
+
+
+def _refuse(path: str) -> None:
+    if os.path.getsize(path):
+        raise SaveError(f"there is a file at {path!r} already: pass overwrite=True to replace it")

@@ -1,0 +1,89 @@
+"""A Zarr store at a URL: that of zarr over fsspec, in which what fails in a way that may pass is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from zarr.abc.store import OffsetByteRequest
+from zarr.storage import FsspecStore, WrapperStore
+
+from tensordict.core.errors import SaveError
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+    from tensordict.io.remote import Remote
+
+T = TypeVar("T")
+
+
+class RemoteStore(WrapperStore[Any]):
+    """The store at a URL.
+
+    Args:
+        remote: where.
+        read_only: whether nothing is written to it.
+
+    Raises:
+        SaveError: it is to be written to, and is on a server of HTTP.
+    """
+
+    def __init__(self, remote: Remote, read_only: bool) -> None:
+        if remote.is_http and not read_only:
+            raise SaveError(f"{remote.url!r} cannot be written to: servers of HTTP are read only, by mode='r'")
+        super().__init__(FsspecStore.from_url(remote.url, dict(remote.storage_options), read_only))
+        self._remote = remote
+
+    @property
+    def supports_listing(self) -> bool:
+        """Whether the server says what it has."""
+        return not self._remote.is_http
+
+    async def _tried(self, doing: str, key: str, call: Callable[[str], Awaitable[T]]) -> T:
+        tries = self._remote.tries(doing, key)
+        # What is percent-encoded in a name is so once more in a URL.
+        path = quote(key) if self._remote.is_http else key
+        while True:
+            try:
+                return await call(path)
+            except Exception as error:
+                await asyncio.sleep(tries.delay_after(error))
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        if byte_range is None and key.endswith(".json"):
+            # s3fs asks how long a whole object is before it reads it.
+            byte_range = OffsetByteRequest(0)
+        return await self._tried("read", key, lambda path: self._store.get(path, prototype, byte_range))
+
+    async def exists(self, key: str) -> bool:
+        return await self._tried("look for", key, self._store.exists)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await self._tried("upload", key, lambda path: self._store.set(path, value))
+
+    async def delete(self, key: str) -> None:
+        await self._tried("delete", key, self._store.delete)
+
+    async def delete_dir(self, prefix: str) -> None:
+        await self._tried("delete", prefix, self._store.delete_dir)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        for name in await self._listed(prefix, self._store.list_dir):
+            yield name
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        for name in await self._listed(prefix, self._store.list_prefix):
+            yield name
+
+    async def _listed(self, prefix: str, list_names: Callable[[str], AsyncIterator[str]]) -> list[str]:
+        async def listed(path: str) -> list[str]:
+            # Other processes write there, too.
+            files = self._store.fs
+            getattr(files, "sync_fs", files).invalidate_cache()
+            return [name async for name in list_names(path)]
+
+        return await self._tried("list", prefix, listed)

@@ -1,0 +1,362 @@
+"""Tables: containers of the columns of Arrow, pandas, Polars and Parquet, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from tensordict.convert import arrow, pandas, parquet, polars
+from tensordict.convert.columns import Fill, Nulls, TableOptions
+from tensordict.io.remote_saves import Access
+from tensordict.memory.mapped import PathLike
+from tensordict.ops.converting import Converting
+from tensordict.ops.foreign import adjusted
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+    from polars import DataFrame as PolarsFrame
+    from pyarrow import Table  # type: ignore[import-untyped]
+    from typing_extensions import Self
+
+    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote_saves import CacheDir
+
+
+class Tables(Converting):
+    """`from_arrow`, `from_pandas`, `from_polars`, `from_parquet`, and their opposites."""
+
+    @classmethod
+    def from_arrow(
+        cls,
+        table: object,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: object = None,
+        batch_size: object = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        nulls: Nulls = None,
+        fill: Fill = None,
+        metadata: bool = True,
+    ) -> Self:
+        """A container of the columns of a table of Arrow, with its rows as batch dim.
+
+        Numbers share the memory of the table, which Arrow takes for constant: clone what is to be written to. Columns
+        in several chunks are copied into one. What a column becomes:
+
+        - numbers: a leaf; truth values, which Arrow packs into bits, are copied;
+        - lists of one size at any depth and `fixed_shape_tensor`: a leaf with as many more dims; lists of other sizes:
+          a ragged leaf; lists of anything but numbers: values;
+        - structs: nested containers; dictionaries: codes, with the list of what they stand for as the entry
+          `<name>_categories`, a `MetaData`;
+        - dates, times and durations: integers in their own unit; decimals of up to 15 digits: float64, which is exact.
+          The entry `<name>_arrow_type`, a `MetaData`, says what they are ("timestamp[us, tz=UTC]"), so that
+          :meth:`to_arrow` makes the same of them. Larger decimals: values;
+        - text, bytes and all else: values, `None` where there is none.
+
+        A table that :meth:`to_arrow` made also gives back batch dims beyond the first, names of dims, lazy stacks and,
+        where the program knows the class, tensorclasses.
+
+        Args:
+            table: a `pyarrow.Table` or `RecordBatch`, or what has Arrow's stream interface, as frames of Polars do.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: as `auto_batch_size`, with at most this many dims.
+            device: where the entries are moved.
+            batch_size: the batch size; the number of rows by default.
+            separator: splits the names of columns into nested keys, as `"."` does `"a.b"`.
+            dtype: what numbers and truth values are cast to.
+            nulls: `None` refuses numbers that are missing; `"mask"` adds a leaf `<name>_mask`, true where there is one.
+            fill: what stands where there is none, for all columns or in a dict by name; 0 under a mask by default, -1
+                for codes.
+            metadata: `False` leaves out the entries `<name>_categories` and `<name>_arrow_type`.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; names the extra.
+            TypeError: it is no table.
+            ValueError: a column lacks values, two columns have one name or lead to the same entry, or there is none.
+
+        Example:
+            >>> import pyarrow
+            >>> from tensordict import TensorDict
+            >>> table = pyarrow.table({"x": [1.0, None], "obs": [{"pixel": 3}, {"pixel": 4}]})
+            >>> td = TensorDict.from_arrow(table, nulls="mask")
+            >>> td["obs", "pixel"], td["x_mask"]
+            (tensor([3, 4]), tensor([ True, False]))
+        """
+        container = arrow.container_of_table(table, TableOptions(separator, dtype, nulls, fill, metadata))
+        return _finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+
+    def to_arrow(self, *, separator: str | None = None) -> Table:
+        """A `pyarrow.Table` with one row for each element of the first batch dim; without batch dims, of the first dim
+        that all leaves share.
+
+        It shares the memory of leaves in RAM: what is written to them shows in the table. Leaves with more dims are
+        lists of fixed sizes, ragged ones lists, nested containers structs. What Arrow has no type for is written as
+        what holds it exactly: bfloat16 and float8 as float32, complex numbers as lists of two. Values are text, bytes
+        or what Arrow makes of them, and JSON where that would change them. The metadata of the schema has the rest
+        (`"tensordict"`), with which :meth:`from_arrow` gives an equal container.
+
+        Args:
+            separator: makes columns of nested entries, by joining their names, in place of structs.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; names the extra.
+            UnsupportedEntryError: an entry has no form in a table, which is named.
+            ValueError: two entries would be one column, or the leaves have no rows in common.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.arange(2), b=TensorDict(c=torch.zeros(2, 3)), batch_size=[2])
+            >>> print(td.to_arrow(separator=".").schema.remove_metadata())
+            a: int64
+            b.c: fixed_size_list<item: float>[3]
+              child 0, item: float
+        """
+        return arrow.table_of(self, separator)
+
+    @classmethod
+    def from_pandas(
+        cls,
+        dataframe: object,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: object = None,
+        batch_size: object = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        nulls: Nulls = None,
+        fill: Fill = None,
+        metadata: bool = True,
+    ) -> Self:
+        """A container of copies of the columns of a data frame of pandas, without its index; a row is a batch element.
+
+        Numbers and truth values become leaves (NaN is a number), text and other objects values. Columns of pandas'
+        other dtypes become what those of Arrow do, see :meth:`from_arrow`: dates and times integers in their own unit,
+        categories codes (-1 for none, where nulls may be), nullable integers leaves.
+
+        Args:
+            dataframe: the frame; it shares no memory with the result.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as for
+                :meth:`from_arrow`.
+
+        Raises:
+            ModuleNotFoundError: pandas is missing; names the extra.
+            TypeError: it is no data frame, or a column has no text for a name.
+            ValueError: as for :meth:`from_arrow`.
+
+        Example:
+            >>> import pandas
+            >>> from tensordict import TensorDict
+            >>> frame = pandas.DataFrame({"a": [1, 2], "b.c": [0.5, 1.5], "name": ["x", "y"]})
+            >>> td = TensorDict.from_pandas(frame, separator=".")
+            >>> td["b", "c"].dtype, td["name"], td.batch_size
+            (torch.float64, ['x', 'y'], torch.Size([2]))
+        """
+        container = pandas.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
+        return _finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+
+    def to_pandas(self, *, separator: str | None = None) -> DataFrame:
+        """A `pandas.DataFrame` with one row for each element of the first batch dim, or of the dim all leaves share.
+
+        Leaves of one number a row become columns of NumPy's dtypes, which are copies; those with more dims and ragged
+        ones become columns of lists of Arrow (`pandas.ArrowDtype`), text and other values objects.
+
+        Args:
+            separator: joins the names of nested entries to those of columns; needed where there are any.
+
+        Raises:
+            ModuleNotFoundError: pandas is missing; names the extra.
+            UnsupportedEntryError: an entry has no form as a column.
+            ValueError: an entry is nested, without a separator; two entries would be one column; or the leaves have no
+                rows in common.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.arange(2), b=TensorDict(c=torch.ones(2)), batch_size=[2])
+            >>> print(td.to_pandas(separator="."))
+               a  b.c
+            0  0  1.0
+            1  1  1.0
+        """
+        return pandas.frame_of(self, separator)
+
+    @classmethod
+    def from_polars(
+        cls,
+        dataframe: object,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: object = None,
+        batch_size: object = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        nulls: Nulls = None,
+        fill: Fill = None,
+        metadata: bool = True,
+    ) -> Self:
+        """A container of the columns of a data frame of Polars, with its rows as batch dim.
+
+        Columns become what those of Arrow do, whose memory they share, see :meth:`from_arrow`: `Array`s leaves with
+        more dims, `List`s ragged ones, `Struct`s nested containers, `Categorical`s and `Enum`s codes.
+
+        Args:
+            dataframe: the frame.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as for
+                :meth:`from_arrow`.
+
+        Raises:
+            ModuleNotFoundError: polars or pyarrow is missing; names the extra.
+            TypeError: it is no data frame; a lazy one has to be collected first.
+            ValueError: as for :meth:`from_arrow`.
+
+        Example:
+            >>> import polars
+            >>> from tensordict import TensorDict
+            >>> TensorDict.from_polars(polars.DataFrame({"a": [1, None]}), fill=7)["a"]
+            tensor([1, 7])
+        """
+        container = polars.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
+        return _finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+
+    def to_polars(self, *, separator: str | None = None) -> PolarsFrame:
+        """A `polars.DataFrame` with one row for each element of the first batch dim, of what :meth:`to_arrow` gives.
+
+        Args:
+            separator: makes columns of nested entries, by joining their names, in place of structs.
+
+        Raises:
+            ModuleNotFoundError: polars or pyarrow is missing; names the extra.
+            UnsupportedEntryError, ValueError: as for :meth:`to_arrow`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.arange(3), batch_size=[3]).to_polars()["a"].sum()
+            3
+        """
+        return polars.frame_of(self, separator)
+
+    @overload
+    @classmethod
+    def from_parquet(cls, path: PathLike, *, batch_size_rows: int, **options: Any) -> Iterator[Self]: ...
+    @overload
+    @classmethod
+    def from_parquet(cls, path: PathLike, *, batch_size_rows: None = ..., **options: Any) -> Self: ...
+    @classmethod
+    def from_parquet(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: object = None,
+        batch_size: object = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        columns: Sequence[str] | None = None,
+        nulls: Nulls = None,
+        fill: Fill = None,
+        metadata: bool = True,
+        batch_size_rows: int | None = None,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
+        **kwargs: Any,
+    ) -> Self | Iterator[Self]:
+        """A container of the columns of Parquet files, with their rows as batch dim; or an iterator over parts of it.
+
+        Columns become what those of Arrow do, see :meth:`from_arrow`. Of a file that :meth:`to_parquet` wrote, the
+        container comes back: batch dims beyond the first, names, lazy stacks and, where the program knows the class,
+        tensorclasses.
+
+        Args:
+            path: a file, a folder of files, a pattern (`"part-*.parquet"`, files in the order of their names), or a URL
+                of a file or pattern.
+            columns: the columns to read; all by default. `"a.b"` is the field `b` of the struct `a`.
+            batch_size_rows: give an iterator over containers of so many rows (the last one of a file has the rest), of
+                which one is in memory at a time.
+            storage_options, cache_dir: how a URL is reached, and where copies are kept; as for :meth:`load`.
+            **kwargs: of `pyarrow.parquet.read_table`, such as `filters=`; with `batch_size_rows` those of
+                `pyarrow.parquet.ParquetFile.iter_batches`, such as `row_groups=`.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as for
+                :meth:`from_arrow`.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; names the extra.
+            FileNotFoundError: there is no such file.
+            SaveError: a file is broken or no Parquet file; it is named.
+            ValueError: there is no such column, or as for :meth:`from_arrow`; the file and the column are named.
+
+        Example:
+            >>> import os, tempfile, torch
+            >>> from tensordict import TensorDict
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "x.parquet")
+            ...     TensorDict(a=torch.arange(5), batch_size=[5]).to_parquet(path)
+            ...     [part["a"].tolist() for part in TensorDict.from_parquet(path, batch_size_rows=2)]
+            [[0, 1], [2, 3], [4]]
+        """
+        reading, access = TableOptions(separator, dtype, nulls, fill, metadata), Access.of(storage_options, cache_dir)
+        finish = partial(_finished, cls)
+        sizes = (auto_batch_size, batch_dims, device, batch_size)
+        if batch_size_rows is None:
+            return finish(parquet.container_of_files(path, access, columns, reading, kwargs), *sizes)  # type: ignore[no-any-return]
+        parts = parquet.batches_of_files(path, access, columns, reading, batch_size_rows, kwargs)
+        return (finish(part, *sizes) for part in parts)
+
+    def to_parquet(
+        self,
+        path: PathLike,
+        *,
+        separator: str | None = None,
+        overwrite: bool = False,
+        durable: bool = False,
+        storage_options: StorageOptions | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write a Parquet file with one row for each element of the first batch dim, of what :meth:`to_arrow` gives.
+
+        It is written in one step: readers see the old file or the new one. Other programs read it as columns of
+        numbers, lists, structs and text.
+
+        Args:
+            path: the file, or the URL of one. A file that a container was written to is replaced.
+            separator: makes columns of nested entries, by joining their names, in place of structs.
+            overwrite: replace any other file, too.
+            durable: return when the file has reached the disk.
+            storage_options: how a URL is reached; as for :meth:`save`.
+            **kwargs: of `pyarrow.parquet.write_table`, such as `compression=` and `row_group_size=`.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; names the extra.
+            SaveError: there is another file, without `overwrite`.
+            UnsupportedEntryError, ValueError: as for :meth:`to_arrow`; nothing is written.
+            OSError: the file cannot be written; what was there before stays.
+
+        Example:
+            >>> import os, tempfile, torch
+            >>> from tensordict import TensorDict, from_parquet
+            >>> td = TensorDict(a=torch.arange(4).view(2, 2), batch_size=[2, 2], names=["time", None])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     td.to_parquet(os.path.join(folder, "x.parquet"))
+            ...     back = from_parquet(os.path.join(folder, "x.parquet"))
+            >>> back.batch_size, back.names
+            (torch.Size([2, 2]), ['time', None])
+        """
+        parquet.write(self, path, separator, overwrite, durable, storage_options, kwargs)
+
+
+def _finished(
+    cls: Any, container: Any, auto_batch_size: bool, batch_dims: int | None, device: object, batch_size: object
+) -> Any:
+    """What was read, of the class that was asked and with the batch size that was."""
+    if not isinstance(container, cls) and hasattr(cls, "from_tensordict"):
+        container = cls.from_tensordict(container)
+    return adjusted(container, auto_batch_size, batch_dims, device, batch_size)

@@ -1,0 +1,138 @@
+"""Tables (Parquet, CSV, JSON lines) to data sets and back, some rows at a time; a part of `tensordict convert`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from tensordict.containers.dense import TensorDict
+from tensordict.convert.csv import CsvOptions, csv_tables, write_csv
+from tensordict.convert.json import json_tables, write_json
+from tensordict.convert.sources import files_of
+from tensordict.convert.text_tables import write_text
+from tensordict.core.errors import SaveError
+from tensordict.core.extras import require
+from tensordict.datasets import DatasetWriter
+from tensordict.io.formats import open_save
+from tensordict.io.progress import progress_bar
+from tensordict.io.remote import is_url
+from tensordict.io.remote_saves import Access, is_saved_at
+from tensordict.memory import files
+from tensordict.memory.names import without_scheme
+from tensordict_cli.runners.terminal import GOOD, count_text, has_tqdm, show
+from tensordict_cli.text import printable
+
+_PARQUET, _CSV, _JSON = "parquet", "csv", "json lines"
+_SUFFIXES = {".parquet": _PARQUET, ".csv": _CSV, ".jsonl": _JSON, ".ndjson": _JSON}
+# About what is in memory at a time: rows of a Parquet file, bytes of a save.
+_ROWS, _NBYTES = 1 << 16, 16 << 20
+_SEPARATOR = "."
+
+
+def kind_of(path: str) -> str:
+    """The kind of table that a suffix stands for; "" for none."""
+    return _SUFFIXES.get(os.path.splitext(path)[1].lower(), "")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert from or to a table; always 0."""
+    source, target = without_scheme(args.source), without_scheme(args.target)
+    shown = sys.stderr.isatty() and has_tqdm()
+    with_metadata = bool(kind_of(target)) and not args.to
+    parts = _of_table(source, with_metadata) if kind_of(source) else _of_save(source, args.allow_pickle, shown)
+    if with_metadata:
+        rows = _to_table(parts, target, args.force)
+    elif args.to in (None, "dataset") and not os.path.splitext(target.rstrip("/"))[1]:
+        rows = _to_dataset(parts, target.rstrip("/"), shown)
+    else:
+        raise SaveError(
+            f"a table becomes a data set, which is a folder, or another table, and {target!r} is none: convert the "
+            "data set to that then"
+        )
+    show([[(f"{printable(target)}: {count_text(rows, 'row')}", GOOD)]])
+    return 0
+
+
+def _of_table(path: str, metadata: bool) -> Iterator[Any]:
+    """Containers of some rows each."""
+    kind = kind_of(path)
+    if kind == _PARQUET:
+        options = {"separator": _SEPARATOR, "metadata": metadata}
+        yield from TensorDict.from_parquet(path, batch_size_rows=_ROWS, **options)
+        return
+    found = files_of(path, Access.of(None))
+    tables = csv_tables(found, CsvOptions(), False) if kind == _CSV else json_tables(found, True, False)
+    for batch in tables.batches():
+        yield TensorDict.from_arrow(batch, separator=_SEPARATOR, metadata=metadata)
+
+
+def _of_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
+    # Opened again for each part: pages of a mapped file that were read count as memory until it is closed.
+    container = open_save(path, allow_pickle=allow_pickle)
+    if not container.batch_dims:
+        raise SaveError(f"{path!r} has no batch dims, and the rows of a table are the elements of the first")
+    rows, nbytes = container.batch_size[0], container.bytes()
+    step = max(1, _NBYTES * rows // max(nbytes, 1)) if nbytes else _ROWS
+    with progress_bar(shown, "converting", nbytes) as bar:
+        for start in range(0, max(rows, 1), step):
+            part = open_save(path, allow_pickle=allow_pickle)[start : start + step]
+            yield part
+            if bar is not None:
+                bar.add(part.bytes())
+
+
+def _to_dataset(parts: Iterator[Any], target: str, shown: bool) -> int:
+    """Write a data set that appears when it is whole, at a URL as it is written; how many rows it has."""
+    if not is_url(target) and os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
+        raise SaveError(f"{target!r} exists already: choose another folder, or remove it first")
+    made = target if is_url(target) else files.temporary_name(os.path.dirname(os.path.abspath(target)))
+    try:
+        with DatasetWriter(made, progress=shown) as writer:
+            for part in parts:
+                writer.extend(part)
+        if made != target:
+            os.rename(made, target)
+    except BaseException:
+        if made != target:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+    return writer.rows
+
+
+def _to_table(parts: Iterator[Any], target: str, overwrite: bool) -> int:
+    """Write a table; how many rows it has."""
+    kind = kind_of(target)
+    if not overwrite and (is_saved_at(target) if is_url(target) else os.path.lexists(target)):
+        raise SaveError(f"{target!r} exists already; use --force to replace it")
+    count = 0
+
+    def tables() -> Iterator[Any]:
+        nonlocal count
+        for part in parts:
+            table = part.to_arrow(separator=_SEPARATOR if kind == _CSV else None)
+            count += table.num_rows
+            yield table if kind == _PARQUET else table.replace_schema_metadata()
+
+    def write(file: Any) -> None:
+        if kind == _CSV:
+            write_csv(file, tables())
+        elif kind == _JSON:
+            write_json(file, tables(), True)
+        else:
+            _write_parquet(file, tables())
+
+    write_text(target, overwrite, None, write)
+    return count
+
+
+def _write_parquet(file: Any, tables: Iterator[Any]) -> None:
+    parquet = require("pyarrow.parquet", "tabular")
+    first = next(tables)
+    with parquet.ParquetWriter(file, first.schema) as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table.cast(first.schema))

@@ -1,0 +1,221 @@
+"""CSV and JSON: round trips, what becomes of columns, and what is wrong with files, by file, column and row."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict import TensorDict
+from tensordict.core.errors import DuplicateKeyError, SaveError
+
+
+def rows() -> TensorDict:
+    return TensorDict(
+        whole=torch.arange(3) - 1,
+        real=torch.tensor([0.1, math.nan, 2.0]),
+        flag=torch.tensor([True, False, True]),
+        text=["x,y", 'a "b"\nc', "1984"],
+        inner=TensorDict(deep=TensorDict(x=torch.arange(3.0), batch_size=3), batch_size=3),
+        batch_size=3,
+    )
+
+
+def same(found: Any, td: Any, without: tuple[str, ...] = ()) -> None:
+    assert set(found.keys(True, True)) == set(td.keys(True, True)) and found.batch_size == td.batch_size
+    for key, value in td.items(True, True):
+        if isinstance(value, torch.Tensor) and key not in without:
+            torch.testing.assert_close(found[key], value, equal_nan=True)
+    assert found["text"] == td["text"]
+
+
+def test_csv_there_and_back(tmp_path: pathlib.Path) -> None:
+    td = rows()
+    td.to_csv(tmp_path / "td.csv", separator=".")
+    found = TensorDict.from_csv(tmp_path / "td.csv", separator=".")
+    assert found["whole"].dtype == torch.int64 and found["flag"].dtype == torch.bool
+    same(found.update({"real": found["real"].float(), ("inner", "deep", "x"): found["inner", "deep", "x"].float()}), td)
+    cast = TensorDict.from_csv(tmp_path / "td.csv", separator=".", dtype=torch.float32)
+    assert cast["whole"].dtype == cast["real"].dtype == torch.float32
+    with pytest.raises(SaveError, match="overwrite=True"):
+        td.to_csv(tmp_path / "td.csv", separator=".")
+    td[:2].to_csv(tmp_path / "td.csv", separator="/", overwrite=True)
+    assert TensorDict.from_csv(tmp_path / "td.csv")["inner/deep/x"].shape == (2,)
+    assert [path.name for path in tmp_path.iterdir()] == ["td.csv"]
+
+
+def test_csv_of_pandas_reads_back(tmp_path: pathlib.Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    td = rows()
+    td.to_csv(tmp_path / "td.csv", separator=".")
+    frame = pandas.read_csv(tmp_path / "td.csv")
+    assert set(frame.columns) == {"whole", "real", "flag", "text", "inner.deep.x"}
+    assert frame["text"].tolist() == td["text"] and frame["flag"].dtype == bool
+    frame.fillna(0).to_csv(tmp_path / "frame.csv", index=False, sep=";")
+    found = TensorDict.from_csv(tmp_path / "frame.csv", sep=";", usecols=["whole", "flag"])
+    assert (
+        found["whole"].equal(td["whole"]) and found["flag"].equal(td["flag"]) and set(found.keys()) == {"whole", "flag"}
+    )
+    # Arguments that change the rules go to pandas.
+    td.exclude("inner", "text").to_csv(tmp_path / "more.csv", index=True)
+    assert "Unnamed: 0" in TensorDict.from_csv(tmp_path / "more.csv", nrows=1).keys()
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_json_there_and_back(tmp_path: pathlib.Path, lines: bool) -> None:
+    td = rows()
+    td["image"] = torch.arange(12.0).view(3, 2, 2)
+    td.to_json(tmp_path / "td.json", lines=lines)
+    found = TensorDict.from_json(tmp_path / "td.json", lines=lines, fill={"real": math.nan})
+    same(found.apply(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf), td)
+    td.to_json(tmp_path / "flat.json", lines=lines, separator="/")
+    assert ("inner", "deep", "x") in TensorDict.from_json(
+        tmp_path / "flat.json", lines=lines, separator="/", nulls="mask"
+    ).keys(True)
+    with pytest.raises(SaveError, match="overwrite=True"):
+        td.to_json(tmp_path / "td.json")
+
+
+def test_what_json_columns_become(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(
+        '{"l": [1], "n": {"a": 1}, "m": 1}\n\n{"l": [], "n": {"a": 2.5}, "m": 9007199254740993}\n'
+        '{"m": 0.5, "l": [2, 3], "n": {"a": 3}}'
+    )
+    found = TensorDict.from_json(path, lines=True)
+    assert [row.tolist() for row in found["l"].unbind()] == [[1], [], [2, 3]]
+    assert found["n", "a"].tolist() == [1, 2.5, 3] and found["m"].tolist() == [1, 2**53, 0.5]
+    path.write_text('{"a": [1, 2], "s": ["x", null]}')
+    assert TensorDict.from_json(path)["s"] == ["x", None]
+    path.write_text('{"columns": ["a"], "data": [[1], [2]]}')
+    assert TensorDict.from_json(path, orient="split")["a"].tolist() == [1, 2]
+
+
+def test_several_files_and_urls(tmp_path: pathlib.Path) -> None:
+    for i, text in enumerate(("a,s\n1,x\n", "a,s\n2.5,7\n")):
+        (tmp_path / f"part{i}.csv").write_text(text)
+    found = TensorDict.from_csv(tmp_path / "part*.csv")
+    assert found["a"].tolist() == [1, 2.5] and found["s"] == ["x", "7"]
+    td = TensorDict(a=torch.arange(3), batch_size=3)
+    td.to_csv("memory://texts/0/td.csv")
+    td.to_csv("memory://texts/1/td.csv")
+    td.to_json("memory://texts/td.jsonl", lines=True)
+    assert TensorDict.from_csv("memory://texts/*/td.csv")["a"].tolist() == [0, 1, 2] * 2
+    assert TensorDict.from_json("memory://texts/td.jsonl", lines=True)["a"].tolist() == [0, 1, 2]
+    with pytest.raises(SaveError, match="overwrite=True"):
+        td.to_csv("memory://texts/0/td.csv")
+    for missing in (tmp_path / "no*.csv", tmp_path / "no.csv", "memory://texts/no*.csv", "memory://texts/no.csv"):
+        with pytest.raises(FileNotFoundError):
+            TensorDict.from_csv(missing)
+    (tmp_path / "part2.csv").write_text("b,s\n1,x\n")
+    with pytest.raises(ValueError, match=r"part2.csv: the columns are \['b', 's'\]"):
+        TensorDict.from_csv(tmp_path / "part*.csv")
+
+
+BAD_CSV = {
+    "more cells": (b"a,b\n1,2\n1,2,3\n", "row 3: 3 cells.*column 3"),
+    "fewer cells": (b"a,b\n1,2\n\n1\n", "row .: 1 cells.*column 2 is missing"),
+    "mixed": (b"a,b\n1,2\nx,3\n", "column 'a', row 3: 'x' is not a number.*converters"),
+    "mixed truth values": (b"a\ntrue\n1\n", "column 'a', row 3: '1' is not true"),
+    "beyond int64": (b"a\n1\n9223372036854775808\n", "column 'a', row 3: 9223372036854775808 is beyond int64.*float64"),
+    "no UTF-8": (b"a,b\n1,x\n2,\xe9\n", r"column 'b', row 3: the byte b'\\xe9'.*encoding"),
+    "no UTF-8 in the header": (b"\xe9,b\n1,x\n", r"the byte b'\\xe9'"),
+    "no value": (b"a,b\n1,x\n,y\n", "column 'a', row 3: there is no value.*nulls='mask'"),
+    "a name twice": (b"a,b,a\n1,2,3\n", "columns 1 and 3 are both called 'a'"),
+    "a key in a leaf": (b"a,a.b\n1,2\n", "'a'"),
+    "empty": (b"", "Empty CSV file"),
+    "a header only": (b"a,b\n", "no rows"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CSV)
+def test_bad_csv(tmp_path: pathlib.Path, name: str) -> None:
+    content, message = BAD_CSV[name]
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"bad.csv.*{message}"):
+        TensorDict.from_csv(path, separator=".")
+
+
+def test_numbers_that_other_arguments_read(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(b"a;b\n18446744073709551615; 1\n0;+2\n")
+    assert TensorDict.from_csv(path, sep=";", dtype=torch.float64)["a"].tolist() == [2.0**64, 0]
+    assert TensorDict.from_csv(path, sep=";", dtype=torch.uint64)["a"].tolist() == [2**64 - 1, 0]
+    path.write_bytes(b"1,NA\n2,4\n")
+    found = TensorDict.from_csv(path, header=None, nulls="mask")
+    assert set(found.keys()) == {"0", "1", "1_mask"} and found["1"].tolist() == [0, 4]
+    assert TensorDict.from_csv(path, names=["x", "y"], fill=-1)["y"].tolist() == [-1, 4]
+    path.write_bytes("a\nx\né\n".encode("latin-1"))
+    assert TensorDict.from_csv(path, encoding="latin-1")["a"] == ["x", "é"]
+    path.write_bytes(b"a\n1\nx\n")
+    assert TensorDict.from_csv(path, converters={"a": str})["a"] == ["1", "x"]
+
+
+BAD_JSON = {
+    "mixed": ('{"a": 1}\n{"a": "x"}', "column 'a', row 2: \"x\" does not fit.*int64"),
+    "mixed inside": ('{"a": {"b": 1}}\n{"a": {"b": [1]}}', "column 'a', row 2"),
+    "beyond int64": ('{"a": 1}\n{"a": 9223372036854775808}', "column 'a', row 2: 9223372036854775808 is beyond int64"),
+    "no value": ('{"a": 1}\n{"b": 1}', "column 'a', row 2: there is no value"),
+    "a key twice": ('{"a": 1, "a": 2}', "row 1: two columns are called 'a'"),
+    "a key in a leaf": ('{"a": 1, "a.b": 2}', "'a'"),
+    "no JSON": ('{"a": 1}\n{"a": }', "row 2: Expecting value"),
+    "no object": ('{"a": 1}\n[1]', "row 2: a line is one object"),
+    "empty": ("", "no rows"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_JSON)
+def test_bad_json(tmp_path: pathlib.Path, name: str) -> None:
+    content, message = BAD_JSON[name]
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"bad.jsonl.*{message}"):
+        TensorDict.from_json(path, lines=True, separator=".")
+
+
+def test_bad_json_that_is_no_lines(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "bad.json"
+    for content, message in {
+        b'{"a": 1}\n{"a": 2}': "lines=True",
+        b"[1]": "row 1: a row is an object, got a number",
+        b'{"a": [1, 2], "b": [1]}': "different numbers of rows",
+        b"": "is empty",
+        b"[]": "no rows",
+        b'[{"a": "\xe9"}]': "no UTF-8",
+        b"[" * 100000: "nested too deeply|Expecting",
+    }.items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"bad.json.*({message})"):
+            TensorDict.from_json(path)
+
+
+def test_what_cannot_be_written(tmp_path: pathlib.Path) -> None:
+    td = TensorDict(a=TensorDict(b=torch.zeros(2), batch_size=2), m=torch.zeros(2, 3), z=["x", "y"], batch_size=2)
+    with pytest.raises(ValueError, match="column 'a' is a nested container.*'a.b'"):
+        td.to_csv(tmp_path / "x.csv")
+    with pytest.raises(ValueError, match="column 'm'.*to_json"):
+        td.to_csv(tmp_path / "x.csv", separator=".")
+    with pytest.raises(ValueError, match="infinite"):
+        TensorDict(a=torch.tensor([math.inf]), batch_size=1).to_json(tmp_path / "x.json")
+    with pytest.raises(TypeError, match="bytes"):
+        TensorDict(a=[b"x", b"y"], batch_size=2).to_json(tmp_path / "x.json")
+    clash = TensorDict({"a.b": torch.zeros(2), "a": {"b": torch.zeros(2)}}, batch_size=2)
+    with pytest.raises(ValueError, match="a.b"):
+        clash.to_csv(tmp_path / "x.csv", separator=".")
+    assert not list(tmp_path.iterdir())
+    assert issubclass(DuplicateKeyError, ValueError)
+
+
+def test_without_pyarrow(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for read in (TensorDict.from_csv, TensorDict.from_json):
+        with pytest.raises(ModuleNotFoundError, match=r"tensordict\[tabular\]"):
+            read(tmp_path / "x.csv")
+    with pytest.raises(ModuleNotFoundError, match=r"tensordict\[tabular\]"):
+        rows().to_csv(tmp_path / "y.csv")

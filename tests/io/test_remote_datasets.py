@@ -1,0 +1,262 @@
+"""Data sets at URLs: `memory://`, and a real server of S3 behind a proxy that does what networks do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import pickle
+import threading
+import time
+import uuid
+from typing import Any
+
+import pytest
+import torch
+from remote_server import CUT, DROP, FAIL, Fault, Proxy
+
+from dataset_rows import assert_rows, rows
+from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
+from tensordict.core.errors import SaveError, SchemaError
+from tensordict.datasets import DatasetLoader, compact, tidy
+from tensordict.io.remote import Remote
+from tensordict_cli.main import main
+
+Bucket = tuple[str, Proxy, dict[str, Any]]
+
+
+def flat(first: int, count: int) -> TensorDict:
+    return TensorDict(x=torch.arange(first, first + count), batch_size=[count])
+
+
+@pytest.mark.parametrize(("where", "format"), [("memory", "folder"), ("memory", "zarr"), ("s3", "archive")])
+def test_rows_go_in_and_come_out(request: pytest.FixtureRequest, where: str, format: str) -> None:
+    url, options = f"memory://{uuid.uuid4().hex}/data", None
+    if where == "s3":
+        bucket, _, options = request.getfixturevalue("bucket")
+        url = f"{bucket}/some where"
+    with pytest.raises(FileNotFoundError, match=f"nobody has flushed.*'{url}'"):
+        open_dataset(url, storage_options=options)
+    writer = DatasetWriter(url, rows_per_shard=4, format=format, storage_options=options)
+    writer.extend(rows(0, 3))
+    writer.extend(rows(3, 6))
+    data = open_dataset(url, storage_options=options)
+    assert len(data) == 8 and data.refresh() == 0
+    view = data[6:]
+    writer.append(rows(9, 1)[0])
+    writer.close()
+    assert data.refresh() == 2 and [count for _, count in data.shards()] == [4, 4, 2]
+    assert_rows(data, list(range(10)))
+    assert_rows(data[2:9:3], [2, 5, 8])
+    assert_rows(data[torch.tensor([-1, 3, 0, 3])], [9, 3, 0, 3])
+    assert_rows(data[data["number"] % 5 == 1], [1, 6])
+    assert (
+        view["number"].tolist() == [6, 7] and data[7]["name"] == "row 7" and data[7]["step"].obs.tolist() == [7.0] * 3
+    )
+    assert data.select(("in", "half"))[3:5].to_tensordict()["in", "half"].tolist() == [3, 4]
+    assert_rows(pickle.loads(pickle.dumps(data)), list(range(10)))
+    assert_rows(load(url, storage_options=options), list(range(10)))
+    report = verify(url, storage_options=options)
+    assert report.format == "dataset" and report.path == url and report.leaves == 6
+    # Small shards are merged under readers that have opened them, or have not yet.
+    late = open_dataset(url, storage_options=options)
+    assert compact(url, rows_per_shard=6, storage_options=options) == (3, 2)
+    assert compact(url, storage_options=options) == (2, 1)
+    for reader in (data, late):
+        assert_rows(reader, list(range(10)))
+    assert tidy(url, older_than=0, complete=True, storage_options=options) == []
+    left = {file.name.split("/")[0] for file in Remote(url, options).files()}
+    assert left == {"schema.tdz", "shards", "writers"} and len(list(late.shards())) == 1
+    with pytest.raises(ValueError, match="mode"):
+        open_dataset(url, mode="r+", storage_options=options)
+    with pytest.raises(SaveError, match="reading only"):
+        data[0:1] = data[0:1].to_tensordict()
+
+
+def test_only_what_is_asked_for_is_fetched(bucket: Bucket, tmp_path: pathlib.Path) -> None:
+    url, proxy, options = bucket
+    big = TensorDict(x=torch.arange(4000).view(1000, 4), y=torch.rand(1000, 2048), batch_size=[1000])
+    with DatasetWriter(url, rows_per_shard=500, storage_options=options) as writer:
+        writer.extend(big)
+    proxy.clear()
+    data = open_dataset(url, storage_options=options)
+    assert proxy.fetched("shards") == 0
+    assert data[[7, 600]]["y"].tolist() == big["y"][[7, 600]].tolist()
+    # Two rows of 8 KiB, and the index and the descriptions of two shards; not 8 MB.
+    assert proxy.fetched("shards") < 1_000_000
+    proxy.clear()
+    assert data.select("x")[:]["x"].equal(big["x"]) and proxy.fetched("shards") < 300_000
+    cached = open_dataset(url, storage_options=options, cache_dir=tmp_path)
+    assert cached[40:60]["y"].equal(big["y"][40:60])
+    proxy.clear()
+    again = open_dataset(url, storage_options=options, cache_dir=tmp_path)
+    assert again[45:60]["y"].equal(big["y"][45:60]) and proxy.fetched("shards") == 0
+    data.refresh()
+    proxy.clear()
+    assert data.refresh() == 0 and proxy.fetched() < 2000 and proxy.count("GET") == 1
+
+
+def test_many_writers(bucket: Bucket) -> None:
+    url, _, options = bucket
+
+    def write(first: int) -> None:
+        with DatasetWriter(url, rows_per_shard=2, storage_options=options) as writer:
+            writer.extend(flat(first, 5))
+
+    threads = [threading.Thread(target=write, args=(10 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    data = open_dataset(url, storage_options=options)
+    assert sorted(data["x"].tolist()) == sorted(10 * n + i for n in range(4) for i in range(5))
+    # Both began before there was a schema; the first one to flush makes it.
+    first, second = (DatasetWriter(f"{url}/b", storage_options=options) for _ in range(2))
+    first.extend(TensorDict(x=torch.zeros(1, 3), batch_size=[1]))
+    second.extend(TensorDict(x=torch.zeros(1, 4), batch_size=[1]))
+    first.close()
+    with pytest.raises(SchemaError, match=r"'x'.*\[3\].*\[4\]"):
+        second.close()
+    assert len(open_dataset(f"{url}/b", storage_options=options)) == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "fault"),
+    [
+        ("shards/", CUT),
+        ("writers/", FAIL),
+        *(pytest.param("shards/", fault, marks=pytest.mark.slow) for fault in (DROP, FAIL)),
+        *(pytest.param("writers/", fault, marks=pytest.mark.slow) for fault in (CUT, DROP)),
+    ],
+)
+def test_faults_while_writing(bucket: Bucket, fault: str, where: str) -> None:
+    """A fault that passes is not seen; one that does not leaves what was flushed, and the rest invisible."""
+    url, proxy, options = bucket
+    writer = DatasetWriter(url, rows_per_shard=100, storage_options=options)
+    writer.extend(flat(0, 3))
+    proxy.faults.append(Fault(fault, "PUT", where))
+    writer.flush()
+    data = open_dataset(url, storage_options=options)
+    assert data["x"].tolist() == [0, 1, 2]
+    writer.extend(flat(3, 4))
+    proxy.faults.append(Fault(fault, "PUT", where, times=99))
+    with pytest.raises(OSError, match=f"{url}/{where}"):
+        writer.flush()
+    # The server has done what it was asked for when its answer is lost: the rows are there, and only once.
+    landed = fault == DROP and where == "writers/"
+    assert open_dataset(url, storage_options=options)["x"].tolist() == list(range(7 if landed else 3))
+    proxy.clear()
+    writer.extend(flat(7, 1))
+    writer.close()
+    assert data.refresh() == 5 and data["x"].tolist() == list(range(8))
+
+
+def test_faults_while_reading(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    with DatasetWriter(url, rows_per_shard=2, storage_options=options) as writer:
+        writer.extend(flat(0, 6))
+    data = open_dataset(url, storage_options=options)
+    proxy.faults += [Fault(DROP, path="shards/"), Fault(FAIL, path="shards/")]
+    assert data["x"].tolist() == list(range(6))
+    proxy.faults.append(Fault(FAIL, path="00000001.tdz", times=99))
+    other = open_dataset(url, storage_options=options)
+    assert other[[0, 5]]["x"].tolist() == [0, 5]
+    with pytest.raises(SaveError, match=rf"{url}/shards/.*00000001\.tdz"):
+        other[[0, 2]]
+    proxy.clear()
+    # A shard that is gone, one that is damaged, a manifest that is cut short: each is named, the rest is there.
+    store = Remote(url, options)
+    names = [file.name for file in store.files("shards")]
+    store.delete(names[:1])
+    content = store.read(names[1])
+    store.put(names[1], content[:-200] + bytes(200))
+    other = open_dataset(url, storage_options=options)
+    assert other[4:]["x"].tolist() == [4, 5]
+    for row, error in ((0, FileNotFoundError), (2, SaveError)):
+        with pytest.raises(error, match=names[row // 2]):
+            other[row]
+    report = verify(url, raises=False, storage_options=options)
+    assert len(report.problems) == 2 and all(name in line for name, line in zip(names, report.problems))
+    manifest = store.files("writers")[0].name
+    store.put(manifest, store.read(manifest)[:-7])
+    with pytest.warns(UserWarning, match=f"{url}/{manifest}.*cut off"):
+        assert len(open_dataset(url, storage_options=options)) == 4
+    assert tidy(url, older_than=0, complete=True, storage_options=options) == []
+
+
+def test_what_was_left_is_tidied(bucket: Bucket) -> None:
+    url, _, options = bucket
+    with DatasetWriter(url, storage_options=options) as writer:
+        writer.extend(flat(0, 2))
+    store = Remote(url, options)
+    name = store.files("shards")[0].name
+    # What a writer leaves that is killed before its manifest is there: a whole shard, and a part of a folder.
+    store.put("shards/20200101T000000.000000-gone-1-00000000/00000000.tdz", store.read(name))
+    store.put("shards/20200101T000000.000000-gone-1-00000001/00000000/x.memmap", b"12345678")
+    assert len(open_dataset(url, storage_options=options)) == 2
+    assert tidy(url, storage_options=options) == []
+    time.sleep(1.1)  # S3 tells whole seconds.
+    assert tidy(url, older_than=0, storage_options=options) == [
+        f"{url}/shards/20200101T000000.000000-gone-1-00000001/00000000"
+    ]
+    store.put(".compacting", b"somebody")
+    with pytest.raises(SaveError, match=rf"somebody.*{url}/\.compacting"):
+        compact(url, storage_options=options)
+    store.delete([".compacting"])
+    assert len(tidy(url, older_than=0, complete=True, storage_options=options)) == 1
+    assert [file.name for file in store.files("shards")] == [name]
+
+
+def test_compaction_that_fails_changes_nothing(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    for first in (0, 2):
+        with DatasetWriter(url, storage_options=options) as writer:
+            writer.extend(flat(first, 2))
+    for fault in (Fault(CUT, "PUT", "shards/", 99), Fault(FAIL, "PUT", "writers/", 99)):
+        proxy.faults.append(fault)
+        with pytest.raises(OSError, match=url):
+            compact(url, storage_options=options)
+        proxy.clear()
+        assert open_dataset(url, storage_options=options)["x"].tolist() == [0, 1, 2, 3]
+    assert compact(url, storage_options=options) == (2, 1)
+
+
+def test_training(bucket: Bucket, tmp_path: pathlib.Path) -> None:
+    url, _, options = bucket
+    with DatasetWriter(url, rows_per_shard=7, storage_options=options) as writer:
+        writer.extend(flat(0, 30))
+    data = open_dataset(url, storage_options=options, cache_dir=tmp_path)
+    assert data[:3]["x"].tolist() == [0, 1, 2]
+    # Workers are forked while fsspec has threads at work.
+    loader = DatasetLoader(data, 4, seed=3, num_workers=2)
+    batches = iter(loader)
+    seen = [next(batches)["x"].tolist() for _ in range(3)]
+    again = DatasetLoader(open_dataset(url, storage_options=options), 4)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    rest = [batch["x"].tolist() for batch in again]
+    assert sorted(itertools.chain(*seen, *rest)) == list(range(30))
+    made = data.map_into(f"{url}/twice", lambda batch: batch * 2, batch_size=8, storage_options=options)
+    assert made["x"].tolist() == list(range(0, 60, 2))
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    url = f"memory://{uuid.uuid4().hex}/data"
+    with DatasetWriter(url, rows_per_shard=2) as writer:
+        writer.extend(rows(0, 5))
+    assert main(["inspect", url, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["format"] == "dataset" and report["root"]["batch_size"] == [5] and report["bytes_on_disk"] > 1000
+    assert main(["verify", url]) == 0 and "sound" in capsys.readouterr().out
+    assert main(["compact", url]) == 0 and "3 shards, now 1" in capsys.readouterr().out
+    assert main(["tidy", url]) == 0 and capsys.readouterr().out == ""
+    assert main(["convert", url, f"{tmp_path}/x.tdz"]) == 0
+    assert_rows(load(f"{tmp_path}/x.tdz"), list(range(5)))
+    assert main(["convert", f"{tmp_path}/x.tdz", f"{url}-2", "--to", "dataset"]) == 0
+    assert main(["diff", url, f"{url}-2"]) == 0
+    assert main(["convert", f"{tmp_path}/x.tdz", url, "--to", "dataset"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="archive"):
+        DatasetWriter(url, format="archive", checksum=True)
+    TensorDict(x=torch.zeros(2)).save(f"{url}-3")
+    with pytest.raises(SaveError, match=f"'{url}-3'.*something else"):
+        DatasetWriter(f"{url}-3")

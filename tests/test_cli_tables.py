@@ -1,0 +1,100 @@
+"""`tensordict convert` from and to tables: rows, what is refused, and memory that does not grow with the file."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tensordict import TensorDict, open_dataset
+from tensordict_cli import main
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def rows() -> TensorDict:
+    td = TensorDict(a=torch.arange(5), s=list("abcde"), batch_size=5)
+    return td.set("inner", TensorDict(x=torch.arange(5) / 3, batch_size=5))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
+def test_there_and_back(tmp_path: pathlib.Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    td = rows()
+    source, made, back = tmp_path / f"x.{suffix}", tmp_path / "made", tmp_path / f"back.{suffix}"
+    td.save(tmp_path / "save.tdz")
+    assert main(["convert", str(tmp_path / "save.tdz"), str(source)]) == 0
+    assert main(["convert", str(source), f"{made}/"]) == 0
+    data = open_dataset(made)
+    assert len(data) == 5 and data["a"].tolist() == [0, 1, 2, 3, 4] and data[3]["s"] == "d"
+    torch.testing.assert_close(data["inner", "x"].float(), td["inner", "x"])
+    assert main(["convert", str(made), str(back)]) == 0
+    assert "5 rows" in capsys.readouterr().out
+    if suffix == "parquet":
+        assert TensorDict.from_parquet(back)["inner", "x"].equal(td["inner", "x"])
+    else:
+        assert back.read_bytes() == source.read_bytes() or suffix == "csv"
+    # What is there is not replaced.
+    assert main(["convert", str(source), str(made)]) == 2 and main(["convert", str(made), str(back)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["convert", "--force", str(made), str(back)]) == 0
+
+
+def test_what_fails_leaves_nothing(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.csv").write_text("a\n" + "1\n" * 10 + "x\n")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 but no more")
+    TensorDict(a=torch.zeros(())).save(tmp_path / "single.tdz")
+    before = sorted(tmp_path.iterdir())
+    for source, target in (
+        ("bad.csv", "made"), ("bad.parquet", "made"), ("none.csv", "made"), ("n*.csv", "made"), ("single.tdz", "x.csv"),
+        ("bad.csv", "x.tdz"), ("bad.csv", "bad.csv"),
+    ):  # fmt: skip
+        assert main(["convert", str(tmp_path / source), str(tmp_path / target)]) == 2
+    said = capsys.readouterr().err
+    assert "bad.csv, column 'a', row 12" in said and "bad.parquet" in said and "no batch dims" in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_patterns(tmp_path: pathlib.Path) -> None:
+    for i in range(3):
+        TensorDict(a=torch.arange(2) + i, batch_size=2).to_csv(tmp_path / f"part{i}.csv")
+    assert main(["convert", str(tmp_path / "part*.csv"), str(tmp_path / "made")]) == 0
+    assert open_dataset(tmp_path / "made")["a"].tolist() == [0, 1, 1, 2, 2, 3]
+
+
+PEAK = """
+import resource, sys
+from tensordict_cli import main
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+small, large, made, back = sys.argv[1:]
+main(["convert", small, made + "-small"])
+main(["convert", made + "-small", made + "-small.parquet"])
+before = peak()
+main(["convert", large, made])
+main(["convert", made, back])
+print(peak() - before)
+"""
+
+
+@pytest.mark.seconds
+def test_memory_does_not_grow_with_the_file(tmp_path: pathlib.Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    count = 1 << 18
+    for name, pieces in (("small", 2), ("large", 64)):
+        with parquet.ParquetWriter(
+            tmp_path / f"{name}.parquet", pyarrow.schema({"x": "float64", "y": "float64"}), compression="none"
+        ) as writer:
+            for _ in range(pieces):
+                columns = [torch.rand(count, dtype=torch.float64).numpy() for _ in range(2)]
+                writer.write_table(pyarrow.table(columns, names=["x", "y"]))
+    paths = [tmp_path / "small.parquet", tmp_path / "large.parquet", tmp_path / "made", tmp_path / "back.parquet"]
+    child = subprocess.run(
+        [sys.executable, "-c", PEAK, *paths], capture_output=True, text=True, timeout=200, check=True
+    )
+    # The data are 256 MiB.
+    assert float(child.stdout.splitlines()[-1]) < 128
+    assert parquet.ParquetFile(paths[3]).metadata.num_rows == 64 * count
