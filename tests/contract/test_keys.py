@@ -28,6 +28,13 @@ def test_keys(td: Any, plain: Plain, kind: Kind) -> None:
     assert ordered(td.keys(leaves_only=True), kind) == ordered(top, kind)
 
 
+def test_replaced_entries_keep_their_place(writable: Any, plain: Plain, kind: Kind) -> None:
+    writable["new2"] = torch.zeros(*kind.batch_size, 2, dtype=torch.bool)
+    writable["new2"] = torch.zeros(kind.batch_size, dtype=torch.int64)
+    writable["new1"] = torch.zeros(kind.batch_size)
+    assert ordered(writable.keys(), kind) == ordered([*plain, "new2", "new1"], kind)
+
+
 def members_apart(plain: Plain, dims: tuple[int, ...], at: Path) -> dict[Path, torch.Tensor]:
     """The leaves of the members of lazy stacks that run over these dims of the entry at `at`, the outermost first."""
     found: dict[Path, torch.Tensor] = {}

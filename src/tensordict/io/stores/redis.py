@@ -70,6 +70,8 @@ class Server(Store):
         self._notes: dict[str, dict[str, Any]] = {}
         # What the server said, for requests for the same leaves, as long as that is what is known.
         self._states: dict[tuple[str, ...], State] = {}
+        # The number of the entry that was made last.
+        self._last = 0
         self._look()
         self._root = _WireGroup(self, (), "", next(_addresses))
         self._local = threading.local()
@@ -198,7 +200,9 @@ class Server(Store):
         self._sorted: dict[str, list[str]] = {}
         self._children: dict[str, set[str]] = {"": set()}
         known = itertools.chain(self._metas, self._notes)
-        self._last = max((order for path in known if (order := self.order(path)) is not None), default=0)
+        orders = (order for path in known if (order := self.order(path)) is not None)
+        # Never less than before: an entry that was dropped may come back under its number.
+        self._last = max([self._last, *orders])
         for path in self._metas:
             self._link(path)
         for path in filter(None, self._notes):
