@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device; runs wherever torch finds one")
+    # A command that a shell runs in the background ignores it, and so would its tests of interruptions.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,8 +42,7 @@ def references() -> Iterator[dict[str, Reference]]:
         reference.close()
 
 
-# What is compared is behaviour: the other version is for `make test-slow`.
-@pytest.fixture(params=[ENVIRONMENTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS[1:])])
+@pytest.fixture(params=ENVIRONMENTS)
 def reference(request: pytest.FixtureRequest, references: dict[str, Reference]) -> Reference:
     """The reference, of both versions in turn."""
     return references[request.param]

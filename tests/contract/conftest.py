@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import pathlib
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,36 +19,35 @@ from contract.model import Plain
 _MARKED = [pytest.param(kind, marks=pytest.mark.slow if kind.slow else (), id=kind.name) for kind in KINDS]
 
 
-# Of Zarr these show only what those of HDF5 show: they read whole entries, and their results are in memory.
-_AS_HDF5 = (
-    "apply", "casting", "checkpointing", "comparison", "construction", "exchange", "pointwise", "printing", "reducing",
-    "shape", "torch_functions",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        kind = getattr(getattr(item, "callspec", None), "params", {}).get("kind")
-        if isinstance(kind, Kind) and kind.name == "zarr" and item.path.stem.removeprefix("test_") in _AS_HDF5:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(params=_MARKED)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param  # type: ignore[no-any-return]
 
 
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
+    """Where the kinds that lie in files have them: in memory where there is such a file system, as they are many."""
+    memory = pathlib.Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path_factory.mktemp("contract")
+        return
+    with tempfile.TemporaryDirectory(prefix="tensordict-contract-", dir=memory) as folder:
+        yield pathlib.Path(folder)
+
+
 class Folder:
     """An empty folder, made when something is put into it: most kinds put nothing there, and making it takes time."""
 
-    def __init__(self, request: pytest.FixtureRequest, name: str) -> None:
+    _numbers = itertools.count()
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request
-        self._name = name
 
     @functools.cached_property
     def path(self) -> pathlib.Path:
-        path: pathlib.Path = self._request.getfixturevalue("tmp_path") / self._name
+        path: pathlib.Path = self._request.getfixturevalue("folders") / str(next(self._numbers))
         path.mkdir()
+        self._request.addfinalizer(lambda: shutil.rmtree(path))
         return path
 
     def __truediv__(self, name: str) -> pathlib.Path:
@@ -54,10 +57,9 @@ class Folder:
 @pytest.fixture
 def build(kind: Kind, request: pytest.FixtureRequest) -> Callable[[], Any]:
     """Makes one more container of the kind, with the same content."""
-    made = iter(range(1000))
 
     def make() -> Any:
-        return kind.build(kind.plain(), kind, Folder(request, str(next(made))))  # type: ignore[arg-type]
+        return kind.build(kind.plain(), kind, Folder(request))  # type: ignore[arg-type]
 
     return make
 

@@ -364,7 +364,7 @@ def _sums(chunk: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "pool"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "pool"])
 @pytest.mark.parametrize("load", [*PRIVATE, *SHARED])
 def test_map_over_a_file_copies_nothing(load, method, tmp_path):
     container = load(nested(), tmp_path)

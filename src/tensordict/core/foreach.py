@@ -43,8 +43,16 @@ Many = Callable[..., Any] | None
 def usable(leaves: Sequence[Tensor], others: tuple[object, ...] = ()) -> bool:
     """Whether a `_foreach_*` call does to these leaves, and to the lists beside them, what one call per leaf does.
 
+    Code that is being compiled makes calls on lists in :func:`results` and :func:`write` alone.
+    """
+    return _takes_lists(leaves, others) and not torch.compiler.is_compiling()
+
+
+def _takes_lists(leaves: Sequence[Tensor], others: tuple[object, ...]) -> bool:
+    """Whether torch takes these leaves, and the lists beside them, as lists.
+
     They must be plain tensors or parameters: other subclasses have calls of their own. `torch.func` has no batching
-    rules for lists of tensors, and compiled code fuses single calls by itself.
+    rules for lists of tensors. Compiled code has; its graph is smaller then, and compiled in half the time.
     """
     kinds = set(map(type, leaves))
     for other in others:
@@ -69,7 +77,7 @@ def results(container: Contract, one: One, many: Many, leaves: list[Tensor], *ot
     Raises:
         RuntimeError: torch refuses a call; the entry is named. Any other type that torch raises stays what it is.
     """
-    if many is not None and usable(leaves, others):
+    if many is not None and _takes_lists(leaves, others):
         try:
             made = many(leaves, *others)
         except (RuntimeError, TypeError):
@@ -93,14 +101,17 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
         RuntimeError: the result of an entry does not fit its dtype, or the entry is a leaf of the autograd graph that
             requires grad; the entry is named and nothing has changed.
     """
-    if torch.compiler.is_compiling():
-        # What torch refuses it refuses while it traces, when nothing has changed yet.
-        _one_by_one(container, one, _rows(leaves, others))
-        return
     if not leaves:
         return
+    if torch.compiler.is_compiling():
+        # What torch refuses it refuses while it traces, when nothing has changed yet.
+        if many is not None and _takes_lists(leaves, others):
+            many(leaves, *others)
+        else:
+            _one_by_one(container, one, _rows(leaves, others))
+        return
     _refuse_dtypes(container, one, many, leaves, others)
-    if many is None or not usable(leaves, others):
+    if many is None or not _takes_lists(leaves, others):
         _write_one_by_one(container, one, leaves, others)
         return
     try:
@@ -126,7 +137,7 @@ def number(leaves: list[Tensor], value: Any) -> Any:
     Torch makes such a tensor of a number anew for every leaf: adding 1.0 to 100 leaves takes 214 us, and 85 us with
     this one tensor in its place.
     """
-    if _transformed():
+    if torch.compiler.is_compiling() or _transformed():
         return value
     largest = _LARGEST.get(type(value))
     if largest is None or not -largest <= value <= largest or len(leaves) < 3:
@@ -162,6 +173,7 @@ def copy_(
     """
     if (
         len(targets) < 3
+        or torch.compiler.is_compiling()
         or _transformed()
         or _dispatched(targets)
         or (torch.is_grad_enabled() and (True in map(_requires_grad, targets) or True in map(_requires_grad, values)))
@@ -187,8 +199,8 @@ def _dispatched(tensors: list[Tensor]) -> bool:
     return any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds)
 
 
-def _transformed() -> bool:
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+# Whether a transformation of `torch.func` is at work: Dynamo knows this of the code that it traces.
+_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def _one_by_one(container: Contract, one: One, rows: Iterable[Sequence[object]]) -> list[Any]:
@@ -224,7 +236,7 @@ def _write_one_by_one(container: Contract, one: One, leaves: list[Tensor], other
 
 def as_recorded(made: Sequence[Tensor], leaves: list[Tensor], others: tuple[object, ...] = ()) -> Sequence[Tensor]:
     """Results of which only those require grad of which an operand does."""
-    if not made[0].requires_grad or False not in map(_requires_grad, leaves):
+    if not made[0].requires_grad or all([leaf.requires_grad for leaf in leaves]):
         return made
     rows = _rows(leaves, others)
     return [result if any(map(_is_recorded, row)) else result.detach() for result, row in zip(made, rows, strict=True)]
@@ -310,7 +322,7 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
             break
     else:
         return
-    if _transformed():
+    if torch.compiler.is_compiling() or _transformed():
         # What torch refuses of what it transforms it refuses while it traces, when nothing has changed yet.
         return
     for leaf in leaves:

@@ -104,7 +104,7 @@ class Layout:
             positions = [at for first, stop in self._gaps for at in range(first, stop)]
             storage[torch.tensor(positions, device=storage.device)] = 0
         rest: list[tuple[Tensor, int]] = []
-        if type(storage) is not Tensor or not storage.is_cpu or foreach._transformed():
+        if type(storage) is not Tensor or not storage.is_cpu or torch.compiler.is_compiling() or foreach._transformed():
             rest = list(zip(self.tensors, self.starts, strict=True))
         elif num_threads > 1:
             files.run_all(self._jobs(storage, rest), num_threads)
