@@ -1,6 +1,6 @@
 """Kills saving processes at every system call that changes a file, and looks at what they leave (test_transaction.py).
 
-Run as a program: `killing.py FOLDER SCENARIO`; prints how many kills there were, or fails.
+Run as a program, `killing.py` reads lines `SCENARIO:FOLDER`, and prints for each how many kills there were, or fails.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def file_once(folder: pathlib.Path, file: File, over: bool, count: int, again: i
     return killed
 
 
-def file_main(folder: pathlib.Path, name: str) -> None:
+def file_kills(folder: pathlib.Path, name: str) -> int:
     kills = 0
     for over in (False, True) if name != "archive, new only" else (False,):
         count = 1
@@ -209,13 +209,14 @@ def file_main(folder: pathlib.Path, name: str) -> None:
         for _ in range(10):
             file_once(folder, FILES[name], over, rng.randint(1, count), rng.randint(1, count))
         kills += count - 1
-    print(kills)
+    return kills
 
 
-def main(folder: pathlib.Path, scenario: str) -> None:
+def kills(folder: pathlib.Path, scenario: str) -> int:
+    """Run a scenario in an empty folder; how many kills there were."""
     if scenario in FILES:
-        file_main(folder, scenario)
-        return
+        return file_kills(folder, scenario)
+    exchange = commit._rename_exchange
     if scenario == "no exchange":
         commit._rename_exchange = no_exchange
     count = 1
@@ -224,8 +225,11 @@ def main(folder: pathlib.Path, scenario: str) -> None:
     rng = random.Random(0)
     for _ in range(30):
         once(folder, scenario, rng.randint(1, count), rng.randint(1, count))
-    print(count - 1)
+    commit._rename_exchange = exchange
+    return count - 1
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), sys.argv[2])
+    for line in sys.stdin:
+        wanted, _, where = line.rstrip("\n").partition(":")
+        print(kills(pathlib.Path(where), wanted), flush=True)

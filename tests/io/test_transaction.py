@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,29 +35,31 @@ def assert_saved(file: File, path: pathlib.Path, value: int) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-# The rest are variants, which `make test-slow` kills, too.
+# How many changes there are at least. Fewer would mean that the children are no longer killed where it matters.
 KILLED = {
     "new path": 25,
-    "over": 40,
-    "archive": 18,
-    "h5": 18,
-    **dict.fromkeys(("no exchange", "durable"), 40),
-    **dict.fromkeys(("consolidated", "safetensors", "durable h5"), 18),
+    **dict.fromkeys(("over", "no exchange", "durable"), 40),
+    **dict.fromkeys(FILES, 18),
     "archive, new only": 10,
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if number > 3 else ()) for number, name in enumerate(KILLED)]
-)
-def test_killed_at_every_change(name: str, tmp_path: pathlib.Path) -> None:
-    program = pathlib.Path(__file__).with_name("killing.py")
-    result = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), name], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    # Fewer would mean that the children are no longer killed where it matters.
-    assert int(result.stdout) >= KILLED[name]
+@pytest.fixture(scope="module")
+def killing() -> Iterator[subprocess.Popen[str]]:
+    """The program, which has imported what it needs: that takes longer than a scenario."""
+    program = str(pathlib.Path(__file__).with_name("killing.py"))
+    with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as found:
+        yield found
+        found.kill()
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_killed_at_every_change(name: str, tmp_path: pathlib.Path, killing: subprocess.Popen[str]) -> None:
+    assert killing.stdin is not None and killing.stdout is not None
+    print(f"{name}:{tmp_path}", file=killing.stdin, flush=True)
+    answer = killing.stdout.readline()
+    assert answer, "the program has failed, and told why"
+    assert int(answer) >= KILLED[name]
 
 
 @EACH

@@ -14,7 +14,7 @@ from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
 from tensordict.core import pytree, ragged, registry
 from tensordict.core.contract import Contract, EntryStore, Names
-from tensordict.core.errors import ShapeError
+from tensordict.core.errors import refuse_stored
 from tensordict.core.keys import Path, path_of
 from tensordict.io.stores.store import Item, Pick, StaleError
 from tensordict.memory.stored_tensors import SPREAD, Rows, Selection, StoredTensor, in_memory
@@ -290,7 +290,7 @@ class _OnRead:
         before = elements._version
         result = self.fn(*args)
         if elements._version != before:
-            raise ShapeError("a ragged entry of a store is not written in place: replace it as a whole, td[key] = ...")
+            refuse_stored(leaf)
         return result
 
 
