@@ -17,7 +17,7 @@ from dataset_rows import Step, assert_rows, rows
 from tensordict import DatasetWriter, TensorDict, diff, lazy_stack, load, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError, UnsupportedEntryError
 from tensordict.datasets import DatasetLoader, compact, tidy
-from tensordict.datasets.location import Location
+from tensordict.datasets.location import LocalLocation, Location
 from tensordict.datasets.manifest import Manifests
 from tensordict.datasets.order import Order
 from tensordict.memory import rows as scattered
@@ -54,8 +54,6 @@ def test_rows_go_in_and_come_out(tmp_path: pathlib.Path, format: str) -> None:
 
 
 def test_shards_are_opened_when_rows_of_them_are_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensordict.datasets.location import LocalLocation
-
     with DatasetWriter(tmp_path, rows_per_shard=1) as writer:
         writer.extend(rows(0, 20))
     opened: list[str] = []
@@ -198,6 +196,28 @@ def test_compaction_while_readers_read(tmp_path: pathlib.Path, format: str) -> N
     assert_rows(late[[12, 0]], [12, 0])
     assert [path.suffix for path in shards_in(tmp_path)] == [{"folder": "", "archive": ".tdz", "zarr": ".zarr"}[format]]
     assert tidy(tmp_path, older_than=0) == [] and verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_shards_that_are_moved_while_they_are_opened(
+    tmp_path: pathlib.Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in (0, 4):
+        with DatasetWriter(tmp_path, format=format) as writer:
+            writer.extend(rows(first, 4))
+    data, compacted = open_dataset(tmp_path), []
+    real = LocalLocation.open
+
+    def opened(place: Any, name: str, mode: str) -> Any:
+        found = real(place, name, mode)
+        if not compacted:
+            compacted.append(name)
+            assert compact(tmp_path) == (2, 1)
+        return found
+
+    monkeypatch.setattr(LocalLocation, "open", opened)
+    assert_rows(data[torch.arange(8)], list(range(8)))
+    assert compacted
 
 
 def test_order_of_epochs() -> None:

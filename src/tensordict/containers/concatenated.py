@@ -412,7 +412,18 @@ class LazyConcatenatedTensorDict(OnDisk):
         if own.start or own.step != 1:
             positions = own.start + positions * own.step
         with Taken(self._joint, positions) as taken:
+            if self._joint.in_flight > 1:
+                taken.read_ahead(list(self._all_of_parts()))
             return self._gathered_rows(taken, at)
+
+    def _all_of_parts(self) -> Iterator[RowsOfParts | JoinedValues]:
+        """The entries of the parts, those of nested containers, too."""
+        for value in self._held.values():
+            rows = value if isinstance(value, JoinedValues) else _column_of(value)
+            if rows is not None:
+                yield rows
+            elif self._is_of_parts(value):
+                yield from value._wrapped_container()._all_of_parts()
 
     def _gathered_rows(self, taken: Taken, at: Tensor) -> Any:
         added = self._added(at)

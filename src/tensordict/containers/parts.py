@@ -6,9 +6,9 @@ import itertools
 import math
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -19,12 +19,15 @@ from tensordict.core import registry
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
+from tensordict.memory import files
 from tensordict.memory import rows as scattered
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, in_memory, tensor_of
 from tensordict.ops.stacking import cat_containers
 
 # Some rows of one part, and where they are among all that are taken.
 Piece = tuple[int, Any, slice]
+Item = TypeVar("Item")
+Read = TypeVar("Read")
 
 
 class Parts(Sequence[Any]):
@@ -34,9 +37,12 @@ class Parts(Sequence[Any]):
         template: a container with the schema of all of them.
         starts: the first row of each, and at the end the number of rows.
         read_only: why nothing may be written to them; empty when it may.
+        in_flight: how many are read at once: more than one where sequences of containers say so by this attribute, of
+            what comes over a network.
     """
 
     read_only = ""
+    in_flight: int = 1
     # What parts see of that which holds them.
     _locked = True
     # See `copy_from`.
@@ -82,6 +88,7 @@ class Parts(Sequence[Any]):
                     f"there must be one length of 0 or more for each part, got {len(lengths)} lengths (the least is "
                     f"{min(lengths, default=0)}) for {len(containers)} parts"
                 )
+        self.in_flight = max(self.in_flight, getattr(containers, "in_flight", 1))
         self._where += [(containers, at) for at in range(len(containers))]
         self._checked += [None] * len(containers)
         self._held += [None] * len(containers)
@@ -115,11 +122,12 @@ class Parts(Sequence[Any]):
         return part
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"template": self.template, "starts": self.starts, "where": self._where, "read_only": self.read_only}
+        state = {"template": self.template, "starts": self.starts, "where": self._where, "read_only": self.read_only}
+        return {**state, "in_flight": self.in_flight}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.template, self.starts, self._where = state["template"], state["starts"], state["where"]
-        self.read_only = state["read_only"]
+        self.read_only, self.in_flight = state["read_only"], state["in_flight"]
         self._start()
 
     def _start(self) -> None:
@@ -140,6 +148,18 @@ class Parts(Sequence[Any]):
     def node(self, number: int, path: Path) -> Any:
         """The container at `path` in a part."""
         return node_at(self[number]._wrapped_container(), path)
+
+    def each(self, read: Callable[[Item], Read], items: Sequence[Item]) -> list[Read]:
+        """What `read` gives for each item; items are of different parts, of which several are read at once."""
+        if self.in_flight == 1 or len(items) < 2:
+            return [read(item) for item in items]
+        found: list[Any] = [None] * len(items)
+
+        def job(at: int) -> None:
+            found[at] = read(items[at])
+
+        files.run_all([partial(job, at) for at in range(len(items))], self.in_flight)
+        return found
 
     # --- which rows are where ---------------------------------------------------------------------------------------
 
@@ -187,7 +207,10 @@ class Parts(Sequence[Any]):
         self.readers.add(reader)
         noted = self._noted[reader.numbers]
         if not noted.all():
-            reader.loaded = [self._note(number) for number in np.unique(reader.numbers[~noted]).tolist()]
+            numbers = np.unique(reader.numbers[~noted]).tolist()
+            reader.loaded = self.each(self.__getitem__, numbers)
+            for number, part in zip(numbers, reader.loaded, strict=True):
+                self._note(number, part)
 
     def end(self, reader: Taken) -> None:
         """A reader has done."""
@@ -195,15 +218,13 @@ class Parts(Sequence[Any]):
         if not self.readers:
             self._gone.clear()
 
-    def _note(self, number: int) -> Any:
-        part = self[number]
+    def _note(self, number: int, part: Any) -> None:
         storages: list[Any] = []
         self._locate(number, part._wrapped_container(), self.template, (), storages)
         if storages:
             part._lock_tree(weakref.ref(self))
         self._held[number] = storages
         self._noted[number] = True
-        return part
 
     def _locate(self, number: int, node: Any, template: Any, path: Path, storages: list[Any]) -> None:
         if type(node._entries) is not dict:
@@ -301,6 +322,7 @@ class Taken:
         self.local = rows - starts[self.numbers]
         # Parts that are not kept otherwise.
         self.loaded: list[Any] = []
+        self._read: dict[Path, list[Any]] = {}
 
     @cached_property
     def order(self) -> Values:
@@ -328,6 +350,20 @@ class Taken:
 
     def __exit__(self, *error: object) -> None:
         self.parts.end(self)
+
+    def read_ahead(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
+        """Read the rows of entries, of several parts at once."""
+
+        def of_part(piece: Piece) -> list[Any]:
+            return [entry.piece(piece) for entry in entries]
+
+        read = zip(*self.parts.each(of_part, self.pieces), strict=True)
+        self._read = {entry.path: list(found) for entry, found in zip(entries, read, strict=True)}
+
+    def of(self, entry: RowsOfParts | JoinedValues) -> list[Any]:
+        """What is taken of each part of an entry; what was read ahead is given once."""
+        found = self._read.pop(entry.path, None)
+        return [entry.piece(piece) for piece in self.pieces] if found is None else found
 
     def addresses(self, path: Path, nbytes: int) -> Values | None:
         """Where the rows of an entry begin, which are of so many bytes; `None` when parts have to be asked for them."""
@@ -378,17 +414,22 @@ class RowsOfParts:
         if isinstance(first, (int, np.integer)):
             number, local = self.parts.place(self.rows[first])
             return self.of_part(number, (local, *rest)).clone()
-        return torch.cat([self.of_part(number, (local, *rest)) for number, local, _ in self._pieces(first)])
+        pieces = self._pieces(first)
+        return torch.cat(self.parts.each(lambda piece: self.of_part(piece[0], (piece[1], *rest)), pieces))
 
     def gathered(self, taken: Taken) -> Tensor:
         """The rows that are taken."""
         addresses = taken.addresses(self.path, self.row_nbytes) if self.row_nbytes else None
         if addresses is None:
-            pieces = [self.of_part(number, local) for number, local, _ in taken.pieces]
+            pieces = taken.of(self)
             return (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[taken.back]
         out = scattered.fresh((len(addresses), *self.shape[1:]), self.dtype)
         self.parts.copy(self.path, addresses, out)
         return out
+
+    def piece(self, piece: Piece) -> Tensor:
+        """Some rows of one part."""
+        return self.of_part(piece[0], piece[1])
 
     def of_part(self, number: int, at: Any) -> Tensor:
         """What an index takes of the tensor of one part."""
@@ -441,15 +482,19 @@ class JoinedValues:
 
     def read(self) -> Any:
         """The entry."""
-        pieces = [(self.parts[number], local) for number, local, _ in self.parts.pieces(self.rows)]
-        taken = [self._of(*piece) for piece in pieces or [(self.parts.template, slice(0, 0))]]
+        taken = self.parts.each(self.piece, self.parts.pieces(self.rows))
+        taken = taken or [self._of(self.parts.template, slice(0, 0))]
         return (cat_containers(taken) if len(taken) > 1 else taken[0])._entries[self.path[-1]]
 
     def gathered(self, taken: Taken, shape: torch.Size) -> Any:
         """The rows that are taken, in another shape."""
-        pieces = [self._of(self.parts[number], local) for number, local, _ in taken.pieces]
+        pieces = taken.of(self)
         joined = cat_containers(pieces) if len(pieces) > 1 else pieces[0]
         return joined._index(taken.back.view(shape))._entries[self.path[-1]]
+
+    def piece(self, piece: Piece) -> TensorDict:
+        """A container of some rows of one part."""
+        return self._of(self.parts[piece[0]], piece[1])
 
     def of_part(self, number: int, at: Any) -> Any:
         """What an index takes of the entry of one part."""

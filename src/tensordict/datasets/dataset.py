@@ -9,6 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -45,21 +46,19 @@ class Shards(Sequence[Any]):
         parts: which rows of which shard.
         schema: what their rows are.
         mode: "r" or "r+".
-        kept: those that are open, the one that was used last at the end.
+
+    Attributes:
+        in_flight: how many are best read at once.
     """
 
-    def __init__(
-        self,
-        index: Manifests,
-        parts: list[Stretch],
-        schema: Schema,
-        mode: str,
-        kept: OrderedDict[Any, Any] | None = None,
-    ) -> None:
+    def __init__(self, index: Manifests, parts: list[Stretch], schema: Schema, mode: str) -> None:
         self._manifests, self.parts, self.schema, self._mode = index, parts, schema, mode
-        self._kept: OrderedDict[Any, Any] = OrderedDict() if kept is None else kept
+        self.in_flight = index.place.in_flight
+        # Those that are open: the ones that were used last, the last at the end; and those that somebody uses.
+        self._kept: OrderedDict[Any, Any] = OrderedDict()
+        self._used: WeakValueDictionary[Any, Any] = WeakValueDictionary()
         self._most = _COPIES if index.place.is_remote else max(1, _MAPS // max(1, len(schema.fields)))
-        # One thread may read ahead of another.
+        # Several threads may read; nothing is opened while it is held.
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
@@ -68,7 +67,9 @@ class Shards(Sequence[Any]):
 
     def more(self, parts: list[Stretch]) -> Shards:
         """Other parts of the same data set, which share what is open."""
-        return Shards(self._manifests, parts, self.schema, self._mode, self._kept)
+        other = object.__new__(Shards)
+        other.__dict__.update(self.__dict__, parts=parts)
+        return other
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -116,19 +117,39 @@ class Shards(Sequence[Any]):
         # What is given again is the same container, of which is known what is in it.
         key = part.path, part.start, part.rows
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                return found
+            found = self._used.get(key)
+        if found is None:
+            found = self._read(part)
+        with self._lock:
+            # Another thread may have opened it meanwhile.
+            found = self._kept[key] = self._used.setdefault(key, found)
+            self._kept.move_to_end(key)
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return found
+
+    def _read(self, part: Stretch) -> Any:
+        """The rows of a part; a `FileNotFoundError` where it is not there, or goes while it is opened."""
+        try:
             found = self._opened(part)
             if getattr(found._wrapped_container(), "_is_in_file", False):
                 found = self._followed(found, part, ())
             elif part.rows != part.whole:
                 found = found[part.start : part.start + part.rows]
-            self._kept[key] = found
-            if len(self._kept) > self._most:
-                self._kept.popitem(last=False)
+        except (OSError, LookupError) as error:
+            if isinstance(error, FileNotFoundError) or self.is_there(part):
+                raise
+            raise self.missing(part) from error
+        # Of a shard of Zarr that is gone, values and ragged rows are read as if they were empty.
+        if not self.is_there(part):
+            raise self.missing(part)
         return found
+
+    def missing(self, part: Stretch) -> FileNotFoundError:
+        """The error for a part that is gone."""
+        place = self._manifests.place
+        what = f"a shard of the data set {place.root!r} is missing"
+        return FileNotFoundError(errno.ENOENT, what, place.path(part.path))
 
     def _opened(self, part: Stretch) -> Any:
         place = self._manifests.place
@@ -137,7 +158,7 @@ class Shards(Sequence[Any]):
             opened = place.open(part.path, self._mode)
             found = Schema(opened)
         except FileNotFoundError as error:
-            raise FileNotFoundError(error.errno, f"a shard of the data set {place.root!r} is missing", path) from error
+            raise self.missing(part) from error
         except (OSError, SchemaError) as error:
             raise SaveError(f"the shard {path!r} cannot be read: {error}") from error
         if len(opened) != part.whole:
@@ -192,7 +213,7 @@ class _RowsOfShard:
             # Of a shard of Zarr that is gone, zeros are read.
             if self._shards.is_there(self._part):
                 return found
-            gone = FileNotFoundError(errno.ENOENT, "a shard of the data set is missing", self._part.path)
+            gone = self._shards.missing(self._part)
         except FileNotFoundError as error:
             gone = error
         found = in_memory(self._shards.moved(self._part, gone)._unread_at(self._path)[at])

@@ -422,7 +422,9 @@ class RemoteLocation(Location):
 
     def open(self, name: str, mode: str) -> Any:
         path = self.path(name)
-        return open_file(path, "zarr", access=self.access) if _is_zarr(name) else open_rows(path, self.access)
+        if _is_zarr(name):
+            return open_file(Remote(path, self.access.storage_options), "zarr")
+        return open_rows(path, self.access)
 
     def has_shard(self, name: str) -> bool:
         # An object that is gone is noticed when it is asked for, but for a chunk of Zarr, which would be zeros.

@@ -29,6 +29,7 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -280,6 +281,12 @@ class Manifests:
         # How many lines of each writer have been looked at for that.
         self._seen: dict[str, int] = {}
         self._problems: dict[str, str] = {}
+        # Threads that read rows read this, too, where a shard was moved.
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        # Read again on the other side, when it is needed.
+        return type(self), (self.place,)
 
     def read(self) -> None:
         """Read what was added since.
@@ -287,23 +294,24 @@ class Manifests:
         Raises:
             OSError: a manifest cannot be read; names it.
         """
-        jobs = [
-            partial(read_on, self.place, self.manifests.setdefault(writer, Manifest(writer)), size)
-            for writer, size in writer_ids(self.place).items()
-        ]
-        files.run_all(jobs, self.place.in_flight)
-        for writer, manifest in self.manifests.items():
-            for line in manifest.lines[self._seen.get(writer, 0) :]:
-                if line.holds:
-                    self._move(writer, line)
-            self._seen[writer] = len(manifest.lines)
+        with self._lock:
+            jobs = [
+                partial(read_on, self.place, self.manifests.setdefault(writer, Manifest(writer)), size)
+                for writer, size in writer_ids(self.place).items()
+            ]
+            files.run_all(jobs, self.place.in_flight)
+            for writer, manifest in self.manifests.items():
+                for line in manifest.lines[self._seen.get(writer, 0) :]:
+                    if line.holds:
+                        self._move(line)
+                self._seen[writer] = len(manifest.lines)
 
     @property
     def problems(self) -> list[str]:
         """What is wrong with manifests, one line each."""
         return [m.problem for m in self.manifests.values() if m.problem] + list(self._problems.values())
 
-    def _move(self, writer: str, line: Line) -> None:
+    def _move(self, line: Line) -> None:
         """Note that a shard is in the place of others."""
         try:
             held = [(key, rows) for key, rows in self._shards_of(line.holds)]
