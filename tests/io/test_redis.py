@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 import redis
 import torch
+from torch import Tensor
 
 from io_helpers_redis import base, reference, requests
 from redis_server import RedisServer, shared_socket
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 from tensordict.io.stores import redis as store_module
-from tensordict.io.stores import redis_layout, redis_protocol, redis_wire
+from tensordict.io.stores import redis_items, redis_layout, redis_protocol, redis_wire
 from tensordict.store import TensorDictStore
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -73,6 +74,15 @@ def test_a_container_of_100_leaves_is_one_request(where: dict[str, Any], monkeyp
     assert requests(monkeypatch, lambda: store["deep"].to_tensordict()) == 1
     assert requests(monkeypatch, lambda: store["k5"]) == 1
     assert requests(monkeypatch, lambda: store.select("k1", "k2")) <= 2
+    numbers = td.exclude("text", "list").to_store(**where)
+    # What there is, what is read, and what is written.
+    for call, count in [
+        (lambda: numbers + 1, 3), (lambda: numbers.abs(), 3), (lambda: numbers.sum(), 1), (lambda: numbers.double(), 1),
+        (lambda: numbers.apply(torch.neg), 1), (lambda: numbers.mul_(2), 3), (lambda: numbers.apply_(Tensor.neg_), 2),
+    ]:  # fmt: skip
+        assert requests(monkeypatch, call) <= count
+    assert torch.equal(numbers["k5"], td["k5"] * -2) and torch.equal((numbers + 1)["deep", "k3"], torch.full((8,), -5))
+    assert requests(monkeypatch, lambda: numbers.zero_()) <= 3 and not numbers["k59"].any()
     # That nothing is known of yet takes one more for what there is.
     other = again(store)
     assert requests(monkeypatch, lambda: other.to_tensordict()) == 1
@@ -124,7 +134,7 @@ def test_dtypes(where: dict[str, Any], dtype: torch.dtype) -> None:
 
 
 def test_what_is_larger_than_a_request_goes_in_several(where: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (redis_wire, redis_layout, store_module):
+    for module in (redis_wire, redis_layout, redis_items, store_module):
         monkeypatch.setattr(module, "LIMIT", 1000)
     full = torch.arange(4000).view(400, 10)
     td = TensorDict(a=full, b=full + 1, c=full.t().contiguous().t(), d=torch.zeros(400), batch_size=400)
@@ -385,6 +395,19 @@ def test_a_container_is_forgotten_after_its_time(where: dict[str, Any], raw: red
             TensorDictStore(ttl=wrong, **where)
 
 
+def test_what_another_process_has_added_is_not_forgotten_before_the_rest(
+    where: dict[str, Any], raw: redis.Redis
+) -> None:
+    store = TensorDict(a=torch.zeros(3), batch_size=3).to_store(ttl=1000, **where)
+    other = again(store, ttl=1000)
+    store["b"] = torch.ones(3)
+    for key in raw.scan_iter(base(store) + "*"):
+        raw.pexpire(key, 5000)
+    # It knows nothing of "b".
+    other[0] = TensorDict(a=torch.ones(()))
+    assert all(raw.pttl(key) > 900_000 for key in raw.scan_iter(base(store) + "*"))
+
+
 def test_clear_redis_leaves_nothing(where: dict[str, Any], raw: redis.Redis) -> None:
     beside = TensorDict(a=torch.zeros(3)).to_store(**where)
     store = TensorDict(a=torch.zeros(3), n={"b": torch.zeros(3)}, text="x", batch_size=3).to_store(**where)
@@ -509,7 +532,7 @@ def test_a_restart_within_a_second_is_not_even_seen(server: RedisServer) -> None
 def test_a_server_killed_in_mid_transfer_has_all_or_nothing(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (redis_wire, redis_layout, store_module):
+    for module in (redis_wire, redis_layout, redis_items, store_module):
         monkeypatch.setattr(module, "LIMIT", 1 << 16)
     td = TensorDict(a=torch.zeros(1 << 18), b=torch.zeros(1 << 18), batch_size=[])
     store = td.to_store(unix_socket_path=server.socket)

@@ -142,12 +142,17 @@ def test_all_of_a_stack_is_one_request(where: dict[str, Any], monkeypatch: pytes
         (lambda: store.to_local(), 1), (lambda: store["even"], 1), (lambda: store["n", "b"], 2),
         (lambda: store[7]["k3"], 1),
         (lambda: store[[3, 40, 3]], 1), (lambda: store[10:20], 1), (lambda: store.get("k1", as_list=True), 4),
-        (lambda: store.clone(), 1), (lambda: store.copy(), 2),
+        (lambda: store.clone(), 1), (lambda: store.copy(), 2), (lambda: store["n"] + 1, 4),
         (lambda: store.update_(plain), 1), (lambda: store.update(plain), 1),
         (lambda: store.set("new", stack["even"]), 1),
         (lambda: store.__setitem__(3, members[3].exclude("text")), 1), (lambda: store[5].to_tensordict(), 1),
     ]:  # fmt: skip
         assert requests(monkeypatch, call) <= count
+    numbers = store.to_local().exclude("text").to_store(**where)
+    for call, factor in [(lambda: numbers.mul_(2), 2), (lambda: numbers.apply_(torch.Tensor.neg_), -2)]:
+        assert requests(monkeypatch, call) <= 3
+        for ours, theirs in zip(numbers.to_local(), members):
+            assert all(torch.equal(ours[key], theirs[key] * factor) for key in ("k3", "even", ("n", "b")))
     assert all(torch.equal(ours["k3"], theirs["k3"]) for ours, theirs in zip(store.to_local(), members))
 
 

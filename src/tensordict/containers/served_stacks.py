@@ -199,8 +199,8 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
       shapes, or values, in one entry at the same time, the one that comes second gets an error and has written nothing.
     - An entry is tensors of one dtype in all elements that have it, or containers, or values. Lazy stacks nested in
       elements are stored as the dense containers that they stand for.
-    - The number of elements is fixed. Arithmetic, :meth:`select` and :meth:`exclude` ask element by element:
-      `store.to_local() + 1` is faster than `store + 1`.
+    - The number of elements is fixed. :meth:`select` and :meth:`exclude` ask element by element: that of
+      `store.to_local()` is faster.
 
     The elements of an entry lie one behind the other in one value on the server, as the reference keeps them, which can
     read what is written here, and the other way round. What it has no form for is kept beside that and hidden from

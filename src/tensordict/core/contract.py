@@ -302,6 +302,9 @@ class Contract:
         """Append all leaves of the tree, in the order in which `_map` goes."""
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict and isinstance(mapping, EntryStore):
+            if (block := mapping.together()) is not None:
+                with block:
+                    return self._gather(found)
             if (members := mapping.members(False)) is not None:
                 for member in members:
                     member._gather(found)
@@ -421,6 +424,9 @@ class Contract:
         """The same structure with every leaf replaced by the next of `leaves`, in the order in which `_map` goes."""
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict:
+            if isinstance(mapping, EntryStore) and (block := mapping.together()) is not None:
+                with block:
+                    return self._rebuilt(leaves)
             if (members := self._members()) is not None:
                 if not members:
                     return self.copy()

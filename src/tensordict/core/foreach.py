@@ -86,12 +86,13 @@ def results(container: Contract, one: One, many: Many, leaves: list[Tensor], *ot
         else:
             # Where one operand requires grad, all results of a call on lists do.
             return as_recorded(made, leaves, others)
-    try:
-        return _one_by_one(container, one, _rows(leaves, others))
-    except _REFUSALS:
-        if not any(map(ragged.is_ragged, chain(leaves, *(other for other in others if type(other) is list)))):
-            raise
-    return _one_by_one(container, partial(ragged.elementwise, one), _rows(leaves, others))
+    with container._at_once(Tensor.clone):
+        try:
+            return _one_by_one(container, one, _rows(leaves, others))
+        except _REFUSALS:
+            if not any(map(ragged.is_ragged, chain(leaves, *(other for other in others if type(other) is list)))):
+                raise
+        return _one_by_one(container, partial(ragged.elementwise, one), _rows(leaves, others))
 
 
 def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *others: object) -> None:
@@ -229,7 +230,8 @@ def _write_one_by_one(container: Contract, one: One, leaves: list[Tensor], other
                 raise named_error(error, _path(container, position)) from error
             if back is not None:
                 afterwards.append(back)
-    _one_by_one(container, one, rows)
+    with container._at_once(Tensor.clone):
+        _one_by_one(container, one, rows)
     for back in afterwards:
         back()
 

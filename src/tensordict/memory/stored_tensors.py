@@ -186,6 +186,9 @@ class StoredTensor(Tensor):
             if func is aten.copy_.default:
                 first.write(args[1])
                 return first
+            if func in (aten.fill_.Scalar, aten.zero_.default):
+                first.write(torch.full((), *args[1:] or (0,), dtype=first.dtype, device=_CPU))
+                return first
             if func in (aten.alias.default, aten.detach.default):
                 return first._on(first.device)
             if func is aten.clone.default and not kwargs:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged
-from tensordict.core.contract import Contract, Names, is_node
+from tensordict.core.contract import Contract, EntryStore, Names, is_node
 from tensordict.core.devices import as_device
 from tensordict.core.errors import add_note
 from tensordict.core.key_views import IsLeaf, MembersApart
@@ -209,6 +209,9 @@ class Applying(Writing):
             if self._is_non_tensor:
                 names = self._names if call.batch_size is None else None
                 return self._build({}, size, self._device, names) if call.plan is None else None
+            if isinstance(mapping, EntryStore) and (block := mapping.together(Tensor.clone)) is not None:
+                with block:
+                    return self._apply_tree(call, others, path)
             if self._members() is not None:
                 return self._apply_to_members(call, others, path)
             mapping, fn = self._writable(), self._on_read(fn, 1 if call.named else 0, keep=True)

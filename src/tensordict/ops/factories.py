@@ -214,8 +214,9 @@ class Factories(Reading):
         foreach.refuse_graph_leaves(leaves, self)
         for leaf in filter(attrgetter("is_nested"), leaves):
             refuse_stored(leaf)
-        for leaf in leaves:
-            leaf.fill_(value)
+        with self._at_once():
+            for leaf in leaves:
+                leaf.fill_(value)
 
 
 def like(container: Any, make: Callable[..., Tensor], *, device: object = None, **kwargs: Any) -> Any:

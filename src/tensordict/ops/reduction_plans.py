@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged, registry
-from tensordict.core.contract import Contract, LeafFn, Names, is_flat, named_error
+from tensordict.core.contract import Contract, EntryStore, LeafFn, Names, is_flat, named_error
 from tensordict.core.errors import KeyMismatchError, ShapeError, StackError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.leaves import Leaves, _entries_of
@@ -154,10 +154,13 @@ class ReductionBase(Leaves, Naming):
             raise _naming_entry(self, plan, error, ()) from error
 
     def _reduced_by(self, plan: ReductionPlan) -> Self:
-        own = self._batch_size
+        own, stored = self._batch_size, self._entries
+        if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)):
+            with block:
+                return self._reduced_by(plan)
         try:
             # A copy, since a lazy stack makes its entries on reading.
-            entries = dict(self._entries)
+            entries = dict(stored)
         except StackError:
             return self._reduced_by_members(plan)
         apply = plan.apply

@@ -10,43 +10,31 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
-import numpy as np
 import torch
 
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked
-from tensordict.io.specification import VALUES
-from tensordict.io.stores.entries import CLASS, KIND, TEXT
+from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
 from tensordict.io.stores.redis_layout import (
     Ahead,
     Meta,
     Scope,
-    bytes_of,
     decoded,
-    encoded,
     is_one,
-    noted_in,
     notes_of,
-    pieces,
     portions,
     raw_of,
-    request_for,
     request_of,
 )
 from tensordict.io.stores.redis_wire import LIMIT, Address, Request, State, Wire
-from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Pick, StaleError, Store, Text
-from tensordict.memory.stored_tensors import Selection, Values
-
-_addresses = itertools.count()
+from tensordict.io.stores.store import Item, Pick, StaleError, Store
+from tensordict.memory.stored_tensors import Selection
 
 
 class Server(Store):
@@ -73,7 +61,7 @@ class Server(Store):
         # The number of the entry that was made last.
         self._last = 0
         self._look()
-        self._root = _WireGroup(self, (), "", next(_addresses))
+        self._root = WireGroup(self, (), "", next(addresses))
         self._local = threading.local()
         self._renewed = 0.0
         self.sync()
@@ -107,7 +95,7 @@ class Server(Store):
         return self.address
 
     @property
-    def root(self) -> _WireGroup:
+    def root(self) -> WireGroup:
         self.check()
         return self._root
 
@@ -327,9 +315,7 @@ class Server(Store):
         """Read the names and the first of what will be read; values alone are read when the first is asked for."""
         if not self.address.cached or not self._metas:
             self._listed()
-        paths = [
-            path for item in items if isinstance(item, (_WireGroup, _WireArray)) for path in self.below(item.place)
-        ]
+        paths = [path for item in items if isinstance(item, (WireGroup, WireArray)) for path in self.below(item.place)]
         for path in paths:
             meta = self._metas[path]
             if meta.is_value:
@@ -360,12 +346,10 @@ class Server(Store):
     def ahead(self, path: str, meta: Meta | None, selection: Selection, key: Path) -> Ahead | None:
         """What was read ahead of a leaf, when it is just this selection; it is given once."""
         scope = self.scope
-        if scope is None:
+        found = None if scope is None else scope.ready.get(path) or scope.wanted.get(path)
+        if scope is None or found is None or scope.writes(found.request):
             return None
-        if scope.commands:
-            self.send(scope)
-        found = scope.ready.get(path) or scope.wanted.get(path)
-        if found is None or not (found.is_of(meta, selection) if meta is not None else not found.request.run):
+        if not (found.is_of(meta, selection) if meta is not None else not found.request.run):
             return None
         self.check()
         if path in scope.wanted:
@@ -437,10 +421,10 @@ class Server(Store):
             return
         now = time.monotonic()
         if always or now - self._renewed > ttl / 10:
-            self.wire.renew(list(self._metas))
+            self.wire.renew()
             self._renewed = now
 
-    def write_pieces(self, array: _WireArray, run: int, offsets: bytes, data: memoryview) -> None:
+    def write_pieces(self, array: WireArray, run: int, offsets: bytes, data: memoryview) -> None:
         """Have pieces of an array written, each of `run` bytes, in as many requests as they need."""
         path, meta, wire = array.place, array.meta, self.wire
         name = wire.data(path)
@@ -457,6 +441,7 @@ class Server(Store):
                 scope.check(path, array.key, check)
                 scope.commands.append(wire.put(name, part.run, part.offsets, piece))
                 scope.size += len(piece)
+                scope.note_written(part)
 
     def set_header(self, name: str, value: bytes | None) -> None:
         """Note something of the container as a whole; `None` takes it away."""
@@ -503,7 +488,7 @@ class Server(Store):
                 del self._notes[node]
             self._look()
 
-    def add(self, path: str, fields: Mapping[str, Any], item: _WireArray | _WireText, order: int | None = None) -> None:
+    def add(self, path: str, fields: Mapping[str, Any], item: WireArray | WireText, order: int | None = None) -> None:
         """Add a leaf: its hash, and its data, which are uploaded ahead where they are large; `order` as before."""
         wire = self.wire
         scope = self.scope
@@ -518,286 +503,3 @@ class Server(Store):
         scope.command("SADD", wire.base + "__keys__", path)
         self._metas[path] = Meta({name.encode(): raw_of(value) for name, value in fields.items()})
         self._link(path)
-
-
-# --- what is in a group -----------------------------------------------------------------------------------------------
-
-
-class _WireText(Text):
-    """A value that is no tensor. What it is of is told with it, unless another program has replaced it since."""
-
-    store: Server
-
-    def __init__(self, store: Server, key: Path, place: str, content: str | None = None) -> None:
-        super().__init__(store, key, next(_addresses))
-        self.place = place
-        self._content = content
-        self._noted: dict[str, Any] | None = None if content is None else {}
-
-    def content(self) -> str:
-        if self.place:
-            request = Request(self.place)
-            ahead = self.store.ahead(self.place, None, (), self.key)
-            raw, form = (
-                self.store.fetch(request, self.key)
-                if ahead is None
-                else self.store.answered(request, ahead.answer, self.key)
-            )
-            self._content = raw.decode()
-            noted = notes_of(form) if form else {}
-            self._noted = noted if noted.get("crc") == zlib.crc32(raw) else {}
-        assert self._content is not None
-        return self._content
-
-    def attribute(self, name: str) -> Any:
-        if self._noted is None:
-            self.content()
-        assert self._noted is not None
-        return noted_in(self._noted, name, VALUES[0] if name == KIND else None)
-
-    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        if self.place:
-            raise SaveError(f"{entry_of(self.key)}what is noted of a value is written with it")
-        assert self._noted is not None
-        self._noted[name] = value
-
-    def fields(self) -> dict[str, Any]:
-        assert self._content is not None and self._noted is not None
-        if self._noted.pop(TEXT, None):
-            self._content = json.dumps(self._content, ensure_ascii=False)
-        noted = {name: value for name, value in self._noted.items() if value is not None}
-        form = json.dumps({**noted, "crc": zlib.crc32(self._content.encode())})
-        return {"is_non_tensor": "1", "encoding": "json", "_form": form}
-
-    def store_data(self, scope: Scope, path: str, name: str) -> None:
-        assert self._content is not None
-        scope.command("SET", name, self._content)
-
-
-class _WireArray(ArrayItem):
-    store: Server
-    has_one_name = True
-
-    def __init__(self, store: Server, key: Path, place: str, meta: Meta) -> None:
-        super().__init__(store, key, next(_addresses))
-        assert meta.shape is not None and meta.dtype is not None
-        self.place = place
-        self.meta = meta
-        self.dtype = meta.dtype
-        self.shape = torch.Size(meta.shape)
-        # Before it has a name: what was written to it, or the name that it was uploaded under.
-        self._content: Values | None = None
-        self._ahead = ""
-
-    def attribute(self, name: str) -> None:
-        return None
-
-    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        raise SaveError(f"{entry_of(self.key)}nothing is noted of an array on a server")
-
-    def pieces(self, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
-        """The shape of what is selected, the length in bytes of its pieces, and where each begins."""
-        return pieces(self.shape, self.dtype.itemsize, selection)
-
-    def read(self, selection: Selection, dtype: Any) -> Values:
-        store = self.store
-        ahead = store.ahead(self.place, self.meta, selection, self.key)
-        if ahead is not None:
-            request, shape = ahead.request, ahead.shape
-            raw: Values = self._checked(request, store.answered(request, ahead.answer, self.key))
-        else:
-            shape, run, offsets = self.pieces(selection)
-            request = request_for(self.place, self.meta, run, offsets)
-            if not request.run:
-                return np.empty(shape, dtype)
-            if is_one(request):
-                raw = self._checked(request, store.fetch(request, self.key))
-            else:
-                raw, at = np.empty(request.nbytes, np.uint8), 0
-                for part in portions(request):
-                    raw[at : at + part.nbytes] = self._checked(part, store.fetch(part, self.key))
-                    at += part.nbytes
-        # Any byte may have been sent; a tensor of booleans holds 0 and 1.
-        found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
-        return found.reshape(shape)
-
-    def _checked(self, request: Request, raw: Any) -> Values:
-        """An answer as an array of bytes that can be written to; a `SaveError` when it is too short."""
-        if len(raw) != request.nbytes:
-            raise SaveError(
-                f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
-                f"shape {list(self.shape)} and dtype {self.dtype} say"
-            )
-        return raw if isinstance(raw, np.ndarray) else np.frombuffer(bytearray(raw), np.uint8)
-
-    def write(self, selection: Selection, values: Any) -> None:
-        self.store.check_writable()
-        if not values.size:
-            return
-        shape, run, offsets = self.pieces(selection)
-        if values.shape != shape:
-            values = np.broadcast_to(values, shape)
-        values = np.ascontiguousarray(values)
-        data = bytes_of(values)
-        if self.place:
-            self.store.write_pieces(self, run, offsets, data)
-        elif self.meta.nbytes <= LIMIT:
-            if run == self.meta.nbytes:
-                self._content = values
-                return
-            if self._content is None:
-                self._content = np.zeros(self.shape, values.dtype)
-            self._content[selection] = values
-        else:
-            self._ahead = self._ahead or self.store.wire.ahead()
-            for at, (offset,) in enumerate(struct.iter_unpack("<Q", offsets)):
-                self.store.wire.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
-
-    def resize(self, shape: Sequence[int]) -> NoReturn:
-        raise SaveError(f"entry {joined(self.key)!r}: an array on a server does not grow; set the entry anew")
-
-    def fields(self) -> dict[str, Any]:
-        return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
-
-    def store_data(self, scope: Scope, path: str, name: str) -> None:
-        size, wire = self.meta.nbytes, self.store.wire
-        if not self._ahead and self._content is not None:
-            data = bytes_of(self._content)
-            if scope.size + size <= LIMIT:
-                scope.command("SET", name, data)
-                scope.size += size
-                return
-            self._ahead = wire.ahead()
-            wire.upload(self._ahead, 0, data, self.key)
-        if self._ahead:
-            # What was not written is zero.
-            scope.check(path, self.key, (self._ahead, name, b"", b"", size))
-            scope.commands.append(wire.take(self._ahead, name))
-            return
-        scope.command("DEL", name)
-        scope.command("SETRANGE", name, size - 1, b"\0") if size else scope.command("SET", name, b"")
-
-
-class _WireGroup(Group):
-    """A container or nested container: its path, empty for the outermost; or items that have no place yet."""
-
-    store: Server
-
-    def __init__(self, store: Server, key: Path, place: str | None, address: int) -> None:
-        super().__init__(store, key, address)
-        self._place = place
-        self._made: dict[str, Item] = {}
-        self._noted: dict[str, Any] = {}
-
-    @property
-    def place(self) -> str:
-        assert self._place is not None
-        return self._place
-
-    @property
-    def path(self) -> str:
-        return "/".join(quote(decoded(part), safe="") for part in self.place.split("."))
-
-    def _below(self, name: str) -> str:
-        return f"{self.place}.{encoded(name)}" if self.place else encoded(name)
-
-    def attribute(self, name: str) -> Any:
-        if self._place is None:
-            return self._noted.get(name)
-        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
-        if header is None:
-            return noted_in(self.store.noted(self.place), name)
-        raw = self.store.header.get(header)
-        if raw is None:
-            return None
-        return raw.decode() if name == CLASS else list(checked.sizes(json.loads(raw), "its batch size"))
-
-    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        if self._place is None:
-            self._noted[name] = value
-            return
-        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
-        if header is not None:
-            text = value if isinstance(value, str) or value is None else json.dumps(value)
-            self.store.set_header(header, None if text is None else text.encode())
-            return
-        notes = self.store.noted(self.place)
-        if notes.get(name) != value:
-            self.store.note(self.place, {**notes, name: value})
-
-    def names(self) -> list[str]:
-        return [decoded(part) for part in self.store.children(self.place)]
-
-    def has(self, name: str) -> bool:
-        self.store._listed()
-        return super().has(name)
-
-    def find(self, name: str, known: Item | None = None) -> Item:
-        store, place, key = self.store, self._below(name), (*self.key, name)
-        store.check()
-        meta = store.known(place)
-        if meta is None:
-            if isinstance(known, _WireGroup) and known._place == place:
-                return known
-            return _WireGroup(store, key, place, next(_addresses))
-        if meta.is_value:
-            encoding = meta.fields.get(b"encoding", b"json")
-            if encoding != b"json":
-                return Other(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
-            return known if isinstance(known, _WireText) else _WireText(store, key, place)
-        if isinstance(known, _WireArray) and known.meta is meta:
-            return known
-        with store.errors(key):
-            return _WireArray(store, key, place, meta.parsed())
-
-    def check_name(self, name: str) -> None:
-        encoded(name)
-
-    def new_group(self, key: Path) -> _WireGroup:
-        return _WireGroup(self.store, key, None, -1)
-
-    def child(self, name: str, size: torch.Size) -> _WireGroup:
-        """The nested container of this name, which is made with this batch size where there is none."""
-        if not self.has(name):
-            made = self.new_group((*self.key, name))
-            made.set_attribute(SIZE, list(size))
-            self.put(name, made)
-        found = self.find(name)
-        assert isinstance(found, _WireGroup)
-        return found
-
-    def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
-        return _WireArray(self.store, key, "", Meta.of(shape, dtype))
-
-    def new_text(self, key: Path, content: str) -> Text:
-        content.encode()
-        return _WireText(self.store, key, "", content)
-
-    def put(self, name: str, item: Item) -> None:
-        if self._place is None:
-            self._made[name] = item
-            return
-        self.store.check_writable()
-        place = self._below(name)
-        with self.store.together():
-            order = self.store.order(place)
-            if self.store.below(place) or place in self.store._notes:
-                self.store.drop(place)
-            self._add(place, item, order)
-
-    def _add(self, place: str, item: Item, order: int | None = None) -> None:
-        if isinstance(item, _WireGroup):
-            item._place = place
-            self.store.note(place, {**item._noted, "_order": order})
-            assert self.store.scope is not None
-            self.store.scope.adds = True
-            for name, inner in item._made.items():
-                item._add(item._below(name), inner)
-            item._made = {}
-            return
-        assert isinstance(item, (_WireArray, _WireText))
-        self.store.add(place, item.fields(), item, order)
-
-    def delete(self, name: str) -> None:
-        self.store.check_writable()
-        self.store.drop(self._below(name))

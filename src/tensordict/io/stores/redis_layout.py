@@ -144,7 +144,8 @@ class Scope:
 
     is_listed: whether the names were read.
     wanted: what will be read of leaves, by their paths; `ready` what was read of them.
-    checks, commands: what `Wire.write` takes; `checked` are the paths and keys, `size` says how many bytes they are.
+    checks, commands: what `Wire.write` takes; `checked` are the paths and keys, `size` says how many bytes they are,
+        `written` where in the leaves they write, from one byte up to another.
     adds: whether leaves are added or deleted.
     pieces: of lazy stacks, what was read ahead of a leaf: the bytes that the pieces begin at, in order, and the pieces.
     values: of lazy stacks, the values at a path that were read, and what is noted of each.
@@ -168,6 +169,7 @@ class Scope:
         self.checks: dict[str, Check] = {}
         self.checked: list[tuple[str, Path]] = []
         self.commands: list[Sequence[Word]] = []
+        self.written: dict[str, list[tuple[int, int]]] = {}
         self.size = 0
         self.adds = False
 
@@ -180,6 +182,21 @@ class Scope:
             self.checks[check[0]] = check
             self.checked.append((path, key))
 
+    def note_written(self, request: Request) -> None:
+        """Know that what the request asks for will be written; pieces come in order, mostly."""
+        start, stop = _span(request)
+        spans = self.written.setdefault(request.path, [])
+        if spans and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, stop))
+
+    def writes(self, request: Request) -> bool:
+        """Whether what the request asks for may be among what will be written."""
+        if self.adds or not request.run:
+            return bool(self.commands)
+        start, stop = _span(request)
+        return any(start < end and begin < stop for begin, end in self.written.get(request.path, ()))
+
     def portion(self, path: str | None = None) -> list[Ahead]:
         """What is read next: this and others that are wanted, as much as one answer should carry."""
         found = [] if path is None else [self.wanted.pop(path)]
@@ -190,6 +207,12 @@ class Scope:
                 break
             found.append(self.wanted.pop(ahead.request.path))
         return found
+
+
+def _span(request: Request) -> tuple[int, int]:
+    """The first byte of what is asked for, and the one behind the last."""
+    offsets = np.frombuffer(request.offsets, "<u8")
+    return int(offsets.min()), int(offsets.max()) + request.run
 
 
 def raw_of(value: Any) -> bytes:

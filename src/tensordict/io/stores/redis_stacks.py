@@ -24,7 +24,8 @@ from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
 from tensordict.io.stores.entries import CLASS, KIND, NAMES, TEXT
-from tensordict.io.stores.redis import Server, _addresses, _WireArray, _WireGroup, _WireText
+from tensordict.io.stores.redis import Server
+from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
 from tensordict.io.stores.redis_layout import Meta, Scope, bytes_of, decoded, noted_in, notes_of, portions, request_for
 from tensordict.io.stores.redis_protocol import Word
 from tensordict.io.stores.redis_wire import ABSENT, LIMIT, Address, Request, State, Wire
@@ -120,7 +121,7 @@ class StackServer(Server):
 
     def element(self, at: int | None, place: str = "", key: Path = ()) -> ElementGroup:
         """The group of an element of the stack, or of the container nested at a place; `None` stands for all."""
-        return ElementGroup(self, key, place, next(_addresses), at)
+        return ElementGroup(self, key, place, next(addresses), at)
 
     def size_of(self, place: str, at: int) -> list[int] | None:
         """The batch size of an element of what is at a place; `None` where none is noted."""
@@ -195,7 +196,7 @@ class StackServer(Server):
         meta = self.known(path)
         if meta is None or meta.is_value or meta.shapes is not None:
             return None
-        return _WireArray(self, key, path, meta)
+        return WireArray(self, key, path, meta)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class StackServer(Server):
 
     def fetch(self, request: Request, key: Path) -> Any:
         scope = self.scope
-        if scope is not None and request.run and not scope.commands and request.path in scope.pieces:
+        if scope is not None and request.run and request.path in scope.pieces and not scope.writes(request):
             found = _piece(request, *scope.pieces[request.path])
             if found is not None:
                 return found
@@ -428,7 +429,7 @@ class StackServer(Server):
                 self._token(scope, path)
         if isinstance(first, ElementGroup):
             self._put_nodes(path, items, set(items), order)
-        elif isinstance(first, _WireText):
+        elif isinstance(first, WireText):
             texts, forms = [_ABSENT] * self.count, [{_GONE: 1} for _ in range(self.count)]
             for at, item in items.items():
                 texts[at], forms[at] = _as_value(item)
@@ -497,7 +498,7 @@ class StackServer(Server):
         # What all have is told by the hash, so that nothing has to be read for it.
         have = json.dumps([at for at, one in enumerate(forms) if _GONE not in one]) if _GONE in str(forms) else None
         fields = {"is_non_tensor": "1", "encoding": "json", "_form": json.dumps(form)}
-        self.add(path, {**fields, **({} if have is None else {_AT: have})}, _WireText(self, (), "", content), order)
+        self.add(path, {**fields, **({} if have is None else {_AT: have})}, WireText(self, (), "", content), order)
         self._hide(path, True)
 
     # --- tensors ---
@@ -516,10 +517,10 @@ class StackServer(Server):
         self.add(path, fields, self._blob(data), order)
         self._note_starts(path)
 
-    def _blob(self, data: Values) -> _WireArray:
+    def _blob(self, data: Values) -> WireArray:
         """Bytes without a name."""
         flat: Values = np.asarray(bytes_of(data))
-        made = _WireArray(self, (), "", Meta.of([flat.size], torch.uint8))
+        made = WireArray(self, (), "", Meta.of([flat.size], torch.uint8))
         made._content = flat
         return made
 
@@ -546,7 +547,7 @@ class StackServer(Server):
             scope.command("SADD", base + "__keys__", path)
             scope.command("HDEL", base + "__groups__", path)
 
-    def add(self, path: str, fields: Mapping[str, Any], item: _WireArray | _WireText, order: int | None = None) -> None:
+    def add(self, path: str, fields: Mapping[str, Any], item: WireArray | WireText, order: int | None = None) -> None:
         assert self.scope is not None
         token = self.scope.moved.get(path)
         super().add(path, fields if token is None else {**fields, _TOKEN: token}, item, order)
@@ -620,7 +621,7 @@ def _shape_fields(shapes: Sequence[Sequence[int] | None]) -> dict[str, str]:
     return {**fields, "homogeneous": "0", "shapes": json.dumps(texts)}
 
 
-def _as_value(item: _WireText) -> tuple[str, dict[str, Any]]:
+def _as_value(item: WireText) -> tuple[str, dict[str, Any]]:
     """The form in JSON of a value that is given, and what is noted of it."""
     assert item._content is not None
     noted = item._noted or {}
@@ -635,7 +636,7 @@ def _kind(item: Item) -> str:
 # --- what is in a group -----------------------------------------------------------------------------------------------
 
 
-class ElementArray(_WireArray):
+class ElementArray(WireArray):
     """An element of a leaf."""
 
     def __init__(self, store: StackServer, key: Path, place: str, meta: Meta, at: int) -> None:
@@ -649,7 +650,7 @@ class ElementArray(_WireArray):
         return shape, run, (np.frombuffer(offsets, "<u8") + np.uint64(self.start)).tobytes()
 
 
-class NewArray(_WireArray):
+class NewArray(WireArray):
     """What an element is given; it is kept in memory until all elements were given theirs."""
 
     def write(self, selection: Selection, values: Any) -> None:
@@ -671,7 +672,7 @@ class ElementText(Text):
     store: StackServer
 
     def __init__(self, store: StackServer, key: Path, place: str, at: int) -> None:
-        super().__init__(store, key, next(_addresses))
+        super().__init__(store, key, next(addresses))
         self.place = place
         self.at = at
 
@@ -685,7 +686,7 @@ class ElementText(Text):
         raise SaveError(f"entry {joined(self.key)!r}: what is noted of a value is written with it")
 
 
-class ElementGroup(_WireGroup):
+class ElementGroup(WireGroup):
     """An element of the stack, or of a container that is nested in it; without a number, all of them."""
 
     store: StackServer

@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -427,22 +427,23 @@ class Wire:
                 return int(failed)
             # Another one has written to what is watched, right behind the check.
 
-    def renew(self, paths: Sequence[str]) -> None:
-        """Have the server forget the container only after its time from now on."""
+    def renew(self) -> None:
+        """Have the server forget the container, what others have added too, only after its time; two requests."""
         if self.address.ttl is None:
             return
         time = max(1, int(self.address.ttl * 1000))
-        self.send([("MULTI",), *(("PEXPIRE", name, time) for name in self._all(paths)), ("EXEC",)])
+        self.send([("MULTI",), *(("PEXPIRE", name, time) for name in self._all()), ("EXEC",)])
 
     def clear(self) -> None:
         """Delete all keys of the container; two requests."""
-        state, _ = self.state((), None)
-        names = self._all(state.paths)
+        names = self._all()
         parts = [names[start : start + 1000] for start in range(0, len(names), 1000)]
         self.send([("MULTI",), *(("DEL", *part) for part in parts), ("EXEC",)])
 
-    def _all(self, paths: Iterable[str]) -> list[str]:
-        """The names of all keys of a container with these leaves."""
+    def _all(self) -> list[str]:
+        """The names of all keys of the container; what is among the nested containers may be a leaf."""
+        state, _ = Wire.state(self, (), None)
+        paths = [*state.paths, *state.groups]
         leaves = ((self.meta(path), self.data(path), self.data(path) + ":idx") for path in paths)
         return [*self._names, *itertools.chain.from_iterable(leaves)]
 
