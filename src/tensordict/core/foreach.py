@@ -238,7 +238,7 @@ def _write_one_by_one(container: Contract, one: One, leaves: list[Tensor], other
 
 def as_recorded(made: Sequence[Tensor], leaves: list[Tensor], others: tuple[object, ...] = ()) -> Sequence[Tensor]:
     """Results of which only those require grad of which an operand does."""
-    if not made[0].requires_grad or all([leaf.requires_grad for leaf in leaves]):
+    if not made[0].requires_grad or all([leaf.requires_grad for leaf in leaves]):  # noqa: C419
         return made
     rows = _rows(leaves, others)
     return [result if any(map(_is_recorded, row)) else result.detach() for result, row in zip(made, rows, strict=True)]
