@@ -10,12 +10,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl test redis test-slow test-clients differ lint format bench bench-clients
+.PHONY: help demo demo-rl docs test redis chromium test-slow test-clients differ lint format bench bench-clients
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           train on a memory-mapped data set, save and reload (under a minute)"
 	@echo "make demo-rl        train an agent with TorchRL (at most two minutes)"
+	@echo "make docs           build the documentation site in build/docs (its first page: build/docs/index.html)"
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
 	@echo "make test-slow      run the tests that take minutes, which make test leaves out"
 	@echo "make redis          install the server that the tests start, where there is none"
@@ -32,8 +33,13 @@ demo: .venv-demo/installed
 demo-rl: .venv-clients/installed
 	.venv-clients/bin/python examples/rl.py
 
+# Warnings are errors; the gallery runs, so it is quicker where nothing has changed. DOCS='-E' reads every page afresh.
+docs: .venv/installed
+	OMP_NUM_THREADS=1 .venv/bin/python -m sphinx -W --keep-going -j 2 -d build/doctrees -b html $(DOCS) docs build/docs
+	@echo "open build/docs/index.html, or: python -m http.server --directory build/docs"
+
 # The tests of both directions of the disk formats need the reference beside us, those of containers on servers a server.
-test: .venv/installed .venv-reference/installed .venv-mds/installed redis
+test: .venv/installed .venv-reference/installed .venv-mds/installed redis chromium
 	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # Tests marked `slow`: hundreds of rounds of what `make test` runs a few of.
@@ -52,6 +58,20 @@ redis:
 			echo "the tests need redis-server on the PATH, and it cannot be installed from here. With rights:" >&2; \
 			echo "  apt-get install redis-server (Debian, Ubuntu), dnf install redis, brew install redis" >&2; \
 			echo "without them: conda install -c conda-forge redis-server, and its bin folder on the PATH" >&2; \
+			exit 1; \
+		}; \
+	}
+
+# The browser of the system's packages chromium and chromium-driver, in which tests open what they built.
+chromium:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+		echo "installing chromium and chromium-driver, in which the tests open pages"; \
+		if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+		$$sudo apt-get install --quiet --yes chromium chromium-driver >/dev/null || { \
+			$$sudo apt-get update --quiet >/dev/null && $$sudo apt-get install --quiet --yes chromium chromium-driver >/dev/null; \
+		} || { \
+			echo "the tests need chromium and chromedriver on the PATH, and they cannot be installed from here. With rights:" >&2; \
+			echo "  apt-get install chromium chromium-driver (Debian), dnf install chromium chromedriver" >&2; \
 			exit 1; \
 		}; \
 	}
