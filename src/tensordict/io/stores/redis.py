@@ -58,8 +58,7 @@ class Server(Store):
         self._notes: dict[str, dict[str, Any]] = {}
         # What the server said, for requests for the same leaves, as long as that is what is known.
         self._states: dict[tuple[str, ...], State] = {}
-        # The number of the entry that was made last.
-        self._last = 0
+        self._last = 0  # the number of the entry that was made last
         self._look()
         self._root = WireGroup(self, (), "", next(addresses))
         self._local = threading.local()
@@ -187,10 +186,8 @@ class Server(Store):
         # The parts below each node, and in order for those that were asked for.
         self._sorted: dict[str, list[str]] = {}
         self._children: dict[str, set[str]] = {"": set()}
-        known = itertools.chain(self._metas, self._notes)
-        orders = (order for path in known if (order := self.order(path)) is not None)
         # Never less than before: an entry that was dropped may come back under its number.
-        self._last = max([self._last, *orders])
+        self._last = max([self._last, *filter(None, map(self.order, itertools.chain(self._metas, self._notes)))])
         for path in self._metas:
             self._link(path)
         for path in filter(None, self._notes):
