@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
-
-ROOT = pathlib.Path(__file__).parents[1]
 
 
 def base(store: Any) -> str:
@@ -31,13 +26,3 @@ def requests(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> int
         patched.setattr(redis.connection.AbstractConnection, "send_packed_command", counting)
         call()
     return len(sent)
-
-
-def reference(program: str, *args: str) -> str:
-    python = ROOT / ".venv-behaviour" / "bin" / "python"
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    run = subprocess.run(
-        [python, "-W", "ignore", "-c", program, *args], capture_output=True, text=True, env=env, cwd="/"
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()

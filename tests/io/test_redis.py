@@ -20,8 +20,9 @@ import redis
 import torch
 from torch import Tensor
 
-from io_helpers_redis import base, reference, requests
+from io_helpers_redis import base, requests
 from redis_server import RedisServer, shared_socket
+from reference import Reference
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 from tensordict.io.stores import redis as store_module
 from tensordict.io.stores import redis_items, redis_layout, redis_protocol, redis_wire
@@ -44,8 +45,9 @@ def server(tmp_path: pathlib.Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def raw() -> redis.Redis:
-    return redis.Redis(unix_socket_path=shared_socket())
+def raw() -> Iterator[redis.Redis]:
+    with redis.Redis(unix_socket_path=shared_socket()) as client:
+        yield client
 
 
 def again(store: Any, **kwargs: Any) -> Any:
@@ -618,12 +620,12 @@ print(td.to_store(unix_socket_path=sys.argv[1])._td_id)
 
 
 @pytest.mark.reference
-def test_the_reference_reads_and_changes_ours(where: dict[str, Any]) -> None:
+def test_the_reference_reads_and_changes_ours(where: dict[str, Any], behaviour: Reference) -> None:
     td = TensorDict(a=torch.arange(6.0).view(3, 2), n={"b": torch.arange(3)}, batch_size=3)
     td["text"], td["dict"] = "x", NonTensorData({"x": [1, None]}, batch_size=[3])
     store = td.to_store(**where)
     store["new", "c"] = torch.ones(3, 1)
-    found = json.loads(reference(REFERENCE_READS, shared_socket(), store.td_id))
+    found = json.loads(behaviour.run(REFERENCE_READS, shared_socket(), store.td_id))
     assert found == {
         "a": td["a"].tolist(), "('n', 'b')": [0, 1, 2], "('new', 'c')": [[1], [1], [1]], "text": "x",
         "dict": {"x": [1, None]}, "batch": [3], "row": [2, 3],
@@ -632,14 +634,14 @@ def test_the_reference_reads_and_changes_ours(where: dict[str, Any]) -> None:
 
 
 @pytest.mark.reference
-def test_ours_reads_and_changes_the_reference(where: dict[str, Any]) -> None:
-    td_id = reference(REFERENCE_WRITES, shared_socket())
+def test_ours_reads_and_changes_the_reference(where: dict[str, Any], behaviour: Reference) -> None:
+    td_id = behaviour.run(REFERENCE_WRITES, shared_socket()).strip()
     store = TensorDictStore.from_store(td_id=td_id, **where)
     assert store.batch_size == (3,) and store["n"].batch_size == (3,) and store.names == [None]
     assert torch.equal(store["a"], torch.arange(6.0).view(3, 2)) and store["n", "b"].tolist() == [True, False, True]
     assert store["text"] == "x" and store["dict"] == {"x": [1, None]}
     store["new", "c"] = torch.ones(3, 1)
-    found = json.loads(reference(REFERENCE_READS, shared_socket(), td_id))
+    found = json.loads(behaviour.run(REFERENCE_READS, shared_socket(), td_id))
     assert found["('new', 'c')"] == [[1], [1], [1]] and found["batch"] == [3]
     assert torch.equal(store["a"][2], torch.full((2,), 9.0))
 

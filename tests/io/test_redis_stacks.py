@@ -7,14 +7,16 @@ import multiprocessing
 import pathlib
 import pickle
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 import torch
 
-from io_helpers_redis import base, reference, requests
+from io_helpers_redis import base, requests
 from redis_server import RedisServer, shared_socket
+from reference import Reference
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorClass, TensorDict, lazy_stack
 from tensordict.io.stores import redis_wire
 from tensordict.io.stores.store import StaleError
@@ -27,8 +29,9 @@ def where() -> dict[str, Any]:
 
 
 @pytest.fixture
-def raw() -> redis.Redis:
-    return redis.Redis(unix_socket_path=shared_socket())
+def raw() -> Iterator[redis.Redis]:
+    with redis.Redis(unix_socket_path=shared_socket()) as client:
+        yield client
 
 
 def again(store: Any) -> Any:
@@ -366,7 +369,7 @@ def test_a_server_killed_in_mid_transfer_has_all_or_nothing(
 ) -> None:
     server = RedisServer(tmp_path, keeps=True)
     try:
-        for module in ("redis", "redis_layout", "redis_wire", "redis_stacks"):
+        for module in ("redis", "redis_items", "redis_layout", "redis_wire", "redis_stacks"):
             monkeypatch.setattr(f"tensordict.io.stores.{module}.LIMIT", 1 << 14)
         stack = runs()
         store = lazy_stack([member.update({"big": torch.ones(1 << 14)}) for member in stack]).to_store(
@@ -453,11 +456,11 @@ print(json.dumps(found))
 
 
 @pytest.mark.reference
-def test_stacks_are_exchanged_with_the_reference(where: dict[str, Any]) -> None:
+def test_stacks_are_exchanged_with_the_reference(where: dict[str, Any], behaviour: Reference) -> None:
     stack = runs()
     store = stack.to_store(**where)
     store[3]["n", "h"] = stack[3]["n", "h"] = torch.ones(2, 2, dtype=torch.float16)
-    found = json.loads(reference(REFERENCE, shared_socket(), store.td_id))
+    found = json.loads(behaviour.run(REFERENCE, shared_socket(), store.td_id))
     dim, uneven = (TensorDictStore.from_store(td_id=found.pop(name), **where) for name in ("dim", "uneven"))
     assert found == {
         "keys": ["('n', 'b')", "('n', 'h')", "a"], "a": stack["a"].tolist(), "b": [0, 1, 2, 3], "size": [4],
