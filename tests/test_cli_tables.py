@@ -57,6 +57,24 @@ def test_what_fails_leaves_nothing(tmp_path: pathlib.Path, capsys: pytest.Captur
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_rows_that_are_none_and_parts_that_differ(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(TensorDict(a=torch.zeros(0), batch_size=0).to_arrow(), tmp_path / "none.parquet")
+    count = 70_000  # more than are read at a time
+    mixed = TensorDict(v=["a"] * count + [1], a=torch.zeros(count + 1, 64), batch_size=count + 1)
+    mixed.save(tmp_path / "mixed.tdz")
+    mixed.exclude("a").save(tmp_path / "values.tdz")
+    before = sorted(tmp_path.iterdir())
+    for source, target in (("none.parquet", "x.parquet"), ("none.parquet", "made"), ("mixed.tdz", "x.parquet")):
+        assert main(["convert", str(tmp_path / source), str(tmp_path / target)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("none.parquet': there are no rows") == 2 and "from row 65536 on, entries hold values" in said
+    assert sorted(tmp_path.iterdir()) == before
+    assert main(["convert", str(tmp_path / "values.tdz"), str(tmp_path / "x.jsonl")]) == 0
+    lines = (tmp_path / "x.jsonl").read_text().splitlines()
+    assert lines[0] == '{"v": "a"}' and lines[-1] == '{"v": 1}' and len(lines) == count + 1
+
+
 def test_patterns(tmp_path: pathlib.Path) -> None:
     for i in range(3):
         TensorDict(a=torch.arange(2) + i, batch_size=2).to_csv(tmp_path / f"part{i}.csv")

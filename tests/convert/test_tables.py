@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 import os
 import pathlib
+import types
 
 import numpy as np
 import pandas as pd
@@ -168,6 +170,71 @@ def test_types_come_back(name, by, tmp_path):
     assert table["x"].combine_chunks().equals(array) or table["x"].to_pylist() == array.to_pylist()
 
 
+@pytest.mark.parametrize("by", ["arrow", "parquet", "polars", "pandas"])
+def test_types_with_more_dims_come_back(by, tmp_path):
+    typed = {
+        "t": pa.array([1, -2, 3, 4], pa.timestamp("us", "UTC")),
+        "d": pa.array([decimal.Decimal("0.29")] * 4, pa.decimal128(12, 2)),
+        "c": pa.array(["x", None, "y", "x"]).dictionary_encode(),
+    }
+    flat = from_arrow(pa.table(typed), fill={"c": -1})
+    td = TensorDict(batch_size=[2])
+    for name in typed:
+        td[name] = flat[name].view(2, 2)
+        td["ragged" + name] = torch.nested.nested_tensor_from_jagged(flat[name], torch.tensor([0, 1, 4]))
+        for end in {name + "_arrow_type", name + "_categories"} & set(flat.keys()):
+            td[end] = td["ragged" + end] = MetaData(flat[end])
+    if by == "arrow":
+        back = from_arrow(td.to_arrow())
+    elif by == "parquet":
+        td.to_parquet(tmp_path / "x")
+        back = from_parquet(tmp_path / "x")
+    elif by == "polars":
+        back = from_polars(td.to_polars(), fill=-1)
+    else:
+        back = from_pandas(td.to_pandas(), fill=-1)
+    if by in ("arrow", "parquet"):
+        same(back, td)
+    for name in typed:
+        assert back[name].tolist() == td[name].tolist()
+        assert [row.tolist() for row in back["ragged" + name].unbind()] == [
+            row.tolist() for row in td["ragged" + name].unbind()
+        ]
+    assert "timestamp[us, tz=UTC]" == back["t_arrow_type"] == back["raggedt_arrow_type"]
+    assert ["x", "y"] == back["c_categories"] == back["raggedc_categories"]
+
+
+def test_numbers_that_no_longer_are_what_they_stood_for():
+    td = from_arrow(pa.table({"t": pa.array([1, 2], pa.timestamp("us")), "d": TYPED["decimal"], "c": TYPED["codes"]}))
+    # Of another dtype they are numbers, and the entries beside them are kept as they are.
+    for other in (td.exclude("d").double(), td.float()):
+        table = other.to_arrow()
+        assert {str(kind) for kind in table.schema.types} <= {"double", "float"}
+        same(from_arrow(table), other)
+    for value in (0.001, 1e15, math.nan, math.inf):
+        changed = td.clone()
+        changed["d"] += value
+        with pytest.raises(ValueError, match=r"entry 'd'.*decimal128\(12, 2\).*'d_arrow_type' says"):
+            changed.to_arrow()
+    changed = td.clone()
+    changed["c"] += 1
+    with pytest.raises(ValueError, match="entry 'c'.*'c_categories' says"):
+        changed.to_arrow()
+    assert changed.exclude("c_categories").to_arrow()["c"].to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "categories",
+    [["u", "v", "w"], ["u", "u", "v"], [10, 20, 30], [b"u", b"v", b"w"], ["u", None, "v"], [1, 2.5, "x"], []],
+)
+def test_codes_stay_codes(categories, tmp_path):
+    codes = torch.tensor([2, 2, 0, 1, -1] if categories else [-1])
+    td = TensorDict(c=codes, c_categories=MetaData(categories), batch_size=[len(codes)])
+    same(from_arrow(td.to_arrow()), td)
+    td.to_parquet(tmp_path / "x", row_group_size=2)
+    same(from_parquet(tmp_path / "x"), td)
+
+
 def test_what_types_become():
     td = from_arrow(pa.table(TYPED))
     assert td["date32"].dtype is torch.int32 and td["zoned"].tolist() == [1, 2]
@@ -228,11 +295,44 @@ def test_missing_values_are_refused_or_masked(name):
     assert f"{name}_mask" not in part
 
 
+@pytest.mark.parametrize("dtype", [*NUMBERS, torch.bool], ids=str)
+def test_every_dtype_is_filled(dtype):
+    kind = (
+        pa.bool_()
+        if dtype is torch.bool
+        else TensorDict(a=torch.zeros(1, dtype=dtype), batch_size=[1]).to_arrow()["a"].type
+    )
+    values = pa.array([1, None], pa.int64()).cast(kind)
+    most = 1 if dtype is torch.bool else torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    td = from_arrow(pa.table({"a": values, "l": pa.ListArray.from_arrays([0, 1, 2], values)}), fill=most, nulls="mask")
+    assert td["a"].dtype is dtype and td["a"].tolist() == [1, most] and td["a_mask"].tolist() == [True, False]
+    assert [row.tolist() for row in td["l"].unbind()] == [[1], [most]]
+    with pytest.raises(ValueError, match="no -inf to fill in" if not dtype.is_floating_point else "lacks"):
+        from_arrow(pa.table({"a": values}), fill=-math.inf if not dtype.is_floating_point else None)
+
+
+def test_values_that_are_missing_in_lists(tmp_path):
+    lists = pa.array([[1, None], None, [2], [None, 4, 5]])
+    deep = pa.array([[[1.0, None]], [], None, [[1.0], [2.0, 3.0]]])
+    td = from_arrow(pa.table({"l": lists}), nulls="mask", fill=7)
+    assert [row.tolist() for row in td["l"].unbind()] == [[1, 7], [], [2], [7, 4, 5]]
+    assert [row.tolist() for row in td["l_mask"].unbind()] == [[True, False], [], [True], [False, True, True]]
+    # Of one form: what holds of the one is found in the other.
+    assert torch.where(td["l_mask"], td["l"], 0).sum().item() == 12
+    td.to_parquet(tmp_path / "x")
+    same(from_parquet(tmp_path / "x"), td)
+    assert from_arrow(pa.table({"l": deep}), nulls="mask")["l"][0] == [[1.0, None]]  # rows of no one form: values
+
+
 def test_missing_values_are_filled():
     table = pa.table({"a": pa.array([1, None]), "b": pa.array([None, 2.5]), "s": pa.array(["x", None])})
     td = from_arrow(table, fill=7)
     assert td["a"].tolist() == [1, 7] and td["b"].tolist() == [7.0, 2.5] and td["s"] == ["x", None]
-    assert from_arrow(table, fill={"a": 1, "b": float("nan"), "s": ""})["s"] == ["x", ""]
+    by_name = types.MappingProxyType({"a": 1, "b": float("nan"), "s": ""})
+    assert from_arrow(table, fill=by_name)["s"] == ["x", ""]
+    joined = pa.table({"a/s": pa.array(["x", None]), "a/n": pa.array([1.5, None], pa.float32())})
+    found = from_arrow(joined, separator="/", fill={"a/s": "y", "a/n": 0.1})
+    assert found["a", "s"] == ["x", "y"] and found["a", "n"][1] == torch.tensor(0.1)
     with pytest.raises(ValueError, match="column 'b' lacks 1 of 2"):
         from_arrow(table, fill={"a": 1})
     with pytest.raises(ValueError, match=r"'a' is of torch.int64, which has no 0.5"):
@@ -287,7 +387,10 @@ def test_containers_survive_arrow_and_parquet(name, separator, tmp_path):
     td = containers()[name]
     same(from_arrow(td.to_arrow(separator=separator), separator=separator), td)
     if name == "size zero":
-        return  # lists of no items: Parquet has none
+        with pytest.raises(OSError, match="column '[ab]' has rows without elements"):
+            td.to_parquet(tmp_path / "x.parquet", separator=separator)
+        assert not list(tmp_path.iterdir())
+        return
     td.to_parquet(tmp_path / "x.parquet", separator=separator)
     same(from_parquet(tmp_path / "x.parquet", separator=separator), td)
 
@@ -394,6 +497,9 @@ def test_frames_of_pandas_with_other_dtypes():
     frame["n"] = pd.array([1, None], "Int64")
     with pytest.raises(ValueError, match="column 'n' lacks 1 of 2"):
         from_pandas(frame)
+    assert TensorDict(z=torch.tensor([1j, 2]), batch_size=[2]).to_pandas()["z"].tolist() == [1j, 2]
+    with pytest.raises(ValueError, match=r"column 'l' is of .*astype"):
+        from_pandas(pd.DataFrame({"l": np.zeros(2, np.longdouble)}))
     swapped = pd.DataFrame({"x": np.arange(3).astype(">i4")})
     assert from_pandas(swapped)["x"].tolist() == [0, 1, 2]
 
@@ -519,8 +625,19 @@ def test_files_are_read_in_parts_by_patterns_and_at_urls(tmp_path):
     with pytest.raises(ValueError, match="batch_size_rows"):
         from_parquet(pattern, batch_size_rows=0)
     pq.write_table(pa.table({"a": ["x"]}), tmp_path / "part-3.parquet")
-    with pytest.raises(OSError, match="part-3"):
+    td.to_parquet(tmp_path / "part-4.parquet")
+    with pytest.raises(OSError, match=r"its columns are a: string, and.*part-0.*in .*part-3"):
         from_parquet(tmp_path / "part-*.parquet")
+
+
+def test_files_that_mean_other_dtypes_are_not_taken_together(tmp_path):
+    exact = TensorDict(a=torch.tensor([1 + 2**-20]), batch_size=[1])
+    exact.bfloat16().to_parquet(tmp_path / "0.parquet")
+    exact.to_parquet(tmp_path / "1.parquet")
+    with pytest.raises(OSError, match=r"other dtypes.*0.parquet.*batch_size_rows=.*1.parquet"):
+        from_parquet(tmp_path / "*.parquet")
+    parts = list(from_parquet(tmp_path / "*.parquet", batch_size_rows=1))
+    assert [part["a"].dtype for part in parts] == [torch.bfloat16, torch.float32] and parts[1]["a"].equal(exact["a"])
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])

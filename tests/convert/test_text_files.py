@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pathlib
 import sys
@@ -80,6 +81,21 @@ def test_json_there_and_back(tmp_path: pathlib.Path, lines: bool) -> None:
         td.to_json(tmp_path / "td.json")
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_values_are_json_themselves(tmp_path: pathlib.Path, lines: bool) -> None:
+    values = {"mixed": [1, "x"], "dicts": [{"a": 1}, {"b": [2]}], "texts": ['{"a": 1}', "1"], "pairs": [(1, 2), None]}
+    td = TensorDict(**values, batch_size=2)  # type: ignore[arg-type]
+    td["inner"] = TensorDict(mixed=[1.5, "x"], batch_size=2)
+    for separator in (None, "/"):
+        td.to_json(tmp_path / "x.json", lines=lines, separator=separator, overwrite=True)
+        content = (tmp_path / "x.json").read_text()
+        rows = [json.loads(line) for line in content.splitlines()] if lines else json.loads(content)
+        for name in ("mixed", "dicts", "texts"):
+            assert [row[name] for row in rows] == values[name]
+        assert rows[0]["pairs"] == [1, 2]
+        assert [row["inner"]["mixed"] if separator is None else row["inner/mixed"] for row in rows] == [1.5, "x"]
+
+
 def test_what_json_columns_become(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(
@@ -91,6 +107,11 @@ def test_what_json_columns_become(tmp_path: pathlib.Path) -> None:
     assert found["n", "a"].tolist() == [1, 2.5, 3] and found["m"].tolist() == [1, 2**53, 0.5]
     path.write_text('{"a": [1, 2], "s": ["x", null]}')
     assert TensorDict.from_json(path)["s"] == ["x", None]
+    path.write_text('{"a": {"x": 1, "y": 2}, "b": {"y": 6, "x": 5}}')  # as pandas writes it
+    assert TensorDict.from_json(path)["b"].tolist() == [5, 6]
+    path.write_text('{"s": ["u"], "n": {"t": "v"}}\n{"s": null, "n": null}')
+    found = TensorDict.from_json(path, lines=True)
+    assert found["s"] == [["u"], None] and found["n", "t"] == ["v", None]
     path.write_text('{"columns": ["a"], "data": [[1], [2]]}')
     assert TensorDict.from_json(path, orient="split")["a"].tolist() == [1, 2]
 
@@ -152,6 +173,9 @@ def test_numbers_that_other_arguments_read(tmp_path: pathlib.Path) -> None:
     assert TensorDict.from_csv(path, names=["x", "y"], fill=-1)["y"].tolist() == [-1, 4]
     path.write_bytes("a\nx\né\n".encode("latin-1"))
     assert TensorDict.from_csv(path, encoding="latin-1")["a"] == ["x", "é"]
+    path.write_bytes(b"a,b\n1,2\n-999,3\n")
+    found = TensorDict.from_csv(path, na_values=[-999], usecols=[0])  # by pandas, which has NaN then
+    assert found["a"][0] == 1 and found["a"][1].isnan() and "b" not in found
     path.write_bytes(b"a\n1\nx\n")
     assert TensorDict.from_csv(path, converters={"a": str})["a"] == ["1", "x"]
 
@@ -161,6 +185,10 @@ BAD_JSON = {
     "mixed inside": ('{"a": {"b": 1}}\n{"a": {"b": [1]}}', "column 'a', row 2"),
     "beyond int64": ('{"a": 1}\n{"a": 9223372036854775808}', "column 'a', row 2: 9223372036854775808 is beyond int64"),
     "no value": ('{"a": 1}\n{"b": 1}', "column 'a', row 2: there is no value"),
+    "no value inside": ('{"a": {"b": 1}}\n\n{"a": {"b": null}}', "column 'a.b', row 2: there is no value"),
+    "no object inside": ('{"a": {"b": 1}}\n{"a": null}', "column 'a.b', row 2: there is no value"),
+    "no value in a list": ('{"a": [1, 2]}\n{"a": [1]}\n{"a": [1, null]}', "column 'a', row 3: there is no value"),
+    "no JSON behind an empty line": ('\n{"a": 1}\n\n{"a": }', "row 2: Expecting value"),
     "a key twice": ('{"a": 1, "a": 2}', "row 1: two columns are called 'a'"),
     "a key in a leaf": ('{"a": 1, "a.b": 2}', "'a'"),
     "no JSON": ('{"a": 1}\n{"a": }', "row 2: Expecting value"),
@@ -184,6 +212,7 @@ def test_bad_json_that_is_no_lines(tmp_path: pathlib.Path) -> None:
         b'{"a": 1}\n{"a": 2}': "lines=True",
         b"[1]": "row 1: a row is an object, got a number",
         b'{"a": [1, 2], "b": [1]}': "different numbers of rows",
+        b'{"a": {"0": 1}, "b": {"1": 1}}': "column 'b': its rows have other names",
         b"": "is empty",
         b"[]": "no rows",
         b'[{"a": "\xe9"}]': "no UTF-8",
@@ -200,6 +229,8 @@ def test_what_cannot_be_written(tmp_path: pathlib.Path) -> None:
         td.to_csv(tmp_path / "x.csv")
     with pytest.raises(ValueError, match="column 'm'.*to_json"):
         td.to_csv(tmp_path / "x.csv", separator=".")
+    with pytest.raises(ValueError, match="column 'm'.*to_json"):  # pandas would write "[0 1 ... 98 99]"
+        td.to_csv(tmp_path / "x.csv", separator=".", sep=";")
     with pytest.raises(ValueError, match="infinite"):
         TensorDict(a=torch.tensor([math.inf]), batch_size=1).to_json(tmp_path / "x.json")
     with pytest.raises(TypeError, match="bytes"):

@@ -11,7 +11,8 @@ import ctypes
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from tensordict.convert.columns import (
+    CATEGORIES,
+    ORDERED,
+    TENSOR,
+    TYPE,
     Fill,
     Nulls,
     TableColumn,
@@ -27,7 +32,6 @@ from tensordict.convert.columns import (
     TableStructure,
     columns_of,
     container_of,
-    noted,
     paths_of,
     places_of,
 )
@@ -35,7 +39,7 @@ from tensordict.core import ragged, registry
 from tensordict.core.equality import same_value
 from tensordict.core.errors import DuplicateKeyError, UnsupportedEntryError
 from tensordict.core.extras import require
-from tensordict.core.keys import Path, entry_of
+from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
 from tensordict.io.values import NotJson, exact, restored
@@ -97,6 +101,11 @@ def pyarrow() -> Any:
     return sys.modules.get("pyarrow") or require("pyarrow", "tabular")
 
 
+def _compute() -> Any:
+    """Its functions, which it does not import itself."""
+    return require("pyarrow.compute", "tabular")
+
+
 @cache
 def _numbers() -> dict[int, torch.dtype]:
     """The dtypes of types that are numbers, by their ids."""
@@ -130,7 +139,7 @@ def container_of_table(table: Any, reading: TableOptions) -> Any:
             raise TypeError(f"from_arrow reads a table or a record batch of Arrow, got {type(table).__name__}")
         table = pa.table(table)
     schema = table.schema
-    structure = TableStructure.of_text((schema.metadata or {}).get(METADATA))
+    structure = _structure_of(schema)
     if not len(schema) and structure is None:
         raise ValueError("the table has no columns, so that there is nothing to make entries of")
     reader = Reader(reading, {} if structure is None else structure.notes, table.num_rows)
@@ -138,6 +147,29 @@ def container_of_table(table: Any, reading: TableOptions) -> Any:
     for name, path, column in zip(names, paths_of(names, reading.separator), table.itercolumns()):
         reader.column(path, (name,), column)
     return container_of(reader.found, table.num_rows, structure, reading)
+
+
+def _structure_of(schema: Any) -> TableStructure | None:
+    return TableStructure.of_text((schema.metadata or {}).get(METADATA))
+
+
+def notes_of(schema: Any) -> dict[Path, dict[str, Any]]:
+    """What the types of columns do not say, by their paths in the table; see `TableStructure`.
+
+    Raises:
+        SaveError: it is broken.
+    """
+    structure = _structure_of(schema)
+    return {} if structure is None else structure.notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Numbers, and what they stand for, as a `TableColumn` says it."""
+
+    array: Any
+    type: str | None = None
+    categories: list[Any] | None = None
 
 
 class Reader:
@@ -185,7 +217,7 @@ class Reader:
         if isinstance(kind, pa.BaseExtensionType):
             array, kind, extension = array.storage, array.type.storage_type, kind
         if types.is_run_end_encoded(kind):
-            array = pa.compute.run_end_decode(array)
+            array = _compute().run_end_decode(array)
             kind = array.type
         if types.is_struct(kind):
             for field, part in zip(kind, array.flatten()):
@@ -197,32 +229,34 @@ class Reader:
                 )
             return
         if "values" in note:
-            self._values(path, array, note)
-        elif types.is_dictionary(kind):
-            self._codes(path, place, array)
-        elif types.is_decimal(kind) and kind.precision <= _EXACT_DIGITS:
-            self._plain(path, place, array.cast(pa.float64()), note, str(kind))
-        elif types.is_temporal(kind) and not types.is_interval(kind):
-            self._plain(path, place, array.view(_types()[_INTEGERS[kind.bit_width]]), note, str(kind))
-        elif kind.id in self.numbers or types.is_boolean(kind):
-            self._plain(path, place, array, note, None)
-        elif _is_list(types, kind):
+            self._values(path, place, array, note)
+        elif is_list(kind):
             self._list(path, place, array, note, extension)
+        elif (numbers := self._numbers(array)) is None:
+            self._values(path, place, array, note)
         else:
-            self._values(path, array, note)
+            values, valid = self._flat(numbers.array, place, note)
+            column = TableColumn(path, _as_dtype(values, note, place), numbers.type, numbers.categories)
+            self.found.append(self._filled(column, valid, place))
 
-    def _plain(self, path: Path, place: Path, array: Any, note: dict[str, Any], kind: str | None) -> None:
-        values, valid = self._flat(array, place)
-        column = TableColumn(path, _as_dtype(values, note, place), kind)
-        self.found.append(self._filled(column, valid, place))
+    def _numbers(self, array: Any) -> _Numbers | None:
+        """What torch has for the values of an array; `None` for those that are no numbers."""
+        pa = pyarrow()
+        types, kind = pa.types, array.type
+        if types.is_dictionary(kind):
+            codes = array.indices
+            if codes.null_count and types.is_unsigned_integer(codes.type):
+                codes = codes.cast(pa.int64())  # which has -1
+            return _Numbers(codes, ORDERED if kind.ordered else None, array.dictionary.to_pylist())
+        if types.is_decimal(kind) and kind.precision <= _EXACT_DIGITS:
+            return _Numbers(array.cast(pa.float64()), str(kind))
+        if types.is_temporal(kind) and not types.is_interval(kind):
+            return _Numbers(array.view(_types()[_INTEGERS[kind.bit_width]]), str(kind))
+        if kind.id in self.numbers or types.is_boolean(kind):
+            return _Numbers(array)
+        return None
 
-    def _codes(self, path: Path, place: Path, array: Any) -> None:
-        values, valid = self._flat(array.indices, place)
-        kind = "ordered" if array.type.ordered else None
-        column = TableColumn(path, values, kind, array.dictionary.to_pylist())
-        self.found.append(self._filled(column, valid, place))
-
-    def _values(self, path: Path, array: Any, note: dict[str, Any]) -> None:
+    def _values(self, path: Path, place: Path, array: Any, note: dict[str, Any]) -> None:
         types = pyarrow().types
         if str(array.type) in ("string_view", "binary_view"):
             array = array.cast(
@@ -234,27 +268,26 @@ class Reader:
         else:
             values = array.to_pylist()
         fill = self.reading.fill
-        if isinstance(fill, dict) and _shown(path) in fill:
-            values = [fill[_shown(path)] if value is None else value for value in values]
+        if isinstance(fill, Mapping) and _shown(place) in fill:
+            values = [fill[_shown(place)] if value is None else value for value in values]
         if note.get("values") == "json":
             try:
-                values = [restored(_json(value)) for value in values]
+                values = [restored(json.loads(value)) for value in values]
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(
-                    f"column {_shown(path)!r}: a value is not the JSON that was written: {error}"
+                    f"column {_shown(place)!r}: a value is not the JSON that was written: {error}"
                 ) from None
-        batch = checked.ints(note.get("batch", []), f"the batch size of column {_shown(path)!r}")
+        batch = checked.ints(note.get("batch", []), f"the batch size of column {_shown(place)!r}")
         self.found.append(TableColumn(path, values, batch=batch))
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
     def _list(self, path: Path, place: Path, array: Any, note: dict[str, Any], extension: Any) -> None:
         """A column of lists of numbers at any depth: a leaf with more dims, ragged where lengths differ."""
-        types = pyarrow().types
-        whole, valid = array, self._valid(array, place)
+        types, whole = pyarrow().types, array
         form: list[int] = []
         lengths: list[Tensor] = []
-        while _is_list(types, array.type):
+        while is_list(array.type):
             fixed = types.is_fixed_size_list(array.type)
             form.append(array.type.list_size if fixed else -1)
             count = len(array)
@@ -265,18 +298,21 @@ class Reader:
             else:
                 array, sizes = _items(array)
                 lengths.append(sizes)
-        if array.type.id not in self.numbers and not types.is_boolean(array.type):
-            return self._values(path, whole, note)
-        flat, inner = self._flat(array, place)
-        kind = None
+        numbers = self._numbers(array)
+        if numbers is None:
+            return self._values(path, place, whole, note)
+        valid = self._valid(whole, place)
+        flat, inner = self._flat(numbers.array, place, note)
+        kind = numbers.type
         if -1 not in form:
             shape = form
-            if extension is not None and extension.extension_name == "arrow.fixed_shape_tensor":
-                shape, kind = [*extension.shape, *form[1:]], "fixed_shape_tensor"
+            is_tensor = extension is not None and extension.extension_name == "arrow.fixed_shape_tensor"
+            if is_tensor:
+                shape, kind = [*extension.shape, *form[1:]], TENSOR
             leaf = flat.reshape(self.rows, *shape)
-            if kind and extension.permutation:
+            if is_tensor and extension.permutation:
                 leaf = leaf.permute(0, *[1 + dim for dim in extension.permutation])
-            column = TableColumn(path, _as_dtype(leaf, note, place), kind)
+            column = TableColumn(path, _as_dtype(leaf, note, place), kind, numbers.categories)
             if inner is not None:
                 inner = inner.reshape(self.rows, *shape)
                 if valid is None:
@@ -288,37 +324,41 @@ class Reader:
         row_sizes = _rectangular(lengths)
         row = note.get("ragged", _only_ragged(form))
         if row_sizes is None:
-            return self._values(path, whole, note)
+            return self._values(path, place, whole, note)
         try:
             row = None if row is None else checked.sizes(row, "the form of its rows", -1)
+            flat = _as_dtype(flat, note, place)
             fits = elements_of_rows(row_sizes, row) == len(flat)
         except ValueError:
             fits = False
         if not fits:
             raise ValueError(f"column {_shown(place)!r}: its rows are not of the form {row} that was noted with it")
-        if inner is not None:
-            flat = self._filled(TableColumn(path, flat), inner, place).values
-            if self.reading.nulls == "mask":
-                raise ValueError(
-                    f"column {_shown(place)!r} lacks values within its lists, for which there is no mask: say what "
-                    "stands there, as in fill=0"
-                )
-        rows = ragged_leaf(flat, row_sizes, row, False, self.share)
-        assert isinstance(rows, Tensor)  # and no column, as of lazy stacks
-        leaf = _as_dtype(rows, note, place)
-        # A row without a list is one without elements, which a fill would not change.
-        mask = valid if self.reading.nulls == "mask" else None
-        self.found.append(TableColumn(path, leaf, valid=mask))
+        column = self._filled(TableColumn(path, flat, kind, numbers.categories), inner, place)
+        column.values = self._rows(column.values, row_sizes, row)
+        if column.valid is not None:
+            column.valid = self._rows(column.valid, row_sizes, row)
+        elif self.reading.nulls == "mask":
+            # A row without a list is one without elements, which a fill would not change.
+            column.valid = valid
+        self.found.append(column)
+
+    def _rows(self, flat: Tensor, sizes: Tensor, row: Sequence[int] | None) -> Tensor:
+        """The ragged leaf of these elements, which has the same offsets as others of these sizes."""
+        leaf = ragged_leaf(flat, sizes, row, False, self.share)
+        assert isinstance(leaf, Tensor)  # and no column, as of lazy stacks
+        return leaf
 
     # --- values that are missing --------------------------------------------------------------------------------------
 
-    def _flat(self, array: Any, place: Path) -> tuple[Tensor, Tensor | None]:
+    def _flat(self, array: Any, place: Path, note: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """The numbers of an array over its memory, and where there is one; `None` for everywhere."""
-        valid = self._valid(array, place)
         pa = pyarrow()
+        if array.null_count and "missing" in note and pa.types.is_signed_integer(array.type):
+            array = array.fill_null(-1)
+        valid = self._valid(array, place)
         if pa.types.is_boolean(array.type):
             if valid is not None:
-                array = pa.compute.fill_null(array, False)
+                array = array.fill_null(False)
             return torch.from_numpy(_writable(array.to_numpy(zero_copy_only=False))), valid
         if not len(array):
             return torch.empty(0, dtype=self.numbers[array.type.id]), valid
@@ -344,13 +384,19 @@ class Reader:
         if valid is None:
             return column
         fill = self.reading.fill_of(_shown(place))
-        default = -1 if column.categories is not None else 0
-        value = torch.tensor(default if fill is None else fill)
-        cast = value.to(column.values.dtype)
-        if not torch.equal(cast.to(value.dtype), value) and not (value.isnan().any() and cast.isnan().any()):
-            raise ValueError(f"column {_shown(place)!r} is of {column.values.dtype}, which has no {fill!r} to fill in")
-        missing = ~valid.view(*valid.shape, *[1] * (column.values.dim() - valid.dim()))
-        column.values = column.values.masked_fill(missing, cast)
+        if fill is None:
+            fill = -1 if column.categories is not None else 0
+        dtype = column.values.dtype
+        try:
+            value = torch.tensor(fill, dtype=dtype)
+            # Floating point numbers are the nearest ones.
+            fits = value.item() == fill or fill != fill or (dtype.is_floating_point and not value.isinf())
+        except (RuntimeError, ValueError, TypeError, OverflowError):
+            fits = False
+        if not fits:
+            raise ValueError(f"column {_shown(place)!r} is of {dtype}, which has no {fill!r} to fill in")
+        there = valid.view(*valid.shape, *[1] * (column.values.dim() - valid.dim()))
+        column.values = torch.where(there, column.values, value)
         if self.reading.nulls == "mask":
             column.valid = valid
         return column
@@ -378,10 +424,6 @@ def _writable(values: Any) -> Any:
     return values if values.flags.writeable else values.copy()
 
 
-def _json(text: Any) -> Any:
-    return json.loads(text)
-
-
 def _as_dtype(leaf: Tensor, note: dict[str, Any], place: Path) -> Tensor:
     """A leaf of the dtype that was noted with its column."""
     name = note.get("dtype")
@@ -397,7 +439,9 @@ def _as_dtype(leaf: Tensor, note: dict[str, Any], place: Path) -> Tensor:
     return torch.view_as_complex(leaf.contiguous())
 
 
-def _is_list(types: Any, kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Whether a type is one of lists, of one length or of any."""
+    types = pyarrow().types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or _is_view(kind))
 
 
@@ -408,7 +452,7 @@ def _is_view(kind: Any) -> bool:
 def _items(array: Any) -> tuple[Any, Tensor]:
     """The items of all lists, one list behind the other, and how many each has; none where there is no list."""
     pa = pyarrow()
-    lengths = pa.compute.fill_null(pa.compute.list_value_length(array), 0).cast(pa.int64())
+    lengths = _compute().list_value_length(array).fill_null(0).cast(pa.int64())
     items = array.flatten()
     return items, torch.from_numpy(_writable(lengths.to_numpy(zero_copy_only=False)))
 
@@ -436,16 +480,18 @@ def _rectangular(lengths: Sequence[Tensor]) -> Tensor | None:
 # --- to tables --------------------------------------------------------------------------------------------------------
 
 
-def table_of(container: Any, separator: str | None = None) -> Any:
+def table_of(container: Any, separator: str | None = None, text_categories: bool = False) -> Any:
     """The table of a container: its nested containers are structs, or with `separator` columns with joined names.
+
+    Args:
+        text_categories: whether codes are dictionaries only where their categories are text or bytes.
 
     Raises:
         UnsupportedEntryError: an entry has no form as a column.
         ValueError: two entries would be one column, or there is none.
     """
     pa = pyarrow()
-    columns, rows, structure = columns_of(container)
-    noted(container, columns)
+    columns, rows, structure = columns_of(container, text_categories)
     tree: dict[str, Any] = {}
     for column, place in zip(columns, places_of(columns, separator)):
         array, note = array_of(column)
@@ -488,16 +534,21 @@ def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
         if leaf.is_nested and leaf.dtype.is_complex:
             raise UnsupportedEntryError(f"{entry_of(column.path)}ragged complex numbers have no form in a table")
         leaf = torch.view_as_real(leaf.resolve_conj()) if leaf.dtype.is_complex else leaf.to(WIDER[leaf.dtype])
+    if column.categories is not None:
+        # Codes of nothing are written as null.
+        note["missing"] = True
     if leaf.is_nested:
         flat, sizes, row = taken(leaf)
-        array, by_default = _ragged_array(flat, sizes, row)
+        array, by_default = _ragged_array(_typed(_flat_array(flat), column), sizes, row)
         form = None if row is None else list(row)
         if form != by_default:
             note["ragged"] = form
         return array, note
-    array = _flat_array(leaf)
-    if column.type is not None or column.categories is not None:
-        return _typed(array, leaf, column), note
+    array = _typed(_flat_array(leaf), column)
+    if column.type == TENSOR:
+        pa, shape = pyarrow(), leaf.shape[1:]
+        kind = pa.fixed_shape_tensor(array.type, list(shape))
+        return pa.ExtensionArray.from_storage(kind, _fixed(array, (len(leaf), shape.numel()))), note
     return (array if leaf.dim() == 1 else _fixed(array, leaf.shape)), note
 
 
@@ -535,8 +586,8 @@ def _fixed(array: Any, shape: Sequence[int]) -> Any:
     return array
 
 
-def _ragged_array(flat: Tensor, sizes: Tensor, row: Sequence[int] | None) -> tuple[Any, list[int] | None]:
-    """The array of ragged rows, and the form that a reader takes them for."""
+def _ragged_array(array: Any, sizes: Tensor, row: Sequence[int] | None) -> tuple[Any, list[int] | None]:
+    """The array of ragged rows of these elements, and the form that a reader takes them for."""
     pa = pyarrow()
     dims = list(row) if row is not None else [-1] * sizes.shape[1]
     lengths = []
@@ -544,7 +595,6 @@ def _ragged_array(flat: Tensor, sizes: Tensor, row: Sequence[int] | None) -> tup
     for dim in range(len(dims)):
         lengths.append(sizes[:, dim].repeat_interleave(counts))
         counts = counts * sizes[:, dim]
-    array = _flat_array(flat)
     for dim, level in zip(reversed(dims), reversed(lengths)):
         if dim != -1:
             array = pa.Array.from_buffers(pa.list_(array.type, dim), len(level), [None], children=[array])
@@ -557,33 +607,38 @@ def _ragged_array(flat: Tensor, sizes: Tensor, row: Sequence[int] | None) -> tup
     return array, _only_ragged(dims)
 
 
-def _typed(array: Any, leaf: Tensor, column: TableColumn) -> Any:
-    """The array of numbers that stand for something else."""
+def _typed(array: Any, column: TableColumn) -> Any:
+    """The array of what numbers stand for."""
     pa = pyarrow()
     kind = column.type
     try:
         if column.categories is not None:
-            missing = leaf.numpy(force=True) < 0
+            missing = array.to_numpy() < 0
             codes = pa.array(array.to_numpy(), mask=missing) if missing.any() else array
-            values = pa.array(column.categories)
-            return pa.DictionaryArray.from_arrays(codes, values, ordered=kind == "ordered", safe=True)
-        if kind == "fixed_shape_tensor":
-            shape = leaf.shape[1:]
-            flat = _fixed(array, (leaf.shape[0], shape.numel()))
-            return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(array.type, list(shape)), flat)
-        target = _type_named(kind or "")
-        if target is None or leaf.dim() > 1:
-            return _fixed(array, leaf.shape)
-        if pa.types.is_decimal(target):
-            return array.cast(target, safe=False)
-        return array.view(target) if array.type.bit_width == target.bit_width else array.cast(pa.int64()).cast(target)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, IndexError) as error:
-        what = f"{kind or 'categories'} that the entry beside it says"
-        raise ValueError(f"{entry_of(column.path)}its values are not the {what}: {error}") from None
+            values = pa.array(column.categories, None if column.categories else pa.string())
+            if not _is_same(values.to_pylist(), column.categories):
+                raise pa.ArrowInvalid(f"Arrow makes {values.type} of the categories, which changes them")
+            return pa.DictionaryArray.from_arrays(codes, values, ordered=kind == ORDERED, safe=True)
+        if kind is None or kind == TENSOR:
+            return array
+        target = _type_named(kind)
+        if not pa.types.is_decimal(target):
+            return array.view(target)
+        made = array.cast(target, safe=False)
+        if not made.cast(array.type).equals(array):
+            raise pa.ArrowInvalid("some have more digits, or are no finite numbers")
+        return made
+    except (pa.ArrowException, ValueError, TypeError, IndexError) as error:
+        name = joined((*column.path[:-1], column.path[-1] + (TYPE if column.categories is None else CATEGORIES)))
+        what = "categories" if column.categories is not None else kind
+        raise ValueError(
+            f"{entry_of(column.path)}its values are not the {what} that the entry {name!r} says: {error}; without that "
+            "entry they are written as numbers"
+        ) from None
 
 
 def _type_named(name: str) -> Any:
-    """The type that Arrow writes so; `None` when it is none of time and none of decimals."""
+    """The type of times or decimals that Arrow writes so."""
     pa = pyarrow()
     base, _, inner = name.partition("[")
     if found := re.fullmatch(r"decimal(\d+)\((\d+), (-?\d+)\)", name):
@@ -593,7 +648,7 @@ def _type_named(name: str) -> Any:
     unit, _, zone = inner.removesuffix("]").partition(", tz=")
     if base == "timestamp":
         return pa.timestamp(unit, zone or None)
-    return getattr(pa, base)(unit) if base in ("duration", "time32", "time64") else None
+    return getattr(pa, base)(unit)
 
 
 def _array_of_values(column: TableColumn) -> tuple[Any, dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,11 +40,16 @@ from tensordict.memory.mapped import check_storable
 
 # What follows the name of an entry in those of the ones that say more about it.
 TYPE, CATEGORIES, MASK = "_arrow_type", "_categories", "_mask"
-# The types that a leaf of integers or floats may stand for, as Arrow writes them.
-_TYPES = re.compile(
-    r"timestamp\[(s|ms|us|ns)(, tz=[^\]]+)?\]|duration\[(s|ms|us|ns)\]|date32\[day\]|date64\[ms\]|time32\[(s|ms)\]|"
-    r"time64\[(us|ns)\]|decimal(32|64|128|256)\(\d+, -?\d+\)|ordered|fixed_shape_tensor"
-)
+# The types that numbers may stand for, as Arrow writes them, by the dtype that these have then.
+_TYPES = {
+    torch.int32: re.compile(r"date32\[day\]|time32\[(s|ms)\]"),
+    torch.int64: re.compile(
+        r"timestamp\[(s|ms|us|ns)(, tz=[^\]]+)?\]|duration\[(s|ms|us|ns)\]|date64\[ms\]|time64\[(us|ns)\]"
+    ),
+    torch.float64: re.compile(r"decimal(32|64|128|256)\(([1-9]|1[0-5]), -?\d+\)"),
+}
+# The type of codes whose categories are in ascending order, and that of tensors of one shape.
+ORDERED, TENSOR = "ordered", "fixed_shape_tensor"
 _VERSION = 1
 
 Nulls = Literal["mask"] | None
@@ -164,16 +169,20 @@ def _by_path(items: Any) -> dict[Path, dict[str, Any]]:
 # --- of containers ----------------------------------------------------------------------------------------------------
 
 
-def columns_of(container: Any) -> tuple[list[TableColumn], int, TableStructure]:
+def columns_of(container: Any, text_categories: bool = False) -> tuple[list[TableColumn], int, TableStructure]:
     """The columns of a container, how many rows they have, and what it is beside them.
 
-    The rows are its first batch dim; without batch dims, the first dim that all leaves share.
+    The rows are its first batch dim; without batch dims, the first dim that all leaves share. `MetaData` beside a leaf
+    that says what its numbers stand for is told to its column, any other to the structure.
+
+    Args:
+        text_categories: whether the table keeps categories only if they are text or bytes.
 
     Raises:
         UnsupportedEntryError: an entry has no form as a column.
         ValueError: the leaves have no dim in common that would be the rows.
     """
-    found = _Columns(TableStructure(), [], None)
+    found = _Columns(TableStructure(), [], None, text_categories)
     found.take(container, ())
     if found.rows is None:
         raise ValueError("the container has neither batch dims nor leaves, so that nobody can say how many rows it has")
@@ -187,6 +196,7 @@ class _Columns:
     structure: TableStructure
     columns: list[TableColumn]
     rows: int | None
+    text_categories: bool
 
     def take(self, container: Any, path: Path) -> None:
         form = specification_of(container, path)
@@ -215,7 +225,9 @@ class _Columns:
             else:
                 self._entry(form, (*path, name), entry, said)
         if said:
-            node["metadata"] = said
+            self._tell(self.columns[before:], path, said)
+        if said:
+            node["metadata"] = {name: _exact((*path, name), value) for name, value in said.items()}
         if not path or len(node) > 1 or size[1:] or not size or len(self.columns) == before:
             self.structure.nodes[path] = node
 
@@ -229,10 +241,20 @@ class _Columns:
         if not form.is_value:
             return self.take(entry, path)
         if form.kind == "MetaData":
-            if not _belongs(parent.entries, path[-1], form.value):
-                said[path[-1]] = _exact(path, form.value)
+            said[path[-1]] = form.value
             return None
         self._values(path, form)
+
+    def _tell(self, columns: Sequence[TableColumn], path: Path, said: dict[str, Any]) -> None:
+        """Tell columns of the container at `path` what is said about them, and take that from what is said."""
+        for column in columns:
+            if column.path[:-1] != path or column.dtype is None:
+                continue
+            name = column.path[-1]
+            if _are_categories(column.dtype, said.get(name + CATEGORIES), self.text_categories):
+                column.categories = said.pop(name + CATEGORIES)
+            if _is_type(column, said.get(name + TYPE)):
+                column.type = said.pop(name + TYPE)
 
     def _leaf(self, path: Path, leaf: Tensor) -> None:
         try:
@@ -267,35 +289,29 @@ class _Columns:
         self.columns.append(TableColumn(path, value, batch=list(size[1:])))
 
 
-def _belongs(entries: Mapping[str, Any], name: str, value: Any) -> bool:
-    """Whether an entry says more about another one, which `noted` then finds."""
-    if name.endswith(TYPE):
-        return (
-            isinstance(entries.get(name[: -len(TYPE)]), Tensor) and type(value) is str and bool(_TYPES.fullmatch(value))
-        )
-    if name.endswith(CATEGORIES):
-        leaf = entries.get(name[: -len(CATEGORIES)])
-        return isinstance(leaf, Tensor) and not leaf.is_floating_point() and type(value) is list
-    return False
+def _is_type(column: TableColumn, value: Any) -> bool:
+    """Whether a value is the type of what the numbers of a column stand for."""
+    if type(value) is not str or column.dtype is None:
+        return False
+    if column.categories is not None:
+        return value == ORDERED
+    if value == TENSOR:
+        return len(column.shape) > 0 and not column.values.is_nested and column.dtype is not torch.bool
+    pattern = _TYPES.get(column.dtype)
+    return pattern is not None and pattern.fullmatch(value) is not None
 
 
-def noted(container: Any, columns: Iterable[TableColumn]) -> None:
-    """Tell columns what the `MetaData` beside their entries say about them."""
-    levels: dict[Path, Any] = {}
-    for column in columns:
-        above, name = column.path[:-1], column.path[-1]
-        if above not in levels:
-            level = container if not above else container.get(above)
-            levels[above] = {key: level.get(key) for key in level._structure() if key.endswith((TYPE, CATEGORIES))}
-        beside = levels[above]
-        if not beside or not isinstance(column.values, Tensor):
-            continue
-        kind, categories = (getattr(beside.get(name + end), "_value", None) for end in (TYPE, CATEGORIES))
-        entries = {name: column.values}
-        if kind is not None and _belongs(entries, name + TYPE, kind):
-            column.type = kind
-        if categories is not None and _belongs(entries, name + CATEGORIES, categories):
-            column.categories = categories
+def _are_categories(dtype: torch.dtype, value: Any, text: bool) -> bool:
+    """Whether a value is the list of what codes of this dtype stand for."""
+    if type(value) is not list or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return False
+    kinds = set(map(type, value))
+    try:
+        # A table has one type for all of them.
+        has_type = kinds <= {str} or kinds == {bytes} or (not text and len(kinds - {type(None)}) == 1)
+        return has_type and len(set(value)) == len(value)
+    except TypeError:  # such as lists, of which nobody can say quickly whether they are there once
+        return False
 
 
 def places_of(columns: Sequence[TableColumn], separator: str | None) -> list[Path]:

@@ -70,8 +70,11 @@ class CsvOptions:
         if isinstance(given.get("na_values"), str):
             given["na_values"] = [given["na_values"]]
         known = {name: value for name, value in given.items() if name in _FROM_PANDAS and value is not None}
-        lists = all(isinstance(known.get(name, []), (list, tuple)) for name in ("usecols", "na_values"))
-        if len(known) < sum(value is not None for value in given.values()) or not lists:
+        lists = [known.get(name, []) for name in ("usecols", "na_values")]
+        are_names = all(
+            isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given) for given in lists
+        )
+        if len(known) < sum(value is not None for value in given.values()) or not are_names:
             return None
         one_letter = all(len(known.get(name, ",")) == 1 for name in ("sep", "quotechar", "escapechar"))
         return CsvOptions(dtype=dtype, **known) if one_letter else None
@@ -118,20 +121,29 @@ def csv_tables(files: Sequence[SourceFile], options: CsvOptions, nulls: bool) ->
     return TextTables(files, _CsvColumns(options), nulls)
 
 
-def write_csv(file: Any, tables: Iterable[Any], sep: str = ",") -> None:
-    """Write tables of one schema to a binary file, with a header; text is in quotes, no value is an empty cell."""
+def write_csv(file: Any, tables: Iterable[Any]) -> None:
+    """Write tables of one schema to a binary file, with a header; text is in quotes, no value is an empty cell.
+
+    Raises:
+        ValueError: as `refuse_compound`.
+    """
     csv = require("pyarrow.csv", "tabular")
     writer = None
     for table in tables:
         if writer is None:
-            _refuse_compound(table.schema)
-            writer = csv.CSVWriter(file, table.schema, write_options=csv.WriteOptions(delimiter=sep))
+            refuse_compound(table.schema)
+            writer = csv.CSVWriter(file, table.schema)
         writer.write(table)
     if writer is not None:
         writer.close()
 
 
-def _refuse_compound(schema: Any) -> None:
+def refuse_compound(schema: Any) -> None:
+    """Refuse tables with columns of more than one value a row, which have no form as a cell.
+
+    Raises:
+        ValueError: there is one; it is named.
+    """
     pa = require("pyarrow", "tabular")
     kinds = pa.types
     for column in schema:

@@ -19,7 +19,7 @@ def table_of_dataset(dataset: Any) -> Any:
             f"from_hf reads a datasets.Dataset or a DatasetDict, got {type(dataset).__name__}: of one that is streamed "
             "Dataset.from_list(list(dataset.take(1000))) makes one of the first rows"
         )
-    pa = require("pyarrow", "hf")
+    pa, compute = require("pyarrow", "hf"), require("pyarrow.compute", "hf")
     table = dataset.with_format("arrow")[:]
     for position, name in enumerate(table.column_names):
         column = table.column(name)
@@ -27,7 +27,7 @@ def table_of_dataset(dataset: Any) -> Any:
         if isinstance(column.type, pa.BaseExtensionType):
             shape = getattr(features[name], "shape", None)
             column = _fixed(pa, column, shape) if shape and None not in shape else _storage(pa, column)
-        elif names and pa.types.is_integer(column.type) and not pa.compute.any(pa.compute.less(column, 0)).as_py():
+        elif names and pa.types.is_integer(column.type) and not compute.any(compute.less(column, 0)).as_py():
             chunks = [
                 pa.DictionaryArray.from_arrays(chunk.cast(pa.int64()), pa.array(names)) for chunk in column.chunks
             ]

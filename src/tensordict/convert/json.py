@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import torch
 
+from tensordict.convert import arrow
 from tensordict.convert.sources import SourceFile
 from tensordict.convert.text_tables import TextTables
 from tensordict.core import registry
 from tensordict.core.extras import require
+from tensordict.io.values import restored
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
@@ -65,16 +67,16 @@ def json_tables(files: Sequence[SourceFile], lines: bool, nulls: bool) -> TextTa
 
 
 def write_json(file: BinaryIO, tables: Iterable[Any], lines: bool) -> None:
-    """Write the rows of tables as objects: one a line, or in one array.
+    """Write the rows of tables that `arrow.table_of` made as objects: one a line, or in one array.
 
-    NaN, which JSON has not, becomes null.
+    NaN, which JSON has not, becomes null; values that the tables keep as JSON are that.
 
     Raises:
         ValueError: a number is infinite.
         TypeError: a value has no form in JSON.
     """
     begin, between, end = (b"", b"\n", b"\n") if lines else (b"[", b",\n", b"]\n")
-    rows = itertools.chain.from_iterable(table.to_pylist() for table in tables)
+    rows = itertools.chain.from_iterable(map(_rows_of_table, tables))
     file.write(begin)
     wrote = False
     for row in rows:
@@ -82,6 +84,19 @@ def write_json(file: BinaryIO, tables: Iterable[Any], lines: bool) -> None:
         wrote = True
     if wrote or not lines:
         file.write(end)
+
+
+def _rows_of_table(table: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a table, of which some are in memory at a time."""
+    texts = [place for place, note in arrow.notes_of(table.schema).items() if note.get("values") == "json"]
+    for batch in table.to_batches(max_chunksize=_LINES):
+        for row in batch.to_pylist():
+            for *above, name in texts:
+                level = row
+                for key in above:
+                    level = level[key]
+                level[name] = restored(json.loads(level[name]))
+            yield row
 
 
 def _text(row: dict[str, Any]) -> str:
@@ -107,7 +122,7 @@ def _without_nan(value: Any) -> Any:
         raise ValueError("JSON has no infinite numbers: use to_parquet, or td.clamp first")
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
-    return [_without_nan(inner) for inner in value] if isinstance(value, list) else value
+    return [_without_nan(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -116,10 +131,11 @@ def _without_nan(value: Any) -> Any:
 def _lines(path: str, shown: str) -> Iterator[list[dict[str, Any]]]:
     """The objects of a file that has one a line, some at a time."""
     with open(path, "rb") as file:
-        row = 0
-        while lines := list(itertools.islice(file, _LINES)):
-            yield [_parsed(line, shown, row + number) for number, line in enumerate(lines, 1) if not line.isspace()]
-            row += len(lines)
+        lines = (line for line in file if not line.isspace())
+        row = 1
+        while piece := list(itertools.islice(lines, _LINES)):
+            yield [_parsed(line, shown, row + position) for position, line in enumerate(piece)]
+            row += len(piece)
 
 
 def _parsed(line: bytes, shown: str, row: int) -> dict[str, Any]:
@@ -172,9 +188,13 @@ def _records(path: str, shown: str) -> Iterator[list[dict[str, Any]]]:
 
 def _rows_of_columns(columns: dict[str, Any], shown: str) -> list[dict[str, Any]]:
     lengths: dict[str, int] = {}
+    rows: list[str] | None = None
     for name, values in columns.items():
-        if isinstance(values, dict):  # as pandas writes columns, by the number of the row
-            values = columns[name] = list(values.values())
+        if isinstance(values, dict):  # as pandas writes columns, by the name of the row
+            rows = list(values) if rows is None else rows
+            if values.keys() != set(rows):
+                raise ValueError(f"{shown}, column {name!r}: its rows have other names than those of other columns")
+            values = columns[name] = [values[row] for row in rows]
         if not isinstance(values, list):
             raise ValueError(f"{shown}, column {name!r}: a column is an array, got {_word(values)}")
         lengths[name] = len(values)
@@ -269,7 +289,7 @@ class _JsonColumns:
             for field in other:
                 fields[field.name] = self._merged(fields.get(field.name, pa.null()), field.type)
             return pa.struct(list(fields.items()))
-        if _is_list(types, one) and _is_list(types, other):
+        if arrow.is_list(one) and arrow.is_list(other):
             inner = self._merged(one.value_type, other.value_type)
             sizes = {kind.list_size if types.is_fixed_size_list(kind) else -1 for kind in (one, other)}
             return pa.list_(inner, *(sizes if len(sizes) == 1 else {-1}))
@@ -282,10 +302,6 @@ def _rounded(value: Any, types: Any, type: Any) -> Any:
         return None
     if types.is_struct(type):
         return {field.name: _rounded(value.get(field.name), types, field.type) for field in type}
-    if _is_list(types, type):
+    if arrow.is_list(type):
         return [_rounded(inner, types, type.value_type) for inner in value]
     return float(value) if types.is_floating(type) else value
-
-
-def _is_list(types: Any, kind: Any) -> bool:
-    return bool(types.is_list(kind) or types.is_fixed_size_list(kind))

@@ -15,7 +15,6 @@ from tensordict.convert.columns import (
     TableOptions,
     columns_of,
     container_of,
-    noted,
     paths_of,
     places_of,
 )
@@ -25,6 +24,9 @@ from tensordict.core.keys import joined
 
 if TYPE_CHECKING:
     from tensordict.containers.dense import TensorDict
+
+# What pandas has, unlike Arrow.
+_COMPLEX = (torch.complex64, torch.complex128)
 
 
 def from_pandas(
@@ -81,6 +83,10 @@ def container_of_frame(frame: Any, reading: TableOptions) -> Any:
         kind = getattr(series.dtype, "kind", "O")
         if kind in "biufc" and not pandas.api.types.is_extension_array_dtype(series.dtype):
             values = series.to_numpy()
+            if values.dtype.itemsize > (16 if kind == "c" else 8):
+                raise ValueError(
+                    f"column {name!r} is of {values.dtype}, which torch has not: frame.astype({{{name!r}: 'float64'}})"
+                )
             reader.found.append(
                 TableColumn(path, torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=True)))
             )
@@ -112,7 +118,6 @@ def frame_of(container: Any, separator: str | None) -> Any:
     """
     pandas = require("pandas", "tabular")
     columns, rows, _ = columns_of(container)
-    noted(container, columns)
     for column in columns:
         if separator is None and len(column.path) > 1:
             raise ValueError(
@@ -129,7 +134,7 @@ def _series(pandas: Any, column: TableColumn) -> Any:
     leaf = column.values
     if isinstance(leaf, Tensor) and not leaf.is_nested and column.type is None and column.categories is None:
         leaf = leaf.detach()
-        if leaf.dim() == 1 and leaf.dtype not in arrow.WIDER:
+        if leaf.dim() == 1 and (leaf.dtype not in arrow.WIDER or leaf.dtype in _COMPLEX):
             return leaf.numpy(force=True)
     elif not isinstance(leaf, Tensor) and set(map(type, leaf)) - {str, type(None)}:
         values = pandas.Series([None] * len(leaf), dtype=object)

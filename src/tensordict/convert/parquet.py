@@ -13,7 +13,7 @@ from tensordict.convert import arrow
 from tensordict.convert.columns import Fill, Nulls, TableOptions, paths_of
 from tensordict.convert.sources import SourceFile, files_of
 from tensordict.core import registry
-from tensordict.core.errors import SaveError, meant
+from tensordict.core.errors import SaveError, UnsupportedEntryError, meant
 from tensordict.core.extras import require
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access
@@ -82,16 +82,33 @@ def container_of_files(
     """
     parquet, pa = _library()
     files = files_of(path, access)
-    tables = []
+    tables: list[Any] = []
     for file in files:
         with file.local() as local, _naming(file):
             if os.path.isdir(local):
                 tables.append(parquet.read_table(local, columns=_listed(columns), **options))
             else:
                 tables.append(_read(local, columns, options))
+            if len(tables) > 1:
+                _check_same(tables[0].schema, tables[-1].schema, files[0])
     with _naming(files[-1]):
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return arrow.container_of_table(table, reading)
+
+
+def _check_same(first: Any, schema: Any, file: SourceFile) -> None:
+    """Check that the rows of a file go behind those of the first one: of the first, all is said by its schema alone."""
+    if not schema.equals(first):
+        raise SaveError(f"its columns are {_shown(schema)}, and those of {file.path!r} are {_shown(first)}")
+    if arrow.notes_of(schema) != arrow.notes_of(first):
+        raise SaveError(
+            f"its columns stand for other dtypes or values than those of {file.path!r} do: read it by itself, or some "
+            "rows at a time with batch_size_rows="
+        )
+
+
+def _shown(schema: Any) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _read(path: str, columns: Sequence[str] | None, options: dict[str, Any]) -> Any:
@@ -167,7 +184,9 @@ def write(
         UnsupportedEntryError: an entry has no form in a table.
     """
     parquet, pa = _library()
-    table = arrow.table_of(container, separator)
+    # Of other categories it keeps what the codes stand for, and no codes.
+    table = arrow.table_of(container, separator, text_categories=True)
+    refuse_empty_lists(table.schema)
 
     def save(local: PathLike) -> None:
         check = None if overwrite else _refuse_other
@@ -180,6 +199,27 @@ def write(
             transaction.commit()
 
     write_file(path, storage_options, overwrite, save)
+
+
+def refuse_empty_lists(schema: Any) -> None:
+    """Refuse columns whose rows have no elements, which Parquet files would be unreadable for.
+
+    Raises:
+        UnsupportedEntryError: there is one; it is named.
+    """
+    types = arrow.pyarrow().types
+    for field in schema:
+        kind, name = field.type, field.name
+        if types.is_struct(kind):
+            refuse_empty_lists([inner.with_name(f"{name}.{inner.name}") for inner in kind])
+        kind = getattr(kind, "storage_type", kind)
+        while arrow.is_list(kind):
+            if types.is_fixed_size_list(kind) and not kind.list_size:
+                raise UnsupportedEntryError(
+                    f"column {name!r} has rows without elements, which Parquet has no form for: leave it out with "
+                    "td.exclude, or save in another format"
+                )
+            kind = kind.value_type
 
 
 def _refuse_other(path: str) -> None:

@@ -48,6 +48,8 @@ class SourceFile:
 def files_of(path: PathLike, access: Access) -> list[SourceFile]:
     """The files that a path, a URL or a pattern of either (`*`, `?`, `[...]`, `**`) stands for, by name.
 
+    A URL with a `?` alone is no pattern: that begins a query.
+
     Raises:
         FileNotFoundError: there are none.
         SaveError: the pattern is a URL of HTTP, which lists nothing.

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, Protocol
 
+from tensordict.convert import arrow
 from tensordict.convert.sources import SourceFile
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
@@ -55,7 +56,7 @@ class TextTables:
         for where in self._pieces():
             self._columns.look(where[-1])
             kept.append(where)
-        return require("pyarrow", "tabular").Table.from_batches(self._made(kept))
+        return arrow.pyarrow().Table.from_batches(self._made(kept))
 
     def batches(self) -> Iterator[Any]:
         """Record batches, one in memory at a time: the files are read twice."""
@@ -101,16 +102,33 @@ def refuse_duplicates(names: Sequence[str], shown: str) -> None:
 
 def _refuse_nulls(table: Any, shown: str, row: int) -> None:
     """Refuse columns that become tensors and lack values."""
-    types = require("pyarrow", "tabular").types
-    for column in table.schema:
-        values = table.column(column.name)
-        if values.null_count and not (types.is_string(column.type) or types.is_null(column.type)):
-            at = values.is_null().index(True).as_py()
+    for name, array in zip(table.schema.names, table.columns):
+        found = _first_null(array, name)
+        if found is not None:
+            name, at, count = found
             raise ValueError(
-                f"{shown}, column {column.name!r}, row {row + at}: there is no value ({values.null_count} of "
-                f"{len(values)} rows read have none): fill=0 puts a number there, nulls='mask' adds a leaf "
-                f"{column.name + '_mask'!r}"
+                f"{shown}, column {name!r}, row {row + at}: there is no value ({count} of those in {len(table)} rows "
+                f"read are missing): fill=0 puts a number there, nulls='mask' adds a leaf {name + '_mask'!r}"
             )
+
+
+def _first_null(array: Any, name: str) -> tuple[str, int, int] | None:
+    """The column inside an array that becomes a tensor and lacks values, the first row that does, and how many do."""
+    types, inner = arrow.pyarrow().types, array.type
+    if types.is_struct(inner):
+        fields = zip(inner, array.flatten())
+        return next(filter(None, (_first_null(part, f"{name}.{field.name}") for field, part in fields)), None)
+    while arrow.is_list(inner):
+        inner = inner.value_type
+    if types.is_string(inner) or types.is_null(inner) or types.is_struct(inner):
+        return None
+    if array.null_count:
+        return name, array.is_null().index(True).as_py(), array.null_count
+    if array.type == inner:
+        return None
+    found = _first_null(array.flatten(), name)
+    parents = require("pyarrow.compute", "tabular").list_parent_indices
+    return None if found is None else (name, parents(array)[found[1]].as_py(), found[2])
 
 
 def write_text(

@@ -1,16 +1,17 @@
-"""Rows in files of other programs: CSV, JSON, data sets of Hugging Face and of MosaicML."""
+"""Tables in files of other programs: Parquet, CSV, JSON and MDS, the streaming data sets of MosaicML."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from tensordict.convert import huggingface, mds
-from tensordict.convert.columns import Fill, Nulls
-from tensordict.convert.csv import CsvOptions, csv_tables, write_csv
+from tensordict.convert import mds, parquet
+from tensordict.convert.columns import Fill, Nulls, TableOptions
+from tensordict.convert.csv import CsvOptions, csv_tables, refuse_compound, write_csv
 from tensordict.convert.json import json_tables, write_json
 from tensordict.convert.sources import SourceFile, files_of
 from tensordict.convert.text_tables import write_text
@@ -18,16 +19,122 @@ from tensordict.core.extras import require
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access, CacheDir
 from tensordict.memory.mapped import PathLike
-from tensordict.ops.tables import Tables
+from tensordict.ops.tables import Tables, finished
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from datasets import Dataset  # type: ignore[import-untyped]
-
 
 class TableFiles(Tables):
-    """`from_csv`, `from_json`, `from_hf`, `from_mds`, and their opposites."""
+    """`from_parquet`, `from_csv`, `from_json`, `from_mds`, and their opposites."""
+
+    @overload
+    @classmethod
+    def from_parquet(cls, path: PathLike, *, batch_size_rows: int, **options: Any) -> Iterator[Self]: ...
+    @overload
+    @classmethod
+    def from_parquet(cls, path: PathLike, *, batch_size_rows: None = ..., **options: Any) -> Self: ...
+    @classmethod
+    def from_parquet(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: object = None,
+        batch_size: object = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        columns: Sequence[str] | None = None,
+        nulls: Nulls = None,
+        fill: Fill = None,
+        metadata: bool = True,
+        batch_size_rows: int | None = None,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
+        **kwargs: Any,
+    ) -> Self | Iterator[Self]:
+        """A container of the columns of Parquet files, with their rows as batch dim; or an iterator over parts of it.
+
+        Columns become what those of Arrow do, see :meth:`from_arrow`. Of a file that :meth:`to_parquet` wrote, the
+        container comes back: batch dims beyond the first, names, lazy stacks and, where the program knows the class,
+        tensorclasses.
+
+        Args:
+            path: a file, a folder of files, a pattern (`"part-*.parquet"`, files in the order of their names), or a URL
+                of a file or pattern.
+            columns: the columns to read; all by default. `"a.b"` is the field `b` of the struct `a`.
+            batch_size_rows: give an iterator over containers of so many rows (the last one of a file has the rest), of
+                which one is in memory at a time.
+            storage_options, cache_dir: how a URL is reached, and where copies are kept; as for :meth:`load`.
+            **kwargs: of `pyarrow.parquet.read_table`, such as `filters=`; with `batch_size_rows` those of
+                `pyarrow.parquet.ParquetFile.iter_batches`, such as `row_groups=`.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as for
+                :meth:`from_arrow`.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; names the extra.
+            FileNotFoundError: there is no such file.
+            SaveError: a file is broken or no Parquet file; it is named.
+            ValueError: there is no such column, or as for :meth:`from_arrow`; the file and the column are named.
+
+        Example:
+            >>> import os, tempfile, torch
+            >>> from tensordict import TensorDict
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "x.parquet")
+            ...     TensorDict(a=torch.arange(5), batch_size=[5]).to_parquet(path)
+            ...     [part["a"].tolist() for part in TensorDict.from_parquet(path, batch_size_rows=2)]
+            [[0, 1], [2, 3], [4]]
+        """
+        reading, access = TableOptions(separator, dtype, nulls, fill, metadata), Access.of(storage_options, cache_dir)
+        finish = partial(finished, cls)
+        sizes = (auto_batch_size, batch_dims, device, batch_size)
+        if batch_size_rows is None:
+            return finish(parquet.container_of_files(path, access, columns, reading, kwargs), *sizes)  # type: ignore[no-any-return]
+        parts = parquet.batches_of_files(path, access, columns, reading, batch_size_rows, kwargs)
+        return (finish(part, *sizes) for part in parts)
+
+    def to_parquet(
+        self,
+        path: PathLike,
+        *,
+        separator: str | None = None,
+        overwrite: bool = False,
+        durable: bool = False,
+        storage_options: StorageOptions | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write a Parquet file with one row for each element of the first batch dim, of what :meth:`to_arrow` gives.
+
+        It is written in one step: readers see the old file or the new one. Other programs read it as columns of
+        numbers, lists, structs and text.
+
+        Args:
+            path: the file, or the URL of one. A file that a container was written to is replaced.
+            separator: makes columns of nested entries, by joining their names, in place of structs.
+            overwrite: replace any other file, too.
+            durable: return when the file has reached the disk.
+            storage_options: how a URL is reached; as for :meth:`save`.
+            **kwargs: of `pyarrow.parquet.write_table`, such as `compression=` and `row_group_size=`.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; names the extra.
+            SaveError: there is another file, without `overwrite`.
+            UnsupportedEntryError, ValueError: as for :meth:`to_arrow`; nothing is written.
+            OSError: the file cannot be written; what was there before stays.
+
+        Example:
+            >>> import os, tempfile, torch
+            >>> from tensordict import TensorDict, from_parquet
+            >>> td = TensorDict(a=torch.arange(4).view(2, 2), batch_size=[2, 2], names=["time", None])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     td.to_parquet(os.path.join(folder, "x.parquet"))
+            ...     back = from_parquet(os.path.join(folder, "x.parquet"))
+            >>> back.batch_size, back.names
+            (torch.Size([2, 2]), ['time', None])
+        """
+        parquet.write(self, path, separator, overwrite, durable, storage_options, kwargs)
 
     @classmethod
     def from_csv(
@@ -137,6 +244,7 @@ class TableFiles(Tables):
             1,"y"
         """
         table = self.to_arrow(separator=separator).replace_schema_metadata()
+        refuse_compound(table.schema)
 
         def write(file: Any) -> None:
             if kwargs:
@@ -245,7 +353,7 @@ class TableFiles(Tables):
             {"a": 0, "b": {"c": [0.0, 0.0]}}
             {"a": 1, "b": {"c": [0.0, 0.0]}}
         """
-        table = self.to_arrow(separator=separator).replace_schema_metadata()
+        table = self.to_arrow(separator=separator)
 
         def write(file: Any) -> None:
             if kwargs:
@@ -254,70 +362,6 @@ class TableFiles(Tables):
                 write_json(file, [table], lines)
 
         write_text(path, overwrite, storage_options, write)
-
-    @classmethod
-    def from_hf(
-        cls,
-        dataset: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
-        separator: str | None = None,
-        dtype: torch.dtype | None = None,
-        nulls: Nulls = None,
-        fill: Fill = None,
-        metadata: bool = True,
-    ) -> Self:
-        """A container of the columns of a data set of Hugging Face (`datasets`), with its rows as batch dim.
-
-        Numbers share the memory of the data set, or the map of its file, unless it is in several pieces or its rows
-        were chosen (`select`, `shuffle`), which copies them. A `ClassLabel` becomes codes, with its names as the entry
-        `<name>_categories`; arrays (`Array2D`, ...) and lists of a fixed length leaves with more dims. The rest is as
-        :meth:`from_arrow` says.
-
-        Args:
-            dataset: a `datasets.Dataset`; a `DatasetDict` becomes a container of its splits.
-            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as of
-                :meth:`from_arrow`.
-
-        Raises:
-            TypeError: it is none of these.
-            ValueError: as of :meth:`from_arrow`.
-
-        Example:
-            >>> from datasets import Dataset
-            >>> from tensordict import TensorDict
-            >>> TensorDict.from_hf(Dataset.from_dict({"x": [1.5, 2.5], "text": ["a", "b"]}))["x"]
-            tensor([1.5000, 2.5000], dtype=torch.float64)
-        """
-        options: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
-        options |= {"batch_size": batch_size, "separator": separator, "dtype": dtype}
-        options |= {"nulls": nulls, "fill": fill, "metadata": metadata}
-        if isinstance(dataset, dict):
-            return cls.from_dict({name: cls.from_hf(split, **options) for name, split in dataset.items()})
-        return cls.from_arrow(huggingface.table_of_dataset(dataset), **options)
-
-    def to_hf(self, *, separator: str | None = None) -> Dataset:
-        """A `datasets.Dataset` with a row for each element of the first batch dim, over the memory of leaves in RAM.
-
-        Columns are as :meth:`to_arrow` gives them; codes with categories become a `ClassLabel`.
-
-        Args:
-            separator: makes columns of nested entries, by joining their names, in place of structs.
-
-        Raises:
-            ModuleNotFoundError: datasets is missing; names the extra.
-            UnsupportedEntryError: an entry has no form in a table, which is named.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict(x=torch.arange(3), batch_size=[3]).to_hf()[1]
-            {'x': 1}
-        """
-        return huggingface.dataset_of_table(self.to_arrow(separator=separator))
 
     def to_mds(
         self,

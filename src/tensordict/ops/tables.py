@@ -1,17 +1,13 @@
-"""Tables: containers of the columns of Arrow, pandas, Polars and Parquet, and back."""
+"""Tables in memory: containers of the columns of Arrow, pandas, Polars and data sets of Hugging Face, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensordict.convert import arrow, pandas, parquet, polars
+from tensordict.convert import arrow, huggingface, pandas, polars
 from tensordict.convert.columns import Fill, Nulls, TableOptions
-from tensordict.io.remote_saves import Access
-from tensordict.memory.mapped import PathLike
 from tensordict.ops.converting import Converting
 from tensordict.ops.foreign import adjusted
 
@@ -21,12 +17,11 @@ if TYPE_CHECKING:
     from pyarrow import Table  # type: ignore[import-untyped]
     from typing_extensions import Self
 
-    from tensordict.io.remote import StorageOptions
-    from tensordict.io.remote_saves import CacheDir
+    from datasets import Dataset  # type: ignore[import-untyped]
 
 
 class Tables(Converting):
-    """`from_arrow`, `from_pandas`, `from_polars`, `from_parquet`, and their opposites."""
+    """`from_arrow`, `from_pandas`, `from_polars`, `from_hf`, and their opposites."""
 
     @classmethod
     def from_arrow(
@@ -50,7 +45,7 @@ class Tables(Converting):
 
         - numbers: a leaf; truth values, which Arrow packs into bits, are copied;
         - lists of one size at any depth and `fixed_shape_tensor`: a leaf with as many more dims; lists of other sizes:
-          a ragged leaf; lists of anything but numbers: values;
+          a ragged leaf; lists of values: values;
         - structs: nested containers; dictionaries: codes, with the list of what they stand for as the entry
           `<name>_categories`, a `MetaData`;
         - dates, times and durations: integers in their own unit; decimals of up to 15 digits: float64, which is exact.
@@ -69,7 +64,8 @@ class Tables(Converting):
             batch_size: the batch size; the number of rows by default.
             separator: splits the names of columns into nested keys, as `"."` does `"a.b"`.
             dtype: what numbers and truth values are cast to.
-            nulls: `None` refuses numbers that are missing; `"mask"` adds a leaf `<name>_mask`, true where there is one.
+            nulls: `None` refuses numbers that are missing; `"mask"` adds a leaf `<name>_mask`, true where there is one:
+                one truth value a row, or one an element where they are missing inside lists.
             fill: what stands where there is none, for all columns or in a dict by name; 0 under a mask by default, -1
                 for codes.
             metadata: `False` leaves out the entries `<name>_categories` and `<name>_arrow_type`.
@@ -88,7 +84,7 @@ class Tables(Converting):
             (tensor([3, 4]), tensor([ True, False]))
         """
         container = arrow.container_of_table(table, TableOptions(separator, dtype, nulls, fill, metadata))
-        return _finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
     def to_arrow(self, *, separator: str | None = None) -> Table:
         """A `pyarrow.Table` with one row for each element of the first batch dim; without batch dims, of the first dim
@@ -159,7 +155,7 @@ class Tables(Converting):
             (torch.float64, ['x', 'y'], torch.Size([2]))
         """
         container = pandas.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
-        return _finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
     def to_pandas(self, *, separator: str | None = None) -> DataFrame:
         """A `pandas.DataFrame` with one row for each element of the first batch dim, or of the dim all leaves share.
@@ -224,7 +220,7 @@ class Tables(Converting):
             tensor([1, 7])
         """
         container = polars.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
-        return _finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
     def to_polars(self, *, separator: str | None = None) -> PolarsFrame:
         """A `polars.DataFrame` with one row for each element of the first batch dim, of what :meth:`to_arrow` gives.
@@ -244,116 +240,72 @@ class Tables(Converting):
         """
         return polars.frame_of(self, separator)
 
-    @overload
     @classmethod
-    def from_parquet(cls, path: PathLike, *, batch_size_rows: int, **options: Any) -> Iterator[Self]: ...
-    @overload
-    @classmethod
-    def from_parquet(cls, path: PathLike, *, batch_size_rows: None = ..., **options: Any) -> Self: ...
-    @classmethod
-    def from_parquet(
+    def from_hf(
         cls,
-        path: PathLike,
+        dataset: Any,
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: object = None,
-        batch_size: object = None,
+        device: Any = None,
+        batch_size: Any = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
-        columns: Sequence[str] | None = None,
         nulls: Nulls = None,
         fill: Fill = None,
         metadata: bool = True,
-        batch_size_rows: int | None = None,
-        storage_options: StorageOptions | None = None,
-        cache_dir: CacheDir | None = None,
-        **kwargs: Any,
-    ) -> Self | Iterator[Self]:
-        """A container of the columns of Parquet files, with their rows as batch dim; or an iterator over parts of it.
+    ) -> Self:
+        """A container of the columns of a data set of Hugging Face (`datasets`), with its rows as batch dim.
 
-        Columns become what those of Arrow do, see :meth:`from_arrow`. Of a file that :meth:`to_parquet` wrote, the
-        container comes back: batch dims beyond the first, names, lazy stacks and, where the program knows the class,
-        tensorclasses.
+        Numbers share the memory of the data set, or the map of its file, unless it is in several pieces or its rows
+        were chosen (`select`, `shuffle`), which copies them. A `ClassLabel` becomes codes, with its names as the entry
+        `<name>_categories`; arrays (`Array2D`, ...) and lists of a fixed length leaves with more dims. The rest is as
+        :meth:`from_arrow` says.
 
         Args:
-            path: a file, a folder of files, a pattern (`"part-*.parquet"`, files in the order of their names), or a URL
-                of a file or pattern.
-            columns: the columns to read; all by default. `"a.b"` is the field `b` of the struct `a`.
-            batch_size_rows: give an iterator over containers of so many rows (the last one of a file has the rest), of
-                which one is in memory at a time.
-            storage_options, cache_dir: how a URL is reached, and where copies are kept; as for :meth:`load`.
-            **kwargs: of `pyarrow.parquet.read_table`, such as `filters=`; with `batch_size_rows` those of
-                `pyarrow.parquet.ParquetFile.iter_batches`, such as `row_groups=`.
-            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as for
+            dataset: a `datasets.Dataset`; a `DatasetDict` becomes a container of its splits.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as of
                 :meth:`from_arrow`.
 
         Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            FileNotFoundError: there is no such file.
-            SaveError: a file is broken or no Parquet file; it is named.
-            ValueError: there is no such column, or as for :meth:`from_arrow`; the file and the column are named.
+            TypeError: it is none of these.
+            ValueError: as of :meth:`from_arrow`.
 
         Example:
-            >>> import os, tempfile, torch
+            >>> from datasets import Dataset
             >>> from tensordict import TensorDict
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "x.parquet")
-            ...     TensorDict(a=torch.arange(5), batch_size=[5]).to_parquet(path)
-            ...     [part["a"].tolist() for part in TensorDict.from_parquet(path, batch_size_rows=2)]
-            [[0, 1], [2, 3], [4]]
+            >>> TensorDict.from_hf(Dataset.from_dict({"x": [1.5, 2.5], "text": ["a", "b"]}))["x"]
+            tensor([1.5000, 2.5000], dtype=torch.float64)
         """
-        reading, access = TableOptions(separator, dtype, nulls, fill, metadata), Access.of(storage_options, cache_dir)
-        finish = partial(_finished, cls)
-        sizes = (auto_batch_size, batch_dims, device, batch_size)
-        if batch_size_rows is None:
-            return finish(parquet.container_of_files(path, access, columns, reading, kwargs), *sizes)  # type: ignore[no-any-return]
-        parts = parquet.batches_of_files(path, access, columns, reading, batch_size_rows, kwargs)
-        return (finish(part, *sizes) for part in parts)
+        options: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
+        options |= {"batch_size": batch_size, "separator": separator, "dtype": dtype}
+        options |= {"nulls": nulls, "fill": fill, "metadata": metadata}
+        if isinstance(dataset, dict):
+            return cls.from_dict({name: cls.from_hf(split, **options) for name, split in dataset.items()})
+        return cls.from_arrow(huggingface.table_of_dataset(dataset), **options)
 
-    def to_parquet(
-        self,
-        path: PathLike,
-        *,
-        separator: str | None = None,
-        overwrite: bool = False,
-        durable: bool = False,
-        storage_options: StorageOptions | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Write a Parquet file with one row for each element of the first batch dim, of what :meth:`to_arrow` gives.
+    def to_hf(self, *, separator: str | None = None) -> Dataset:
+        """A `datasets.Dataset` with a row for each element of the first batch dim, over the memory of leaves in RAM.
 
-        It is written in one step: readers see the old file or the new one. Other programs read it as columns of
-        numbers, lists, structs and text.
+        Columns are as :meth:`to_arrow` gives them; codes with categories become a `ClassLabel`.
 
         Args:
-            path: the file, or the URL of one. A file that a container was written to is replaced.
             separator: makes columns of nested entries, by joining their names, in place of structs.
-            overwrite: replace any other file, too.
-            durable: return when the file has reached the disk.
-            storage_options: how a URL is reached; as for :meth:`save`.
-            **kwargs: of `pyarrow.parquet.write_table`, such as `compression=` and `row_group_size=`.
 
         Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            SaveError: there is another file, without `overwrite`.
-            UnsupportedEntryError, ValueError: as for :meth:`to_arrow`; nothing is written.
-            OSError: the file cannot be written; what was there before stays.
+            ModuleNotFoundError: datasets is missing; names the extra.
+            UnsupportedEntryError: an entry has no form in a table, which is named.
 
         Example:
-            >>> import os, tempfile, torch
-            >>> from tensordict import TensorDict, from_parquet
-            >>> td = TensorDict(a=torch.arange(4).view(2, 2), batch_size=[2, 2], names=["time", None])
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     td.to_parquet(os.path.join(folder, "x.parquet"))
-            ...     back = from_parquet(os.path.join(folder, "x.parquet"))
-            >>> back.batch_size, back.names
-            (torch.Size([2, 2]), ['time', None])
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(x=torch.arange(3), batch_size=[3]).to_hf()[1]
+            {'x': 1}
         """
-        parquet.write(self, path, separator, overwrite, durable, storage_options, kwargs)
+        return huggingface.dataset_of_table(self.to_arrow(separator=separator))
 
 
-def _finished(
+def finished(
     cls: Any, container: Any, auto_batch_size: bool, batch_dims: int | None, device: object, batch_size: object
 ) -> Any:
     """What was read, of the class that was asked and with the batch size that was."""

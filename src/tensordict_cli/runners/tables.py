@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensordict.containers.dense import TensorDict
+from tensordict.convert.arrow import table_of
 from tensordict.convert.csv import CsvOptions, csv_tables, write_csv
 from tensordict.convert.json import json_tables, write_json
+from tensordict.convert.parquet import refuse_empty_lists
 from tensordict.convert.sources import files_of
 from tensordict.convert.text_tables import write_text
 from tensordict.core.errors import SaveError
@@ -62,7 +64,12 @@ def _of_table(path: str, metadata: bool) -> Iterator[Any]:
     kind = kind_of(path)
     if kind == _PARQUET:
         options = {"separator": _SEPARATOR, "metadata": metadata}
-        yield from TensorDict.from_parquet(path, batch_size_rows=_ROWS, **options)
+        is_empty = True
+        for part in TensorDict.from_parquet(path, batch_size_rows=_ROWS, **options):
+            yield part
+            is_empty = False
+        if is_empty:
+            raise SaveError(f"{path!r}: there are no rows, so that there is nothing to write")
         return
     found = files_of(path, Access.of(None))
     tables = csv_tables(found, CsvOptions(), False) if kind == _CSV else json_tables(found, True, False)
@@ -112,10 +119,17 @@ def _to_table(parts: Iterator[Any], target: str, overwrite: bool) -> int:
 
     def tables() -> Iterator[Any]:
         nonlocal count
+        first = None
         for part in parts:
-            table = part.to_arrow(separator=_SEPARATOR if kind == _CSV else None)
+            table = table_of(part, _SEPARATOR if kind == _CSV else None, text_categories=kind == _PARQUET)
+            first = table.schema if first is None else first
+            if kind != _JSON and table.schema.metadata != first.metadata:
+                raise SaveError(
+                    f"{target!r}: from row {count} on, entries hold values of other types than above, and a column has "
+                    "one type: convert to JSON lines, or load the save and write all of it at once"
+                )
             count += table.num_rows
-            yield table if kind == _PARQUET else table.replace_schema_metadata()
+            yield table
 
     def write(file: Any) -> None:
         if kind == _CSV:
@@ -132,6 +146,7 @@ def _to_table(parts: Iterator[Any], target: str, overwrite: bool) -> int:
 def _write_parquet(file: Any, tables: Iterator[Any]) -> None:
     parquet = require("pyarrow.parquet", "tabular")
     first = next(tables)
+    refuse_empty_lists(first.schema)
     with parquet.ParquetWriter(file, first.schema) as writer:
         writer.write_table(first)
         for table in tables:
