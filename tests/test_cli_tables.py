@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -87,32 +89,74 @@ import resource, sys
 from tensordict_cli import main
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-small, large, made, back = sys.argv[1:]
-main(["convert", small, made + "-small"])
-main(["convert", made + "-small", made + "-small.parquet"])
+suffix, small, large, made, back = sys.argv[1:]
+assert main(["convert", small, made + "-small"]) == 0
+assert main(["convert", made + "-small", made + "-small." + suffix]) == 0
 before = peak()
-main(["convert", large, made])
-main(["convert", made, back])
+assert main(["convert", large, made]) == 0
+assert main(["convert", made, back]) == 0
 print(peak() - before)
 """
+COUNT = 1 << 18
+
+
+def write_parquet(path: pathlib.Path, pieces: int) -> None:
+    """A file of 4.5 MiB for each piece."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    with parquet.ParquetWriter(path, pyarrow.schema({"x": "float64", "y": "float64"}), compression="none") as writer:
+        for _ in range(pieces):
+            columns = [torch.rand(COUNT, dtype=torch.float64).numpy() for _ in range(2)]
+            writer.write_table(pyarrow.table(columns, names=["x", "y"]))
+
+
+def write_csv(path: pathlib.Path, pieces: int) -> None:
+    """A file of 3.5 MiB for each piece."""
+    lines = "".join(f"{x:.6f},{x}\n" for x in torch.rand(COUNT // 2).tolist())
+    with open(path, "w") as file:
+        file.write("x,y\n")
+        for _ in range(pieces):
+            file.write(lines)
+
+
+def write_json_lines(path: pathlib.Path, pieces: int) -> None:
+    """A file of 5 MiB for each piece, of three times as much in objects of Python."""
+    lines = "".join(json.dumps({"x": row.tolist()}) + "\n" for row in torch.rand(4096, 64, dtype=torch.float64))
+    with open(path, "w") as file:
+        for _ in range(pieces):
+            file.write(lines)
 
 
 @pytest.mark.seconds
-def test_memory_does_not_grow_with_the_file(tmp_path: pathlib.Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    count = 1 << 18
-    for name, pieces in (("small", 2), ("large", 64)):
-        with parquet.ParquetWriter(
-            tmp_path / f"{name}.parquet", pyarrow.schema({"x": "float64", "y": "float64"}), compression="none"
-        ) as writer:
-            for _ in range(pieces):
-                columns = [torch.rand(count, dtype=torch.float64).numpy() for _ in range(2)]
-                writer.write_table(pyarrow.table(columns, names=["x", "y"]))
-    paths = [tmp_path / "small.parquet", tmp_path / "large.parquet", tmp_path / "made", tmp_path / "back.parquet"]
-    child = subprocess.run(
-        [sys.executable, "-c", PEAK, *paths], capture_output=True, text=True, timeout=200, check=True
+@pytest.mark.parametrize(
+    ("suffix", "write", "few", "many", "rows", "limit"),
+    [
+        ("parquet", write_parquet, 2, 64, 64 * COUNT, 128),
+        ("csv", write_csv, 14, 40, 20 * COUNT, 64),
+        ("jsonl", write_json_lines, 3, 12, 12 * 4096, 64),
+    ],
+    ids=["parquet", "csv", "jsonl"],
+)
+def test_memory_does_not_grow_with_the_file(
+    tmp_path: pathlib.Path,
+    suffix: str,
+    write: Callable[[pathlib.Path, int], None],
+    few: int,
+    many: int,
+    rows: int,
+    limit: float,
+) -> None:
+    small, large, made, back = (
+        tmp_path / name for name in (f"small.{suffix}", f"large.{suffix}", "made", f"back.{suffix}")
     )
-    # The data are 256 MiB.
-    assert float(child.stdout.splitlines()[-1]) < 128
-    assert parquet.ParquetFile(paths[3]).metadata.num_rows == 64 * count
+    write(small, few)
+    write(large, many)
+    command = [sys.executable, "-c", PEAK, suffix, small, large, made, back]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert len(open_dataset(made)) == rows
+    assert float(child.stdout.splitlines()[-1]) < limit
+    if suffix == "parquet":
+        assert pytest.importorskip("pyarrow.parquet").ParquetFile(back).metadata.num_rows == rows
+    else:
+        with open(back, "rb") as file:
+            assert sum(1 for _ in file) == rows + (suffix == "csv")

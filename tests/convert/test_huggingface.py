@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import pathlib
 import sys
 
 import pytest
@@ -72,3 +74,28 @@ def test_what_is_none_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"tensordict\[hf\]"):
         td.to_hf()
+
+
+@pytest.mark.parametrize("kept_in_memory", [False, True])
+def test_data_sets_on_disk(tmp_path: pathlib.Path, kept_in_memory: bool) -> None:
+    table().save_to_disk(tmp_path / "data")
+    files = {path: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    data = datasets.load_from_disk(tmp_path / "data", keep_in_memory=kept_in_memory)
+    td = TensorDict.from_hf(data)
+    assert td["x"].tolist() == [1, 2, 3] and td["image"][2, 1].tolist() == [3, 2] and td["text"] == ["a", "b", None]
+    assert td["f"].data_ptr() == data.data.column("f").chunk(0).buffers()[1].address
+    # What is written is seen in this process, and not in the file.
+    for name in ("x", "f", "image", "fixed", "label"):
+        td[name].add_(1)
+    td["ragged"].values().mul_(2)
+    assert td["x"].tolist() == [2, 3, 4] and td["image"][2, 1].tolist() == [4, 3] and td["label"].tolist() == [1, 2, 1]
+    assert [row.tolist() for row in td["ragged"].unbind()] == [[2, 4], [6], []]
+    assert {path: path.read_bytes() for path in (tmp_path / "data").iterdir()} == files
+    assert datasets.load_from_disk(tmp_path / "data")["x"][:] == [1, 2, 3]
+    again = tmp_path / "again"
+    td.exclude("label_categories").to_hf().save_to_disk(again)
+    back = TensorDict.from_hf(datasets.load_from_disk(again))
+    assert back["fixed"].equal(td["fixed"]) and back["x"].equal(td["x"])
+    del data, back
+    gc.collect()
+    assert td["f"].tolist() == [2.0, 3.0, 4.0]  # the map lives as long as the tensors

@@ -176,6 +176,10 @@ def test_numbers_that_other_arguments_read(tmp_path: pathlib.Path) -> None:
     path.write_bytes(b"a,b\n1,2\n-999,3\n")
     found = TensorDict.from_csv(path, na_values=[-999], usecols=[0])  # by pandas, which has NaN then
     assert found["a"][0] == 1 and found["a"][1].isnan() and "b" not in found
+    path.write_bytes(b"a\n" + b"x" * (5 << 20) + b"\n")
+    with pytest.raises(ValueError, match=r"x.csv: a row has more than 2 MiB; low_memory=False"):
+        TensorDict.from_csv(path)
+    assert len(TensorDict.from_csv(path, low_memory=False)["a"][0]) == 5 << 20
     path.write_bytes(b"a\n1\nx\n")
     assert TensorDict.from_csv(path, converters={"a": str})["a"] == ["1", "x"]
 

@@ -7,7 +7,6 @@ of the schema under the key `tensordict`, which other programs leave alone.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
 import sys
@@ -570,10 +569,8 @@ def _flat_array(leaf: Tensor) -> Any:
     count = leaf.numel()
     if not count:
         return pa.array([], kind)
-    memory = (ctypes.c_char * (count * leaf.itemsize)).from_address(leaf.data_ptr())
-    memory.owner = leaf  # type: ignore[attr-defined]
     # Unlike a `foreign_buffer`, one that says that it may be written to.
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(memory)])
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(leaf.numpy())])
 
 
 def _fixed(array: Any, shape: Sequence[int]) -> Any:

@@ -30,8 +30,8 @@ _INTEGER = r"^[+-]?[0-9]+$"
 _NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|(?i:nan|inf|infinity))$"
 _TEXT = "text"
 _CALLED = {"int": "a number", "float": "a number", "bool": "true or false"}
-# The bytes that are parsed at a time: a row may not be longer.
-_BLOCK = 8 << 20
+# The bytes that are parsed at a time, of which Arrow reads 32 times as many ahead: a row may not be longer.
+_BLOCK = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,10 @@ def _naming(shown: str, wrong: list[Any]) -> Iterator[None]:
                 f"{shown}, row {row.number}: {row.actual_columns} cells, where the rows above have "
                 f"{row.expected_columns}; column {least + 1} is {odd}: {row.text[:80]!r}"
             ) from None
+        if "straddling" in str(error):
+            raise ValueError(
+                f"{shown}: a row has more than {_BLOCK >> 20} MiB; low_memory=False has pandas read the file"
+            ) from error
         raise ValueError(f"{shown}: {error}") from error
     except pa.ArrowKeyError as error:
         raise ValueError(f"{shown}: there is no such column: {error.args[0]}") from error
