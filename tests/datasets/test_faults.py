@@ -208,6 +208,28 @@ def test_a_writer_that_is_never_closed(tmp_path: pathlib.Path) -> None:
     assert "1 rows are lost" in result.stderr and "ignored" not in result.stderr
 
 
+@pytest.mark.parametrize("format", ["folder", "archive"])
+def test_a_writer_is_that_of_one_process(tmp_path: pathlib.Path, format: str) -> None:
+    written(tmp_path)
+    writer = DatasetWriter(tmp_path, format=format)
+    row = TensorDict(x=torch.tensor(9), y=torch.zeros(3))
+    writer.append(row)
+    if not (child := os.fork()):
+        refused = 0
+        for call in (lambda: writer.append(row), writer.flush):
+            try:
+                call()
+            except ValueError as error:
+                refused += f"that of the process {os.getppid()}" in str(error)
+        writer.close()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    writer.append(row)
+    writer.close()
+    assert open_dataset(tmp_path)["x"].tolist()[-2:] == [9, 9]
+    assert len(open_dataset(tmp_path)) == 8 and verify(tmp_path).ok
+
+
 def test_what_killed_writers_leave(tmp_path: pathlib.Path) -> None:
     written(tmp_path)
     writer = DatasetWriter(tmp_path)

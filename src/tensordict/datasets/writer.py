@@ -76,6 +76,8 @@ class DatasetWriter:
         ValueError: there is no such format, or it has no such option.
         SaveError: `path` is a folder or URL of something else, or cannot be reached.
 
+    A process that is forked makes a writer of its own: this one is a `ValueError` there.
+
     Example:
         >>> import tempfile
         >>> import torch
@@ -230,11 +232,13 @@ class DatasetWriter:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush, and end: no more rows are taken. May be called again.
+        """Flush, and end: no more rows are taken. May be called again, and does nothing in a process that was forked.
 
         Raises:
             OSError: as `flush`; the writer is closed then, too, and what was not flushed is gone.
         """
+        if self._process != os.getpid():
+            return
         with self._lock:
             if self._closed:
                 return
@@ -260,6 +264,8 @@ class DatasetWriter:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ValueError(f"the writer of {self.path!r} is closed: make another one, which goes on behind its rows")
+        if self._process != os.getpid():
+            raise ValueError(f"the writer of {self.path!r} is that of the process {self._process}: make one in this one")
 
     def __enter__(self) -> Self:
         return self
