@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import shutil
@@ -107,11 +108,19 @@ def test_full_disk_when_the_manifest_grows(tmp_path: pathlib.Path, monkeypatch: 
     writer.flush()
     writer.extend(TensorDict(x=torch.arange(2, 4), batch_size=[2]))
     real = os.write
-    monkeypatch.setattr(os, "write", lambda fd, content: real(fd, content[: len(content) // 2]))
-    with pytest.raises(OSError, match="jsonl"):
-        writer.flush()
-    monkeypatch.undo()
-    assert open_dataset(tmp_path)["x"].tolist() == [0, 1]
+
+    def refused(fd: int, size: int) -> None:
+        raise OSError(errno.EIO, "no")
+
+    for takes_back in (True, False):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", lambda fd, content: real(fd, content[: len(content) // 2]))
+            if not takes_back:
+                patched.setattr(os, "ftruncate", refused)
+            with pytest.raises(OSError, match=r"No space left.*jsonl"):
+                writer.flush()
+    with pytest.warns(UserWarning, match="cut off"):
+        assert open_dataset(tmp_path)["x"].tolist() == [0, 1]
     writer.extend(TensorDict(x=torch.arange(4, 6), batch_size=[2]))
     writer.close()
     assert open_dataset(tmp_path)["x"].tolist() == list(range(6))

@@ -316,14 +316,16 @@ class _File(Appender):
     def add(self, content: bytes) -> None:
         with files.naming("write the manifest", self._path):
             fd = self._opened()
+            if os.fstat(fd).st_size != self._end:
+                # Nothing may follow a line that is cut off.
+                os.ftruncate(fd, self._end)
             try:
                 if os.write(fd, content) != len(content):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
                 if self._durable:
                     os.fsync(fd)
             except OSError:
-                # Nothing may follow a line that is cut off.
-                os.ftruncate(fd, self._end)
+                commit.unless_it_fails(os.ftruncate, fd, self._end)
                 raise
         self._end += len(content)
 

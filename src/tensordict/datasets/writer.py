@@ -265,7 +265,9 @@ class DatasetWriter:
         if self._closed:
             raise ValueError(f"the writer of {self.path!r} is closed: make another one, which goes on behind its rows")
         if self._process != os.getpid():
-            raise ValueError(f"the writer of {self.path!r} is that of the process {self._process}: make one in this one")
+            raise ValueError(
+                f"the writer of {self.path!r} is that of the process {self._process}: make one in this one"
+            )
 
     def __enter__(self) -> Self:
         return self
