@@ -474,7 +474,7 @@ def test_repr() -> None:
         (lambda td: td.unsqueeze(-1), "unsqueeze(2)"),
     ]:
         assert repr(lazily(step, td)) == dedent(lines).strip().replace("OPERATION", text)
-    assert "<td>a</td>" in lazily(lambda td: td.view(-1), td)._repr_html_()
+    assert '"td-key">a<' in lazily(lambda td: td.view(-1), td)._repr_html_()
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------

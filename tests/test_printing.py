@@ -267,12 +267,22 @@ def test_html_is_well_formed_and_escaped() -> None:
     td = TensorDict({"<script>": torch.zeros(3, 4), "b": {"c&d": torch.arange(3), "empty": {}}}, [3])
     text = td._repr_html_()
     assert "<script>" not in text
-    root = ElementTree.fromstring(text.replace("<details open>", '<details open="">'))
-    cells = ["".join(cell.itertext()) for cell in root.iter("td")]
-    assert cells[:2] == ["<script>", "Tensor"]
-    assert {"c&d", "<script>", "[3, 4]", "float32", "int64", "cpu", "Tensor"} <= set(cells)
-    assert len(list(root.iter("table"))) == 2
-    assert "TensorDict batch_size=[3], device=None (empty)" in cells
+    root = ElementTree.fromstring(text)
+    rows = shown_rows(root)
+    assert rows["<script>"] == ["float32", "[3, 4]", "cpu", "48 B", "Tensor"]
+    assert rows["c&d"] == ["int64", "[3]", "cpu", "24 B", "Tensor"]
+    nodes = ["".join(node[0].itertext()) for node in root.iter("details") if node.get("class") == "td-node"]
+    assert nodes == [
+        "TensorDict batch_size=[3], device=None 72 B",
+        "b TensorDict batch_size=[3], device=None 24 B",
+        "empty TensorDict batch_size=[3], device=None (empty) 0 B",
+    ]
+
+
+def shown_rows(root: ElementTree.Element) -> dict[str, list[str]]:
+    """The lines of the leaves and values: what is told of each key."""
+    lines = [leaf[0] for leaf in root.iter("details") if leaf.get("class") == "td-leaf"]
+    return {str(cells[0].text): [cell.text or "" for cell in cells[1:]] for cells in lines}
 
 
 # --- what differed from the reference ---------------------------------------------------------------------------------
@@ -282,13 +292,13 @@ def test_html_of_a_ragged_lazy_stack() -> None:
     rows = [TensorDict(t=torch.zeros(n), n={"m": torch.zeros(n, 2)}) for n in (1, 3)]
     rows[1]["only"] = torch.tensor(1)
     rows[0]["s"] = "a"
-    text = lazy_stack(rows)._repr_html_()
-    root = ElementTree.fromstring(text.replace("<details open>", '<details open="">'))
-    cells = ["".join(cell.itertext()) for cell in root.iter("td")]
-    assert cells.count("n") == 1 and cells.count("[2, -1, 2]") == 1
-    at = cells.index("t")
-    assert cells[at : at + 5] == ["t", "Tensor", "[2, -1]", "float32", "cpu"]
-    assert "1 -> only" in cells and cells[cells.index("0 -> s") + 1].startswith("NonTensorData(data=a,")
+    root = ElementTree.fromstring(lazy_stack(rows)._repr_html_())
+    shown = shown_rows(root)
+    assert set(shown) == {"m", "t", "0 -> s", "1 -> only"}
+    assert shown["m"][1] == "[2, -1, 2]"
+    assert shown["t"] == ["float32", "[2, -1]", "cpu", "16 B", "Tensor"]
+    assert shown["0 -> s"] == ["str", "[]", "", "", "NonTensorData"]
+    assert [key.text for key in root.iter("span") if key.get("class") == "td-key"].count("n") == 1
 
 
 def test_html_of_an_hdf5_container_reads_no_tensor(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +318,7 @@ def test_keys_sorted_by_a_function_of_their_lines() -> None:
     with set_printoptions(sort_keys=lambda line: -ord(line[0])):
         assert re.findall(r"^ *(\w): ", repr(td), re.MULTILINE) == ["c", "y", "x", "b", "a"]
         html = td._repr_html_()
-    assert re.findall(r"<td>(\w)</td>", html) == ["c", "y", "x", "b", "a"]
+    assert re.findall(r'"td-key">(\w)<', html) == ["c", "y", "x", "b", "a"]
     with pytest.raises(ValueError, match="'random'"):
         set_printoptions(sort_keys="random")
 

@@ -111,16 +111,46 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# What stands for a tensor of a file, views, and the dtype of a stack.
+NOTHING = {"empty", "expand", "transpose", "promote_types"}
+
+
 def test_showing_reads_and_stacks_nothing(td: Any) -> None:
     with Watch() as watch:
-        td._repr_html_()
         repr(td)
-    # What stands for a tensor of a file, views, and the dtype of a stack.
-    assert watch.seen <= {"empty", "expand", "transpose", "promote_types"}
+    assert watch.seen <= NOTHING
+
+
+def test_html_reads_nothing_of_a_store_and_stacks_nothing(td: Any, kind: Kind) -> None:
+    with Watch() as watch:
+        text = td._repr_html_()
+    if kind.in_memory:
+        # First elements, and all of small ones one behind the other.
+        seen = {"detach", "alias", "slice", "select", "view", "_unsafe_view", "reshape", "cat", "clone"}
+        assert watch.seen <= NOTHING | seen
+        assert 'class="td-values"' in text
+    else:
+        assert watch.seen <= NOTHING
+        assert 'class="td-values"' not in text and "to_tensordict()" in text
+
+
+def test_html_shows_the_figures_of_leaves(td: Any, plain: Plain, kind: Kind) -> None:
+    text = td._repr_html_()
+    for path, leaf in leaves(plain).items():
+        if kind.in_memory and leaf.dtype is torch.int64:
+            shown = text[text.index(f'"td-key">{path[-1]}<') :]
+            found = re.findall(r'"td-name">(\w+)</span><span class="td-values">([^<]*)<', shown)[:3]
+            assert found == [("min", "0"), ("mean", f"{leaf.double().mean():.5g}"), ("max", str(int(leaf.max())))]
+
+
+def test_html_runs_and_loads_nothing(td: Any) -> None:
+    text = td._repr_html_()
+    assert not re.search(r"<(script|link|iframe|object|embed)|\bon\w+=|javascript:|@import", text)
+    assert not re.search(r"(src|href|url)\s*[=(]\s*[\"']?(?!data:)", text)
 
 
 def test_html_and_repr_show_the_same_entries(td: Any) -> None:
-    shown = re.findall(r"<tr><td>(\w+)</td>", td._repr_html_())
+    shown = re.findall(r'"td-key">(\w+)<', td._repr_html_())
     text = repr(td).replace(" source=", "").replace(" op=", "")
     assert sorted(shown) == sorted(re.findall(r"^ *(\w+)(?:: |=)\w+\(", text, re.MULTILINE))
 

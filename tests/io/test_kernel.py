@@ -94,7 +94,7 @@ def test_turned_off_no_file_behind_memory_is_opened(path: pathlib.Path, asked: l
     region = next(one for one in kernel.shared_regions() if one.path == str(path))
     asked.clear()
     with set_kernel_memory_info(False):
-        assert kernel.shared_regions() == [] and kernel.opened(region) is None
+        assert kernel.shared_regions() == [] and kernel.opened(region) is None and kernel.file_spans() is None
         assert kernel.written_pages(start - start % mmap.PAGESIZE, mmap.PAGESIZE) is None
         assert kernel.are_in_memory([start])
         kernel.will_need(torch.tensor([start]), 1)

@@ -20,7 +20,8 @@ from tensordict.containers.wrapper import FieldWrapper, container_of, register_w
 from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ContainerExpected, FieldError
-from tensordict.ops.printing import entry_text, in_order, shown
+from tensordict.looking.entries import shown
+from tensordict.ops.printing import entry_text, in_order
 from tensordict.ops.reading import AS_SET, NO_DEFAULT
 
 __all__ = ["TensorAttrs", "TensorClass", "is_tensorclass", "tensorclass"]

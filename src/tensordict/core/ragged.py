@@ -116,12 +116,12 @@ def row_form(leaf: Tensor) -> tuple[int, ...] | None:
 def compact(leaf: Tensor) -> Tensor:
     """A ragged leaf with one row right behind the other: itself when it is so, else a copy."""
     if leaf.layout is torch.jagged:
-        return leaf if _is_compact(leaf) else RaggedRows(_ALL, copy=True)(leaf)
+        return leaf if is_compact(leaf) else RaggedRows(_ALL, copy=True)(leaf)
     leaf = leaf if type(leaf) is Tensor else leaf.detach().as_subclass(Tensor)
     return leaf.contiguous()
 
 
-def _is_compact(leaf: Tensor) -> bool:
+def is_compact(leaf: Tensor) -> bool:
     """Whether the rows of a ragged leaf lie right behind each other, so that its elements are its memory."""
     return lengths_of(leaf) is None if leaf.layout is torch.jagged else bool(leaf.is_contiguous())
 
@@ -619,7 +619,7 @@ def in_place(leaf: Tensor, *operands: object) -> tuple[list[Any], Callable[[], N
     shapes = [value.shape for value in values if isinstance(value, Tensor)]
     if torch.broadcast_shapes(*shapes) != shapes[0]:  # type: ignore[no-untyped-call]
         raise _unfit((leaf, *operands))
-    if _is_compact(leaf):
+    if is_compact(leaf):
         return values, None
     return values, partial(_copy_all, list(leaf.unbind()), list(form.unbind()))
 
@@ -703,7 +703,7 @@ def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         )
     form = compact(target)
     source = _matched(value, form)
-    if _is_compact(target):
+    if is_compact(target):
         return [elements(target)], [source]
     return list(target.unbind()), list(value.unbind())
 

@@ -22,7 +22,7 @@ from tensordict.memory.stored_tensors import in_memory
 # The pieces in which elements are read; a comparison takes a few times as much memory.
 _PIECE = 8 << 20
 # Torch has no numbers of these dtypes: elements are the same when their bytes are.
-_OPAQUE = {dtype for name, dtype in DTYPES.items() if re.fullmatch(r"torch\.(u?int[1-7]|bits.*|float4.*)", name)}
+OPAQUE = {dtype for name, dtype in DTYPES.items() if re.fullmatch(r"torch\.(u?int[1-7]|bits.*|float4.*)", name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class _Elements:
         """Compare two pieces of one dtype and one shape."""
         if one.dtype is torch.complex32:
             one, other = one.to(torch.complex64), other.to(torch.complex64)
-        elif one.dtype in _OPAQUE:
+        elif one.dtype in OPAQUE:
             unsigned = torch.uint16 if one.itemsize == 2 else torch.uint8
             one, other = one.view(unsigned), other.view(unsigned)
         if torch.equal(one, other):

@@ -46,14 +46,7 @@ class Region(NamedTuple):
 def shared_regions() -> list[Region]:
     """The shared maps of this process, in the order of their addresses; none where the kernel does not tell."""
     found: list[Region] = []
-    if not kernel_memory_info():
-        return found
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            lines = maps.readlines()
-    except OSError:
-        return found
-    for line in lines:
+    for line in _maps() or ():
         # What is private already may have been written to.
         if line[line.index(" ") + 4] != "s":
             continue
@@ -66,19 +59,40 @@ def shared_regions() -> list[Region]:
     return found
 
 
+def file_spans() -> list[tuple[int, int]] | None:
+    """Where the parts of the address space begin and end that are files on a disk, in order; `None` if nobody knows.
+
+    Files under /dev, such as those of shared memory, are in memory.
+    """
+    if (lines := _maps()) is None:
+        return None
+    # The sixth field is the path, and the only one that may begin so.
+    on_disk = [line for line in lines if " /" in line and " /dev/" not in line and " /memfd:" not in line]
+    return [
+        (int(start, 16), int(stop, 16)) for start, _, stop in (line.split(" ")[0].partition("-") for line in on_disk)
+    ]
+
+
+def _maps() -> list[str] | None:
+    """The lines of /proc/self/maps, one for each part of the address space; `None` where the kernel does not tell."""
+    if not kernel_memory_info():
+        return None
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            return maps.readlines()
+    except OSError:
+        return None
+
+
 class ReadOnly:
     """The memory of this process that cannot be written to, as it is now: maps of files opened for reading."""
 
     def __init__(self) -> None:
         # Where each begins and ends, and whether what would be written stays in this process; `None` if nobody knows.
         self._spans: list[tuple[int, int, bool]] | None = None
-        if not kernel_memory_info() or _libc is None:
+        if _libc is None or (lines := _maps()) is None:
             return
-        try:
-            with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-                fields = [line.split(maxsplit=2)[:2] for line in maps]
-        except OSError:
-            return
+        fields = [line.split(maxsplit=2)[:2] for line in lines]
         spans = [(span.partition("-"), rights) for span, rights in fields if rights[1] != "w"]
         self._spans = [(int(start, 16), int(stop, 16), rights[3] == "p") for (start, _, stop), rights in spans]
 

@@ -1,12 +1,9 @@
-"""How containers are shown: `repr`, its options, and the table that notebooks display."""
+"""How containers are shown as text: `repr` and its options."""
 
 from __future__ import annotations
 
-import functools
-import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._contextlib import _DecoratorContextManager
 
-from tensordict.core import ragged
-from tensordict.core.contract import Contract, EntryStore, is_node
+from tensordict.core.contract import Contract
+from tensordict.looking.entries import ShownLeaf, shown
+from tensordict.looking.tree import tree_html
 
 _DEFAULTS: dict[str, Any] = {
     "show_batch_size": True,
@@ -113,18 +111,15 @@ def get_printoptions() -> dict[str, Any]:
 
 
 class Printing(Contract):
-    """`repr`, and the HTML table of notebooks."""
+    """`repr`, and what notebooks show."""
 
     def __repr__(self) -> str:
         """The class, the entries sorted by key with their shapes and dtypes, the batch size and the device."""
         return container_repr(type(self).__name__, {"fields": shown(self)}, self._facts())
 
     def _repr_html_(self) -> str:
-        """A nested table of keys, shapes, dtypes and devices, for notebooks; as `repr`, it reads and stacks nothing."""
-        common, others = shown_by_member(self)
-        for position, entries in others.items():
-            common |= {f"{position} -> {name}": value for name, value in entries.items()}
-        return container_html(self, common)
+        """What notebooks show: a tree that folds, with what is in the leaves; see docs/guides/looking-at-data.md."""
+        return tree_html(self, in_order)
 
     def _facts(self) -> list[str]:
         """The closing lines of `repr`, those that the options ask for."""
@@ -136,74 +131,6 @@ class Printing(Contract):
         if _options["show_is_shared"]:
             facts.append(f"is_shared={self.is_shared()}")  # type: ignore[attr-defined]
         return facts
-
-
-@dataclass(slots=True)
-class ShownLeaf:
-    """A tensor as it is shown: `tensor` itself, unless `shape` says that it stands for one that is made on reading.
-
-    shape: of what is read, with -1 for the dims in which the members of a lazy stack differ.
-    parts: the tensors that it is made of.
-    """
-
-    tensor: Any
-    shape: torch.Size | None = None
-    parts: Sequence[Tensor] = ()
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether reading it gives a new tensor."""
-        return self.shape is not None and -1 not in self.shape
-
-    @property
-    def kind(self) -> str:
-        """The name of the class."""
-        return "Tensor" if self.is_stacked else type(self.tensor).__name__
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of what is read: of a stack, what torch makes of those of its parts."""
-        dtypes = [part.dtype for part in self.parts] if self.is_stacked else []
-        return functools.reduce(torch.promote_types, dtypes) if dtypes else self.tensor.dtype
-
-    @property
-    def shape_text(self) -> str:
-        """The shape as `torch.Size([...])`, with -1 for the ragged dims."""
-        return repr(ragged.shape_of(self.tensor) if self.shape is None else self.shape)
-
-
-def shown(container: Contract) -> dict[str, Any]:
-    """The entries of a container as they are shown, a nested container or a :class:`ShownLeaf` each; it makes none."""
-    structure = container._structure()
-    made = structure is not container._entries
-    return {
-        name: value if is_node(value) else _leaf_of(container, name, value) if made else ShownLeaf(value)
-        for name, value in structure.items()
-    }
-
-
-def shown_by_member(container: Contract) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """What :func:`shown` gives, and what it gives of what only some members of a lazy stack have, by their position."""
-    common = shown(container)
-    others: dict[int, dict[str, Any]] = {}
-    for position, member in enumerate(container._members() or ()):
-        if member._structure().keys() - common.keys():
-            others[position] = {name: value for name, value in shown(member).items() if name not in common}
-    return common, others
-
-
-def _leaf_of(container: Contract, name: str, value: object) -> ShownLeaf:
-    if isinstance(value, Contract) or not isinstance(value, Tensor):
-        return ShownLeaf(value)
-    return ShownLeaf(value, container._shape_of(name), _parts_of(container, name) if container._members() else [value])
-
-
-def _parts_of(container: Contract, name: str) -> list[Any]:
-    members = container._members()
-    if members is None:
-        return [container._structure()[name]]
-    # Where a container is in the place of a tensor, the stack has no such entry that could be read.
-    return [part for member in members for part in _parts_of(member, name) if isinstance(part, Tensor)]
 
 
 def container_repr(name: str, groups: dict[str, Any], facts: Iterable[str]) -> str:
@@ -292,34 +219,3 @@ def _statistics(leaf: ShownLeaf) -> list[str]:
         array: Any = numbers.cpu().numpy()
         return [f"min={array.min().item()}", f"max={array.max().item()}"]
     return [f"min={numbers.min().item()}", f"max={numbers.max().item()}"]
-
-
-_TABLE = '<table style="border-collapse: collapse; text-align: left">'
-
-
-def container_html(node: Contract, entries: Mapping[str, object]) -> str:
-    """The table of a container with these entries, which are those that :func:`shown` gives."""
-    head = (
-        f"<strong>{html.escape(type(node).__name__)}</strong> "
-        f"batch_size={html.escape(str(list(node._batch_size)))}, device={html.escape(str(node._device))}"
-    )
-    if isinstance(node._entries, EntryStore) and (fact := node._entries.fact()):
-        head += f", {html.escape(fact)}"
-    if not entries:
-        return f'<div class="tensordict">{head} (empty)</div>'
-    rows = "".join(_html_row(name, entries[name]) for name in in_order(entries))
-    titles = "".join(f"<th>{title}</th>" for title in ("key", "type", "shape", "dtype", "device"))
-    table = f"<details open><summary>{head}</summary>{_TABLE}<tr>{titles}</tr>{rows}</table></details>"
-    return f'<div class="tensordict">{table}</div>'
-
-
-def _html_row(name: str, value: Any) -> str:
-    key = f"<td>{html.escape(name)}</td>"
-    if not isinstance(value, ShownLeaf):
-        whole = html.escape(repr(value)) if value._is_non_tensor else value._repr_html_()
-        return f'<tr>{key}<td colspan="4">{whole}</td></tr>'
-    if not isinstance(value.tensor, Tensor):
-        return f'<tr>{key}<td colspan="4">{html.escape(repr(value.tensor))}</td></tr>'
-    shape = value.shape_text.removeprefix("torch.Size(").removesuffix(")")
-    cells = (value.kind, shape, str(value.dtype).removeprefix("torch."), str(value.tensor.device))
-    return f"<tr>{key}{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"

@@ -1,0 +1,1 @@
+"""Looking at data: trees for notebooks, reports of saves, plots."""

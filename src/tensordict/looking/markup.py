@@ -1,0 +1,115 @@
+"""Pieces of HTML: text that is escaped, sizes and numbers as people read them, and the style of trees and tables."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+
+def escaped(value: object) -> str:
+    """The text of a value, which a browser shows as it is."""
+    return html.escape(printable(str(value)))
+
+
+def printable(text: str) -> str:
+    """Text without the characters that XML and terminals have no form for; lines and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def span(name: str, text: object) -> str:
+    """A piece of text of the class `td-name`."""
+    return f'<span class="td-{name}">{escaped(text)}</span>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], name: str = "") -> str:
+    """A table of cells, which are text."""
+    cells = "".join(f"<th>{escaped(title)}</th>" for title in head)
+    body = "".join("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<table class="td-table {name}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def picture(url: str, title: str) -> str:
+    """A picture at a data URL."""
+    return f'<img src="{html.escape(url)}" alt="{escaped(title)}" title="{escaped(title)}"/>'
+
+
+def shortened(text: str, most: int) -> str:
+    """A text without its end, where it is longer."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
+def size_text(nbytes: float) -> str:
+    """A number of bytes as people read it."""
+    if nbytes < 1024:
+        return f"{nbytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        nbytes /= 1024
+        if nbytes < 1024:
+            return f"{nbytes:.1f} {unit}"
+    return f"{nbytes / 1024:.1f} TiB"
+
+
+def count_text(count: int, what: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def number_text(value: object) -> str:
+    """A number in at most five digits, unless it is an integer."""
+    if isinstance(value, complex):
+        return f"{value:.4g}"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+# Every name begins with `td-`, as pages of notebooks have names of their own. The colours are those of the notebook;
+# where there is none, those of light or dark pages, as the system asks for.
+_LIGHT = "--td-blue: #0b5cad; --td-green: #1a6b35; --td-red: #b3261e; --td-bar: #3b7dd8;"
+_DARK = "--td-blue: #79b8ff; --td-green: #7bd88f; --td-red: #ff8a80; --td-bar: #5a9bf0;"
+STYLE = f"""
+.tensordict {{ {_LIGHT}
+  --td-text: var(--jp-content-font-color1, var(--vscode-editor-foreground, #1f2328));
+  --td-quiet: var(--jp-content-font-color2, var(--vscode-descriptionForeground, #59636e));
+  --td-back: var(--jp-layout-color0, var(--vscode-editor-background, #ffffff));
+  --td-over: var(--jp-layout-color2, var(--vscode-list-hoverBackground, #eef1f4));
+  --td-line: var(--jp-border-color2, var(--vscode-panel-border, #d1d9e0));
+  color: var(--td-text); background: var(--td-back); font: 13px/1.5 system-ui, sans-serif; max-width: 62em;
+  padding: 2px 4px; }}
+@media (prefers-color-scheme: dark) {{ .tensordict {{ {_DARK}
+  --td-text: var(--jp-content-font-color1, var(--vscode-editor-foreground, #e6edf3));
+  --td-quiet: var(--jp-content-font-color2, var(--vscode-descriptionForeground, #9198a1));
+  --td-back: var(--jp-layout-color0, var(--vscode-editor-background, #0d1117));
+  --td-over: var(--jp-layout-color2, var(--vscode-list-hoverBackground, #1c2430));
+  --td-line: var(--jp-border-color2, var(--vscode-panel-border, #3d444d)); }} }}
+[data-jp-theme-light="true"] .tensordict, .vscode-light .tensordict {{ {_LIGHT} }}
+[data-jp-theme-light="false"] .tensordict, .vscode-dark .tensordict {{ {_DARK} }}
+.tensordict summary {{ cursor: pointer; list-style: none; border-radius: 3px; padding: 1px 6px 1px 0; }}
+.tensordict summary::-webkit-details-marker {{ display: none; }}
+.tensordict summary:hover {{ background: var(--td-over); }}
+.tensordict summary::before {{ content: "▸"; color: var(--td-quiet); display: inline-block; width: 1.1em; }}
+.tensordict details[open] > summary::before {{ content: "▾"; }}
+.tensordict .td-node > summary::before {{ margin-right: 0.6em; }}
+.tensordict .td-node > summary .td-kind:first-child {{ font-weight: 600; color: var(--td-text); }}
+.tensordict .td-node > summary .td-size {{ margin-left: 0.6em; }}
+.tensordict .td-leaf > summary {{ display: grid; align-items: baseline; column-gap: 0.6em;
+  grid-template-columns: 1.1em minmax(7em, 1fr) 7em minmax(9em, 1.2fr) 5em 6em 10em; }}
+.tensordict .td-entries {{ padding-left: 1em; margin-left: 0.35em; border-left: 1px solid var(--td-line); }}
+.tensordict .td-body {{ padding: 2px 6px 8px 1.7em; overflow-x: auto; }}
+.tensordict .td-key {{ font-weight: 600; overflow-wrap: anywhere; }}
+.tensordict .td-kind, .tensordict .td-device, .tensordict .td-facts, .tensordict .td-note {{ color: var(--td-quiet); }}
+.tensordict .td-dtype {{ color: var(--td-blue); }}
+.tensordict .td-shape, .tensordict .td-values {{ font-family: ui-monospace, monospace; font-size: 12px; }}
+.tensordict .td-size {{ text-align: right; white-space: nowrap; }}
+.tensordict .td-node > summary .td-size {{ color: var(--td-quiet); }}
+.tensordict .td-values {{ overflow-wrap: anywhere; }}
+.tensordict .td-name {{ color: var(--td-quiet); margin-right: 0.3em; }}
+.tensordict .td-figure {{ margin-right: 1.2em; white-space: nowrap; }}
+.tensordict .td-bad {{ color: var(--td-red); }}
+.tensordict .td-text {{ white-space: pre-wrap; overflow-wrap: anywhere; font-family: ui-monospace, monospace;
+  font-size: 12px; }}
+.tensordict .td-table {{ border-collapse: collapse; text-align: left; margin: 4px 0; font-size: 12px; }}
+.tensordict .td-table th, .tensordict .td-table td {{ padding: 2px 10px 2px 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid var(--td-line); overflow-wrap: anywhere; background: none; color: inherit; }}
+.tensordict .td-table th {{ color: var(--td-quiet); font-weight: 600; }}
+.tensordict img {{ height: 72px; margin: 3px 4px 3px 0; image-rendering: pixelated; border: 1px solid var(--td-line);
+  display: inline-block; max-width: 100%; }}
+"""

@@ -1,0 +1,96 @@
+"""Figures of the elements of a tensor that is read piece by piece."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tensordict.io.comparing import OPAQUE
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+# How many elements are converted to float64 at a time.
+_PIECE = 1 << 18
+# Of other floating point dtypes, NumPy has the elements as float32, which has all of them.
+_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+def numbers_of(tensor: Tensor) -> Numbers:
+    """The elements in an array of one dim, of the memory of the tensor where that can be had.
+
+    Raises:
+        TypeError: torch has no numbers of this dtype.
+    """
+    plain = tensor.detach().as_subclass(Tensor)
+    if plain.dtype in OPAQUE:
+        raise TypeError(f"there are no numbers of {plain.dtype}")
+    if plain.dtype is torch.complex32:
+        plain = plain.to(torch.complex64)
+    elif plain.is_floating_point() and plain.dtype not in _FLOATS:
+        plain = plain.float()
+    return plain.cpu().resolve_conj().resolve_neg().reshape(-1).numpy()
+
+
+class Tally:
+    """Figures of elements, some of which are added at a time.
+
+    NaN and infinite ones are counted, and in none of the other figures. Complex ones have no least and greatest.
+
+    Attributes:
+        count, nan, infinite, zero: how many elements there are in all, and of these kinds.
+        least, greatest: `None` where there is none.
+        mean: of the finite ones, as a share of `True` for truth values; NaN where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.nan = self.infinite = self.zero = 0
+        self.least: Any = None
+        self.greatest: Any = None
+        self.mean: Any = math.nan
+        self._finite = 0
+        self._squares = 0.0
+
+    @property
+    def std(self) -> float:
+        """The standard deviation with Bessel's correction; NaN of less than two elements."""
+        return math.sqrt(self._squares / (self._finite - 1)) if self._finite > 1 else math.nan
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all elements are one number."""
+        return self.count > 0 and self.count == self._finite and self.least is not None and self.least == self.greatest
+
+    def add(self, numbers: Numbers) -> None:
+        """Add what :func:`numbers_of` gave."""
+        for start in range(0, numbers.size, _PIECE):
+            self._add(numbers[start : start + _PIECE])
+
+    def _add(self, numbers: Numbers) -> None:
+        self.count += numbers.size
+        self.zero += numbers.size - int(np.count_nonzero(numbers))
+        if numbers.dtype.kind in "fc":
+            finite = np.isfinite(numbers)
+            if not finite.all():
+                nan = int(np.isnan(numbers).sum())
+                self.nan += nan
+                self.infinite += int(numbers.size - finite.sum()) - nan
+                numbers = numbers[finite]
+        if not numbers.size:
+            return
+        if numbers.dtype.kind != "c":
+            least, greatest = numbers.min().item(), numbers.max().item()
+            self.least = least if self.least is None else min(self.least, least)
+            self.greatest = greatest if self.greatest is None else max(self.greatest, greatest)
+        wide = numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = wide.mean().item()
+            squares = float(np.square(np.abs(wide - mean)).sum())
+        # Of two parts, see https://en.wikipedia.org/wiki/Algorithms_for_calculating_variance#Parallel_algorithm.
+        before, self._finite = self._finite, self._finite + wide.size
+        gap = mean - self.mean if before else mean
+        self.mean = self.mean + gap * (wide.size / self._finite) if before else mean
+        self._squares += squares + (abs(gap) ** 2 * before * wide.size / self._finite if before else 0.0)

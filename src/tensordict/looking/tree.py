@@ -1,0 +1,224 @@
+"""What notebooks show of a container: a tree that folds, in HTML without scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tensordict.core.contract import Contract, EntryStore
+from tensordict.looking.entries import ShownLeaf, is_stored, shown_by_member
+from tensordict.looking.images import first_images, image_form
+from tensordict.looking.markup import (
+    STYLE,
+    count_text,
+    escaped,
+    number_text,
+    picture,
+    shortened,
+    size_text,
+    span,
+    table,
+)
+from tensordict.looking.reading import Budget, elements_of, first_numbers
+from tensordict.looking.tally import Numbers, Tally
+
+# What is shown of a container, and of a tree, before it is cut; and of a value.
+_MOST_ENTRIES, _MOST_IN_ALL = 60, 500
+_MOST_ROWS, _MOST_TEXT, _MOST_IN_A_LINE = 8, 2000, 80
+_MOST_IMAGES = 6
+# Containers with more entries than this are shown closed, unless they are the outermost one.
+_OPEN = 12
+_STORED = "read when it is used, and not to be shown: to_tensordict() of some rows has the values"
+
+# Puts names in the order in which they are shown.
+Order = Callable[[Iterable[str]], list[str]]
+
+
+def tree_html(container: Contract, order: Order) -> str:
+    """The tree of a container, in an element of the class `tensordict` that has its style with it.
+
+    Figures and first elements of leaves stand in the leaves, which are closed; see `reading.py` for what is read.
+    """
+    return f'<div class="tensordict"><style>{STYLE}</style>{_Tree(order).node("", container, 0)[0]}</div>'
+
+
+class _Tree:
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._budget = Budget()
+        self._left = _MOST_IN_ALL
+
+    def node(self, key: str, container: Any, depth: int, shown: bool = True) -> tuple[str, int]:
+        """A container with what is in it, where it is shown, and the bytes of its elements."""
+        common, others = shown_by_member(container)
+        entries: dict[str, Any] = dict(common)
+        for position, own in others.items():
+            entries |= {f"{position} -> {name}": value for name, value in own.items()}
+        names, stored = self._order(entries), is_stored(container)
+        nbytes = 0
+        items: list[str] = []
+        for name in names:
+            fits = shown and len(items) < _MOST_ENTRIES and self._left > 0
+            self._left -= fits
+            item, size = self._entry(name, entries[name], container, stored, depth, fits)
+            nbytes += size
+            if fits:
+                items.append(item)
+        if not shown:
+            return "", nbytes
+        if len(items) < len(names):
+            rest = len(names) - len(items)
+            items.append(_note(f"… {rest:,} more {'entry' if rest == 1 else 'entries'}"))
+        head = " ".join(
+            [
+                *([span("key", key)] if key else []),
+                span("kind", type(container).__name__),
+                span("facts", _facts(container) + ("" if names else " (empty)")),
+                span("size", size_text(nbytes)),
+            ]
+        )
+        opened = ' open="open"' if depth == 0 or (depth < 3 and len(names) <= _OPEN) else ""
+        body = f'<div class="td-entries">{"".join(items)}</div>'
+        return f'<details class="td-node"{opened}><summary>{head}</summary>{body}</details>', nbytes
+
+    def _entry(
+        self, name: str, value: Any, container: Contract, stored: bool, depth: int, shown: bool
+    ) -> tuple[str, int]:
+        """An entry, where it is shown, and its bytes."""
+        if not isinstance(value, ShownLeaf):
+            if not value._is_non_tensor:
+                return self.node(name, value, depth + 1, shown)
+            return self._value(name, value) if shown else "", 0
+        if not isinstance(value.tensor, Tensor):
+            return _row(name, ["", "", "", "", type(value.tensor).__name__], _text(repr(value.tensor))), 0
+        nbytes = _nbytes(value)
+        return self._leaf(name, value, len(container._batch_size), stored, nbytes) if shown else "", nbytes
+
+    def _leaf(self, name: str, leaf: ShownLeaf, batch_dims: int, stored: bool, nbytes: int) -> str:
+        shape = leaf.shape_text.removeprefix("torch.Size(").removesuffix(")")
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        cells = [dtype, shape, str(leaf.tensor.device), size_text(nbytes), leaf.kind]
+        return _row(name, cells, _note(_STORED) if stored else self._content(leaf, batch_dims))
+
+    def _content(self, leaf: ShownLeaf, batch_dims: int) -> str:
+        try:
+            return self._read(leaf, batch_dims)
+        except (RuntimeError, TypeError, ValueError, OSError) as error:
+            # Of tensors that others have made up, anything may be refused.
+            return _note(f"its elements cannot be read: {error}")
+
+    def _read(self, leaf: ShownLeaf, batch_dims: int) -> str:
+        parts = [elements_of(part) for part in leaf.parts or [leaf.tensor]]
+        for why in parts:
+            if isinstance(why, str):
+                return _note(why)
+        tensors: list[Any] = parts
+        tally = self._budget.tally(tensors)
+        pieces = [_note(tally) if isinstance(tally, str) else _figures(tally)]
+        first = first_numbers(tensors)
+        count = sum(part.numel() for part in tensors)
+        if count > 1 or isinstance(tally, str):
+            pieces.append(_values(first, count))
+        if not leaf.tensor.is_nested:
+            pieces.append(_pictures(leaf, tensors, batch_dims))
+        return "".join(pieces)
+
+    def _value(self, name: str, holder: Any) -> str:
+        size = list(holder._batch_size)
+        if holder._members() is None:
+            value = holder._unwrapped()
+            text = value if isinstance(value, str) else repr(value)
+            return _row(name, [type(value).__name__, str(size), "", "", type(holder).__name__], _text(text))
+        first = holder[:_MOST_ROWS].tolist() if size and size[0] else []
+        rows = [
+            [str(row), shortened(value if isinstance(value, str) else repr(value), _MOST_ROWS * _MOST_IN_A_LINE)]
+            for row, value in enumerate(first)
+        ]
+        kinds = {type(value).__name__ for value in first}
+        more = (
+            f'<div class="td-note">… {count_text(size[0] - len(rows), "more row")}</div>' if size[0] > len(rows) else ""
+        )
+        kind = kinds.pop() if len(kinds) == 1 else ""
+        return _row(name, [kind, str(size), "", "", type(holder).__name__], table(["row", "value"], rows) + more)
+
+
+def _facts(container: Any) -> str:
+    facts = [f"batch_size={list(container._batch_size)}", f"device={container._device}"]
+    if container._names is not None:
+        facts.append(f"names={list(container._names)}")
+    if container._members() is not None:
+        facts.append(f"stack_dim={container._wrapped_container().stack_dim}")
+    if isinstance(container._entries, EntryStore) and (fact := container._entries.fact()):
+        facts.append(fact)
+    return ", ".join(facts)
+
+
+def _nbytes(leaf: ShownLeaf) -> int:
+    """The bytes of the elements of a leaf."""
+    if leaf.shape is not None and -1 not in leaf.shape:
+        return math.prod(leaf.shape) * leaf.dtype.itemsize
+    return sum(_numel(part) * part.itemsize for part in leaf.parts or [leaf.tensor])
+
+
+def _numel(tensor: Tensor) -> int:
+    return tensor.values().numel() if tensor.is_nested and tensor.is_contiguous() else tensor.numel()
+
+
+def _row(name: str, cells: Sequence[str], body: str) -> str:
+    """A leaf or a value: what is told of it in a line, and what is seen when it is opened."""
+    titles = ("dtype", "shape", "device", "size", "kind")
+    head = " ".join([span("key", name), *(span(title, cell) for title, cell in zip(titles, cells))])
+    return f'<details class="td-leaf"><summary>{head}</summary><div class="td-body">{body}</div></details>'
+
+
+def _note(text: str) -> str:
+    return f'<div class="td-note">{escaped(text)}</div>'
+
+
+def _pictures(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> str:
+    """The first images of a leaf that looks like images."""
+    shape = leaf.shape or leaf.tensor.shape
+    form = "" if -1 in shape else image_form(shape[batch_dims:], leaf.dtype)
+    if not form:
+        return ""
+    urls = first_images(tensors, form, _MOST_IMAGES)
+    more = math.prod(shape[: len(shape) - len(form)]) - len(urls)
+    cut = span("note", f" … {count_text(more, 'more image')}") if more else ""
+    return f"<div>{''.join(picture(url, f'image {number}') for number, url in enumerate(urls))}{cut}</div>"
+
+
+def _text(text: str) -> str:
+    return f'<div class="td-text">{escaped(shortened(text, _MOST_TEXT))}</div>'
+
+
+def figures_of(tally: Tally, is_bool: bool = False) -> Mapping[str, str]:
+    """The figures of a tally with their names, those that say something."""
+    found: dict[str, str] = {}
+    if tally.count == 1 and tally.least is not None:
+        return {"value": number_text(tally.least)}
+    if isinstance(tally.least, bool):
+        return {"true": f"{tally.mean:.1%}"}
+    if tally.least is not None:
+        found |= {"min": number_text(tally.least), "mean": number_text(tally.mean), "max": number_text(tally.greatest)}
+    elif not isinstance(tally.mean, float) or not math.isnan(tally.mean):
+        found["mean"] = number_text(tally.mean)
+    found |= {name: f"{count:,}" for name, count in (("NaN", tally.nan), ("infinite", tally.infinite)) if count}
+    return found or {"elements": "none"}
+
+
+def _figures(tally: Tally) -> str:
+    shown = (
+        f'<span class="td-figure">{span("name", name)}'
+        f"{span('bad' if name in ('NaN', 'infinite') else 'values', text)}</span>"
+        for name, text in figures_of(tally).items()
+    )
+    return f"<div>{' '.join(shown)}</div>"
+
+
+def _values(first: Sequence[Numbers], count: int) -> str:
+    numbers = [number for piece in first for number in piece.tolist()]
+    more = ", …" if count > len(numbers) else ""
+    return f"<div>{span('name', 'first')} {span('values', ', '.join(map(number_text, numbers)) + more)}</div>"
