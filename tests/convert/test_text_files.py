@@ -184,6 +184,27 @@ def test_numbers_that_other_arguments_read(tmp_path: pathlib.Path) -> None:
     assert TensorDict.from_csv(path, converters={"a": str})["a"] == ["1", "x"]
 
 
+def test_cells_far_down(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.csv"
+
+    def read(*last: str, **options: Any) -> Any:
+        path.write_text("\n".join(["a", *["1"] * 1000, *last, ""]))
+        return TensorDict.from_csv(path, **options)
+
+    assert read("+2", " 3 ", "-4")["a"].tolist()[-4:] == [1, 2, 3, -4]
+    assert read("NA", "2", nulls="mask")["a_mask"].tolist()[-2:] == [False, True]
+    assert read("2.5", "-inf")["a"].tolist()[-3:] == [1, 2.5, -math.inf]
+    assert read(str(2**53 + 1))["a"][-1] == 2**53 + 1
+    assert read(str(2**64 - 1), dtype=torch.uint64)["a"][-1].item() == 2**64 - 1
+    for cell, message in (
+        ("0x1f", "'0x1f' is not a number"),
+        ("x", "'x' is not"),
+        (str(2**63), f"{2**63} is beyond int64"),
+    ):
+        with pytest.raises(ValueError, match=f"column 'a', row 1002: {message}"):
+            read(cell)
+
+
 BAD_JSON = {
     "mixed": ('{"a": 1}\n{"a": "x"}', "column 'a', row 2: \"x\" does not fit.*int64"),
     "mixed inside": ('{"a": {"b": 1}}\n{"a": {"b": [1]}}', "column 'a', row 2"),

@@ -30,6 +30,8 @@ _INTEGER = r"^[+-]?[0-9]+$"
 _NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|(?i:nan|inf|infinity))$"
 _TEXT = "text"
 _CALLED = {"int": "a number", "float": "a number", "bool": "true or false"}
+# The cells that tell what a column most likely is.
+_FIRST = 256
 # The bytes that are parsed at a time, of which Arrow reads 32 times as many ahead: a row may not be longer.
 _BLOCK = 2 << 20
 
@@ -267,9 +269,11 @@ class _CsvColumns:
     def _widened(self, name: str, column: Any, kind: str) -> str:
         """What a column is when it was `kind` in the batches before; "" is nothing yet."""
         pc = self.pc
+        if not kind and len(column) > _FIRST:
+            kind = self._widened(name, column[:_FIRST], "")
         cells = self._text(name, column)
-        if kind == _TEXT:
-            return _TEXT
+        if kind == _TEXT or self._quick(cells, kind) is not None:
+            return kind
         values = self._values(cells)
         if not kind:
             if values.null_count == len(values):
@@ -297,6 +301,25 @@ class _CsvColumns:
             )
         return kind
 
+    def _quick(self, cells: Any, kind: str) -> Any:
+        """Cells that Arrow itself takes for such numbers; `None` where a closer look is needed."""
+        if kind not in ("int", "float"):
+            return None
+        try:
+            numbers = cells.cast(self._type(kind))
+        except self.pa.ArrowInvalid:
+            return None
+        # It reads hexadecimal integers, too.
+        odd = [self.pc.any(self.pc.match_substring(cells, sign)).as_py() for sign in "xX"] if kind == "int" else []
+        return None if any(odd) else numbers
+
+    def _type(self, kind: str) -> Any:
+        """The type of a column of numbers."""
+        pa, dtype = self.pa, self.options.dtype
+        if kind == "float" or (dtype is not None and dtype.is_floating_point):
+            return pa.float64()
+        return pa.uint64() if dtype == torch.uint64 else pa.int64()
+
     def _is_number(self, text: str) -> bool:
         return bool(self.pc.match_substring_regex(self.pa.array([text]), _NUMBER)[0].as_py())
 
@@ -320,10 +343,12 @@ class _CsvColumns:
 
     def _converted(self, name: str, column: Any) -> Any:
         pa, pc = self.pa, self.pc
-        kind = self.kinds[name]
+        kind, cells = self.kinds[name], self._text(name, column)
         if kind in (_TEXT, ""):
-            return self._text(name, column)
-        values = self._values(self._text(name, column))
+            return cells
+        if (numbers := self._quick(cells, kind)) is not None:
+            return numbers
+        values = self._values(cells)
         if kind == "bool":
             made = pc.if_else(pc.is_valid(values), pc.is_in(values, value_set=pa.array(_TRUE)), None)
         else:
@@ -331,10 +356,7 @@ class _CsvColumns:
         return made
 
     def _numbers(self, name: str, kind: str, values: Any) -> Any:
-        pa, dtype = self.pa, self.options.dtype
-        wanted = pa.float64() if kind == "float" or (dtype is not None and dtype.is_floating_point) else pa.int64()
-        if kind == "int" and dtype == torch.uint64:
-            wanted = pa.uint64()
+        pa, wanted = self.pa, self._type(kind)
         try:
             return values.cast(wanted)
         except pa.ArrowInvalid:

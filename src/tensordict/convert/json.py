@@ -101,9 +101,9 @@ def _rows_of_table(table: Any) -> Iterator[dict[str, Any]]:
 
 def _text(row: dict[str, Any]) -> str:
     try:
-        return json.dumps(row, allow_nan=False, ensure_ascii=False, default=_plain)
+        return _encoder.encode(row)
     except ValueError:
-        return json.dumps(_without_nan(row), allow_nan=False, ensure_ascii=False, default=_plain)
+        return _encoder.encode(_without_nan(row))
 
 
 def _plain(value: Any) -> str:
@@ -113,6 +113,9 @@ def _plain(value: Any) -> str:
     raise TypeError(
         f"JSON has no {type(value).__name__} ({value!r}): use to_parquet, or leave the entry out with td.exclude"
     )
+
+
+_encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain)
 
 
 def _without_nan(value: Any) -> Any:
