@@ -395,6 +395,22 @@ def test_containers_survive_arrow_and_parquet(name, separator, tmp_path):
     same(from_parquet(tmp_path / "x.parquet", separator=separator), td)
 
 
+def test_containers_whose_columns_are_not_read_are_not_there(tmp_path):
+    td = TensorDict(
+        a=torch.ones(2),
+        b=TensorDict(c=torch.ones(2, 3), e=TensorDict(batch_size=[2, 3]), batch_size=[2, 3], names=["x", "y"]),
+        s=lazy_stack([TensorDict(x=torch.ones(2), batch_size=[2])] * 3, 1),
+        e=TensorDict(e=TensorDict(batch_size=[2]), batch_size=[2]),
+        batch_size=[2],
+    )
+    td.to_parquet(tmp_path / "x")
+    same(from_parquet(tmp_path / "x", columns=["a"]), td.select("a", "e"))
+    same(from_parquet(tmp_path / "x", columns=["a", "b"]), td.select("a", "b", "e"))
+    table = td.to_arrow(separator=".")
+    same(from_arrow(table.drop_columns(["b.c", "s.x"]), separator="."), td.select("a", "e"))
+    assert set(from_arrow(table).keys()) == {"a", "b.c", "s.x", "e"}
+
+
 def test_classes_that_nobody_knows_are_plain(monkeypatch):
     from tensordict.core import registry
 

@@ -124,7 +124,7 @@ class TableStructure:
     """What a container is beside its columns.
 
     nodes: of containers by their paths, the batch dims beyond the first (`None` without batch dims), names, the dim of
-        a lazy stack, the tensorclass, and values of `MetaData`.
+        a lazy stack, the tensorclass, values of `MetaData`, and whether there are no columns.
     notes: of the columns of a table, by their paths there, what their types do not say.
     """
 
@@ -228,7 +228,9 @@ class _Columns:
             self._tell(self.columns[before:], path, said)
         if said:
             node["metadata"] = {name: _exact((*path, name), value) for name, value in said.items()}
-        if not path or len(node) > 1 or size[1:] or not size or len(self.columns) == before:
+        if len(self.columns) == before:
+            node["empty"] = True
+        if not path or len(node) > 1 or size[1:] or not size:
             self.structure.nodes[path] = node
 
     def _entry(self, parent: Specification, path: Path, entry: Any, said: dict[str, Any]) -> None:
@@ -411,11 +413,9 @@ def container_of(
         if column.categories is not None:
             _place(tree, _beside(column.path, CATEGORIES), _metadata(column.categories, rows))
     nodes = {} if structure is None else structure.nodes
-    for path in nodes:
-        if path and path[0] in tree:
-            _level(tree, path)
-        elif path:
-            _place(tree, path, {})
+    for path in sorted(nodes, key=len):
+        if path and nodes[path].get("empty"):
+            _add_empty(tree, path)
     try:
         return to_container(_node(tree, rows, nodes, ()))
     except SaveError as error:
@@ -442,6 +442,15 @@ def _level(tree: dict[str, Any], path: Path) -> dict[str, Any]:
                 "rename one of them first, or choose another separator"
             )
     return tree
+
+
+def _add_empty(tree: dict[str, Any], path: Path) -> None:
+    """Put a container without columns into its parent; not where none of the columns of that was read."""
+    for name in path[:-1]:
+        tree = tree.get(name, {})
+        if type(tree) is not dict:
+            return
+    tree.setdefault(path[-1], {})
 
 
 def _place(tree: dict[str, Any], path: Path, value: Any) -> None:
