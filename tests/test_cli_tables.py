@@ -84,6 +84,21 @@ def test_patterns(tmp_path: pathlib.Path) -> None:
     assert open_dataset(tmp_path / "made")["a"].tolist() == [0, 1, 1, 2, 2, 3]
 
 
+def test_urls(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fsspec")
+    where = f"memory://{tmp_path.name}"
+    for i in range(2):
+        TensorDict(a=torch.arange(2) + i, batch_size=2).to_json(f"{where}/part{i}.jsonl", lines=True)
+    assert main(["convert", f"{where}/part*.jsonl", f"{where}/made"]) == 0
+    assert open_dataset(f"{where}/made")["a"].tolist() == [0, 1, 1, 2]
+    assert main(["convert", f"{where}/made", f"{where}/all.parquet"]) == 0
+    assert TensorDict.from_parquet(f"{where}/all.parquet")["a"].tolist() == [0, 1, 1, 2]
+    # What is there is not replaced.
+    assert main(["convert", f"{where}/made", f"{where}/all.parquet"]) == 2
+    assert main(["convert", f"{where}/part0.jsonl", f"{where}/all.parquet"]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
 PEAK = """
 import resource, sys
 from tensordict_cli import main
