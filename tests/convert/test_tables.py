@@ -506,6 +506,18 @@ def test_frames_of_pandas_come_back():
     assert frame["i"][0] == 0  # a frame shares nothing with the container
 
 
+@pytest.mark.parametrize("name", [name for name in TYPED if name not in ("binary", "large", "text", "struct")])
+def test_types_come_back_from_pandas(name):
+    td = from_arrow(pa.table({"x": TYPED[name]}))
+    back = from_pandas(td.to_pandas())
+    if name == "tensor":
+        td, back = (one.exclude("x_arrow_type") for one in (td, back))
+    if "x_categories" in td:  # of which pandas has codes of its own dtype
+        assert back["x"].tolist() == td["x"].tolist() and back["x_categories"] == td["x_categories"]
+        td, back = (one.exclude("x") for one in (td, back))
+    same(back, td)
+
+
 def test_frames_of_pandas_with_other_dtypes():
     frame = pd.DataFrame({"n": pd.array([1, 2], "Int64"), "a": pd.array([1.5, 2], pd.ArrowDtype(pa.float32()))})
     td = from_pandas(frame, dtype=torch.float64)
@@ -544,6 +556,9 @@ def test_frames_of_pandas_that_are_refused():
     ):
         with pytest.raises(error, match=r"column|frame"):
             from_pandas(frame)
+    for column in (pl.Series("o", [object()], dtype=pl.Object), pl.Series("o", [2**70], dtype=pl.Int128)):
+        with pytest.raises(ValueError, match="column 'o' is of"):
+            from_polars(column.to_frame())
     with pytest.raises(TypeError, match="collect"):
         from_polars(pl.LazyFrame({"a": [1]}))
 

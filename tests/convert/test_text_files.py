@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorDict
+from tensordict import MetaData, TensorDict
 from tensordict.core.errors import DuplicateKeyError, SaveError
 
 
@@ -182,6 +182,8 @@ def test_numbers_that_other_arguments_read(tmp_path: pathlib.Path) -> None:
     assert len(TensorDict.from_csv(path, low_memory=False)["a"][0]) == 5 << 20
     path.write_bytes(b"a\n1\nx\n")
     assert TensorDict.from_csv(path, converters={"a": str})["a"] == ["1", "x"]
+    TensorDict(s=["x", None, "", " y ", "NA"], n=torch.arange(5), batch_size=5).to_csv(path, overwrite=True)
+    assert TensorDict.from_csv(path)["s"] == ["x", None, "", " y ", "NA"]
 
 
 def test_cells_far_down(tmp_path: pathlib.Path) -> None:
@@ -256,7 +258,12 @@ def test_what_cannot_be_written(tmp_path: pathlib.Path) -> None:
         td.to_csv(tmp_path / "x.csv", separator=".")
     with pytest.raises(ValueError, match="column 'm'.*to_json"):  # pandas would write "[0 1 ... 98 99]"
         td.to_csv(tmp_path / "x.csv", separator=".", sep=";")
-    with pytest.raises(ValueError, match="infinite"):
+    alone = TensorDict(s=["x", None], batch_size=2)
+    with pytest.raises(ValueError, match="column 's' lacks values.*empty line"):
+        alone.to_csv(tmp_path / "x.csv")
+    with pytest.raises(TypeError, match="column 'd': JSON has no timedelta"):
+        TensorDict(d=torch.arange(2), d_arrow_type=MetaData("duration[us]"), batch_size=2).to_json(tmp_path / "x.json")
+    with pytest.raises(ValueError, match="column 'a': .*infinite"):
         TensorDict(a=torch.tensor([math.inf]), batch_size=1).to_json(tmp_path / "x.json")
     with pytest.raises(TypeError, match="bytes"):
         TensorDict(a=[b"x", b"y"], batch_size=2).to_json(tmp_path / "x.json")

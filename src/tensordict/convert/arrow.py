@@ -551,11 +551,6 @@ def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     return (array if leaf.dim() == 1 else _fixed(array, leaf.shape)), note
 
 
-def storage_of(array: Any) -> Any:
-    """An array of an extension type as what it is stored as."""
-    return array.storage if isinstance(array.type, pyarrow().BaseExtensionType) else array
-
-
 def _flat_array(leaf: Tensor) -> Any:
     """All numbers of a tensor, over its memory where that can be."""
     pa = pyarrow()

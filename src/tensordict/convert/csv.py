@@ -127,7 +127,7 @@ def write_csv(file: Any, tables: Iterable[Any]) -> None:
     """Write tables of one schema to a binary file, with a header; text is in quotes, no value is an empty cell.
 
     Raises:
-        ValueError: as `refuse_compound`.
+        ValueError: as `refuse_compound`; or there is one column, in which a value is missing.
     """
     csv = require("pyarrow.csv", "tabular")
     writer = None
@@ -135,6 +135,11 @@ def write_csv(file: Any, tables: Iterable[Any]) -> None:
         if writer is None:
             refuse_compound(table.schema)
             writer = csv.CSVWriter(file, table.schema)
+        if table.num_columns == 1 and table.column(0).null_count:
+            raise ValueError(
+                f"column {table.schema.names[0]!r} lacks values, and a row of it alone is an empty line, which is no "
+                "row for readers of CSV: use to_json or to_parquet, or write another column with it"
+            )
         writer.write(table)
     if writer is not None:
         writer.close()

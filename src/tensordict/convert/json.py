@@ -102,8 +102,16 @@ def _rows_of_table(table: Any) -> Iterator[dict[str, Any]]:
 def _text(row: dict[str, Any]) -> str:
     try:
         return _encoder.encode(row)
-    except ValueError:
-        return _encoder.encode(_without_nan(row))
+    except (ValueError, TypeError):
+        return "{" + ", ".join(f"{_encoder.encode(name)}: {_cell(name, value)}" for name, value in row.items()) + "}"
+
+
+def _cell(name: str, value: Any) -> str:
+    """What stands in a row for a value that may have NaN inside."""
+    try:
+        return _encoder.encode(_without_nan(value))
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"column {name!r}: {error}") from None
 
 
 def _plain(value: Any) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tensordict.convert import arrow
 from tensordict.convert.columns import (
+    TENSOR,
     Fill,
     Nulls,
     TableColumn,
@@ -132,6 +133,8 @@ def frame_of(container: Any, separator: str | None) -> Any:
 def _series(pandas: Any, column: TableColumn) -> Any:
     """What becomes a column of a frame: an array of numbers, or a series."""
     leaf = column.values
+    if column.type == TENSOR:
+        column.type = None  # lists in lists say more than the flat ones that such tensors are stored as
     if isinstance(leaf, Tensor) and not leaf.is_nested and column.type is None and column.categories is None:
         leaf = leaf.detach()
         if leaf.dim() == 1 and (leaf.dtype not in arrow.WIDER or leaf.dtype in _COMPLEX):
@@ -142,6 +145,9 @@ def _series(pandas: Any, column: TableColumn) -> Any:
         return values
     array = arrow.array_of(column)[0]
     types = arrow.pyarrow().types
-    if types.is_nested(array.type) or types.is_decimal(array.type) or hasattr(array.type, "extension_name"):
-        return pandas.Series(pandas.arrays.ArrowExtensionArray(arrow.storage_of(array)))
+    kind = array.type
+    # For these pandas has objects, if any, which do not say what they are.
+    is_clock = types.is_date(kind) or types.is_time(kind)
+    if is_clock or types.is_nested(kind) or types.is_decimal(kind):
+        return pandas.Series(pandas.arrays.ArrowExtensionArray(array))
     return array.to_pandas()

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from tensordict.containers.dense import TensorDict
 
+# What Arrow is given the addresses of, or nothing.
+_WITHOUT_ARROW = ("Object", "Int128", "UInt128")
+
 
 def from_polars(
     dataframe: object,
@@ -57,12 +60,15 @@ def container_of_frame(frame: Any, reading: TableOptions) -> Any:
 
     Raises:
         TypeError: it is none.
-        ValueError: as `arrow.container_of_table` raises it.
+        ValueError: a column has no form in Arrow; and as `arrow.container_of_table` raises it.
     """
     polars = require("polars", "polars")
     if not isinstance(frame, polars.DataFrame):
         advice = ": collect() makes a frame of it" if isinstance(frame, polars.LazyFrame) else ""
         raise TypeError(f"from_polars reads a data frame of Polars, got {type(frame).__name__}{advice}")
+    for name, dtype in frame.schema.items():
+        if str(dtype) in _WITHOUT_ARROW:
+            raise ValueError(f"column {name!r} is of {dtype}, which Arrow has not: cast it, or leave it out with drop")
     return arrow.container_of_table(frame.to_arrow(), reading)
 
 

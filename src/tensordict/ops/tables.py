@@ -161,7 +161,7 @@ class Tables(Converting):
         """A `pandas.DataFrame` with one row for each element of the first batch dim, or of the dim all leaves share.
 
         Leaves of one number a row become columns of NumPy's dtypes, which are copies; those with more dims and ragged
-        ones become columns of lists of Arrow (`pandas.ArrowDtype`), text and other values objects.
+        ones, dates and times of day become columns of Arrow (`pandas.ArrowDtype`), text and other values objects.
 
         Args:
             separator: joins the names of nested entries to those of columns; needed where there are any.
