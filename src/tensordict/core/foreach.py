@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged
-from tensordict.core.contract import Contract, named_error
+from tensordict.core.contract import Contract, EntryStore, named_error
 
 _PLAIN = {Tensor}
 _PLAIN_OR_PARAMETER = {Tensor, torch.nn.Parameter}
@@ -86,13 +86,16 @@ def results(container: Contract, one: One, many: Many, leaves: list[Tensor], *ot
         else:
             # Where one operand requires grad, all results of a call on lists do.
             return as_recorded(made, leaves, others)
-    with container._at_once(Tensor.clone):
-        try:
-            return _one_by_one(container, one, _rows(leaves, others))
-        except _REFUSALS:
-            if not any(map(ragged.is_ragged, chain(leaves, *(other for other in others if type(other) is list)))):
-                raise
-        return _one_by_one(container, partial(ragged.elementwise, one), _rows(leaves, others))
+    stored = container._entries
+    if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)):
+        with block:
+            return results(container, one, many, leaves, *others)
+    try:
+        return _one_by_one(container, one, _rows(leaves, others))
+    except _REFUSALS:
+        if not any(map(ragged.is_ragged, chain(leaves, *(other for other in others if type(other) is list)))):
+            raise
+    return _one_by_one(container, partial(ragged.elementwise, one), _rows(leaves, others))
 
 
 def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *others: object) -> None:

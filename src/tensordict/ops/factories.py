@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach
-from tensordict.core.contract import Contract
+from tensordict.core.contract import Contract, EntryStore
 from tensordict.core.errors import refuse_stored
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_ints, as_size
@@ -214,9 +214,12 @@ class Factories(Reading):
         foreach.refuse_graph_leaves(leaves, self)
         for leaf in filter(attrgetter("is_nested"), leaves):
             refuse_stored(leaf)
-        with self._at_once():
-            for leaf in leaves:
-                leaf.fill_(value)
+        stored = self._entries
+        if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together()):
+            with block:
+                return self._fill_leaves(leaves, value)
+        for leaf in leaves:
+            leaf.fill_(value)
 
 
 def like(container: Any, make: Callable[..., Tensor], *, device: object = None, **kwargs: Any) -> Any:
