@@ -746,7 +746,7 @@ assert not {"torch", "numpy", "tensordict"} & sys.modules.keys()
         (["inspect", "x", "--jsn"], "inspect does not take '--jsn'; did you mean '--json'?"),
         (["convert", "x", "y", "--compresion=deflate"], "did you mean '--compression'?"),
         (["verify", "x", "y"], "verify does not take 'y'"),
-        (["inspect", "x", "--depth", "-1"], "the number of levels is 0 or more, got '-1'"),
+        (["inspect", "x", "--depth", "-1"], "a number is 0 or more, got '-1'"),
     ],
 )
 def test_typos(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,16 +22,21 @@ class Command:
     arguments: Arguments
 
 
-def _depth(text: str) -> int:
+def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"the number of levels is 0 or more, got {text!r}")
+        raise argparse.ArgumentTypeError(f"a number is 0 or more, got {text!r}")
     return int(text)
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the save: a folder, a file, or its URL")
-    parser.add_argument("--key", help="print only what is at this nested key, written with dots")
-    parser.add_argument("--depth", type=_depth, metavar="N", help="go so many levels down (0: one line)")
+    parser.add_argument(
+        "--key", metavar="GLOB", help="print only what is at this nested key, written with dots, or at all that match"
+    )
+    parser.add_argument("--depth", type=_count, metavar="N", help="go so many levels down (0: one line)")
+    parser.add_argument("--stats", action="store_true", help="read the tensors, and print statistics of each")
+    parser.add_argument("--head", type=_count, metavar="N", help="print the first N rows of each tensor")
+    parser.add_argument("--no-pager", action="store_true", help="print long output as it is")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
@@ -115,6 +120,12 @@ the kinds of its containers, and the values that are no tensors. No tensor is re
 tensorclasses that it names need not be known. An entry that is broken is shown as such, with the reason on standard
 error, and the others are printed all the same; the command exits with 1 then.
 
+--key takes a pattern, too: * is any characters, dots among them, ? is one, [ab] is one of these. What is at the keys
+that match is printed, with the containers above. --stats reads the tensors that are shown, 8 MiB at a time, and prints
+of each how many elements are not NaN, their mean, standard deviation, least and greatest, and which parts of all are
+NaN and zero. --head reads the first N rows of each, along its first dim, and prints their first elements. On a terminal
+that is too small, the output goes through $PAGER (less by default).
+
 With --json, one object: "path", "format", "nbytes" (of all tensors), "bytes_on_disk" (the lengths of the files),
 "bytes_allocated" (what they take on the disk: less where they have holes, more for many small ones; null at a URL, as
 "bytes_on_disk" is where an HTTP server does not list what it has), "tensors",
@@ -124,7 +135,10 @@ it is given. Every node has a "type":
   "container"   "kind" (the class), "batch_size", "names" (or null), "stack_dim" (or null), "entries" (name -> node)
   "value"       "kind", "batch_size", "names", "stack_dim", "value" (null when JSON cannot hold it), "pickled"
   "broken"      "problem"
-With --depth, containers that are not gone into have no "entries".
+With --depth, containers that are not gone into have no "entries". With --stats, tensors that are shown have "stats":
+"count", "mean", "std", "min", "max", "nan" and "zero" (null for what is no finite number, or all of it where the dtype
+has no numbers); complex ones have no "min" and "max", and a list of two parts for their mean. With --head, tensors and
+values have "head", a list of the first rows.
 """,
         """\
 examples:
@@ -132,6 +146,8 @@ examples:
   tensordict inspect data.tdz | head -20
   tensordict inspect --depth 1 data.tdz
   tensordict inspect --key policy.params checkpoint
+  tensordict inspect --key '*.weight' --stats checkpoint
+  tensordict inspect --head 3 s3://bucket/dataset
   tensordict inspect --json data.tdz | jq .nbytes
 """,
         _inspect,

@@ -20,6 +20,7 @@ import tensordict
 from tensordict import RemoteCache, TensorDict, TensorDictParams, lazy_stack, load, load_memmap, verify
 from tensordict.core.errors import SaveError
 from tensordict.io.cache import CachedFile, LocalCopies, merged, without
+from tensordict.io.comparing import read_piece, source_of
 from tensordict.io.formats import describe_save
 from tensordict.io.remote import Remote
 from tensordict.io.specification import LeafSpec, walk
@@ -199,8 +200,7 @@ def test_inspecting_fetches_no_tensor(bucket: Bucket) -> None:
         format, root = describe_save(f"{url}/{name}", storage_options=options)
         assert format == ("archive" if name.endswith("z") else "directory") and proxy.fetched() < 80_000
         leaves = {key[-1]: node for key, node in walk(root) if isinstance(node, LeafSpec)}
-        source = leaves["last"].source
-        assert callable(source) and torch.equal(source(), make()["last"])
+        assert torch.equal(read_piece(source_of(leaves["last"]), ()), make()["last"])
         assert 4 * LARGE <= proxy.fetched() < 4 * LARGE + 80_000
 
 
@@ -694,3 +694,24 @@ def test_commands(base: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     assert main(["inspect", f"{base}/nothing"]) == 2
     assert f"{base}/nothing" in capsys.readouterr().err
     assert main(["verify", f"file://{tmp_path}/back.h5"]) == 0
+
+
+def test_rows_and_statistics_of_what_is_at_a_url(
+    bucket: Bucket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 MB, the first rows alone are fetched; statistics fetch all of one tensor."""
+    import fsspec.config
+
+    url, proxy, options = bucket
+    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+    td = TensorDict(x=torch.arange(1 << 20).view(1024, 1024), y=torch.ones(4), batch_size=[])
+    for name in ("x", "x.tdz"):
+        td.save(f"{url}/{name}")
+        proxy.clear()
+        assert main(["inspect", "--json", "--head", "2", f"{url}/{name}"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["root"]["entries"]["x"]["head"] == td["x"][:2].tolist()
+        assert proxy.fetched() < 1 << 18
+        assert main(["inspect", "--json", "--stats", "--key", "x", f"{url}/{name}"]) == 0
+        assert json.loads(capsys.readouterr().out)["root"]["stats"]["max"] == (1 << 20) - 1
+        assert proxy.fetched() > 1 << 23

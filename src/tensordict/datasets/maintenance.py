@@ -262,8 +262,9 @@ def _described(
     return Specification(DICT, size, None, node.names, entries)
 
 
-def _values(content: Callable[[Path], Any], path: Path) -> Any:
-    return content(path).tolist()
+def _values(content: Callable[[Path], Any], path: Path, count: int | None) -> Any:
+    rows = content(path)
+    return (rows if count is None else rows[:count]).tolist()
 
 
 def _verify(report: Report, num_threads: int, progress: Progress | None, access: Access) -> None:

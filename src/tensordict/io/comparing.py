@@ -124,7 +124,7 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | Non
         return
     if tolerance is None and not one.ragged:
         return
-    a, b = (_source(spec) for spec in (one, other))
+    a, b = source_of(one), source_of(other)
     shape = one.shape
     if one.ragged:
         (a, rows, _), (b, others, _) = taken(a), taken(b)
@@ -136,19 +136,19 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | Non
         return
     found = _Elements()
     for index in pieces(shape, one.dtype.itemsize):
-        found.compare(_read(a, index), _read(b, index), tolerance)
+        found.compare(read_piece(a, index), read_piece(b, index), tolerance)
     if found.differing:
         yield Difference(key, "elements", None, None, found.differing, math.prod(shape), found.max_abs)
 
 
-def _source(spec: LeafSpec) -> Any:
+def source_of(spec: LeafSpec) -> Any:
     """The tensor of a leaf, or the column."""
     source: Any = spec.source
     return source if isinstance(source, Tensor) or not callable(source) else source()
 
 
 def _value(node: Specification) -> Any:
-    return node.value.read() if isinstance(node.value, Unread) else node.value
+    return node.value.read(None) if isinstance(node.value, Unread) else node.value
 
 
 def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice, ...]]:
@@ -167,7 +167,8 @@ def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice,
         yield (slice(start, start + step),)
 
 
-def _read(source: Tensor, index: tuple[int | slice, ...]) -> Tensor:
+def read_piece(source: Tensor, index: tuple[int | slice, ...]) -> Tensor:
+    """What an index takes of a tensor, in memory."""
     piece: Tensor = in_memory(source[index] if index else source)
     return piece.detach().as_subclass(Tensor)
 

@@ -19,6 +19,7 @@ from tensordict.io.archive_reader import Archive
 from tensordict.io.detect import detect_format
 from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.remote import Remote, StorageOptions, is_url
+from tensordict.io.remote_rows import describe_rows
 from tensordict.io.remote_saves import Access, CacheDir, RemoteSave, read_remote
 from tensordict.io.specification import DICT, LeafSpec, Specification
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
@@ -202,7 +203,7 @@ def describe_save(
 
 def _described(complain: Complain | None, save: RemoteSave) -> tuple[str, Specification]:
     if save.format in (DIRECTORY, ARCHIVE):
-        return save.format, save.describe(LoadOptions(unpickle=left_pickled, complain=complain))
+        return save.format, describe_rows(save, complain)
     if save.in_place is not None:
         return save.format, specification_in(backend_of(save.format).open(save.in_place, "r").root, complain)
     return describe_save(save.local(), complain)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,11 @@ from tensordict.core.contract import is_node
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.cache import merged
-from tensordict.io.loading import LoadOptions, load_directory
+from tensordict.io.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.remote_saves import Access, RaggedFiles, RemoteArchive, RemoteFolder, RemoteSave, read_remote
+from tensordict.io.specification import LeafSpec, Specification
+from tensordict.io.structure import Complain
+from tensordict.io.value_files import left_pickled
 from tensordict.memory import system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.stored_tensors import Selection, StoredTensor
@@ -55,6 +60,14 @@ def _in_place(container: Any) -> Any:
     return container._rewrap(make(entries, inner._batch_size, inner._device, inner._names))
 
 
+def describe_rows(save: RemoteSave, complain: Complain | None) -> Specification:
+    """The specification of an archive or a folder; rows of its tensors are fetched when they are asked for."""
+    options = LoadOptions(unpickle=left_pickled, complain=complain, source=_Described(save))
+    found = read_directory(save.path, options)
+    save.kept_for(save.source())
+    return found
+
+
 class _ByRows:
     """The files of a save as a source of loaders, whose tensors are read later, except ragged ones."""
 
@@ -69,6 +82,20 @@ class _ByRows:
             return self._source.map(path, dtype, shape, key)
         self._source.check_size(path, dtype, shape, key)
         return StoredTensor.of(RemoteArray(self._save, self._source, path, dtype, shape, key), dtype, None, key)
+
+
+class _Described(_ByRows):
+    """The same, of which nothing is fetched but what ragged tensors are."""
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
+        """The tensor, or what reads it."""
+        if self._ragged.is_of_one(path):
+            return self._source.map(path, dtype, shape, key)
+        self._source.check_size(path, dtype, shape, key)
+        later: Any = partial(self._source.map, path, dtype, shape, key)
+        if shape and 0 not in shape and not self._source.is_compressed(path):
+            later = StoredTensor.of(RemoteArray(self._save, self._source, path, dtype, shape, key), dtype, None, key)
+        return LeafSpec(dtype, shape, math.prod(shape) * dtype.itemsize, False, later)
 
 
 class RemoteArray:

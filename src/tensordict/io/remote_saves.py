@@ -30,7 +30,6 @@ from tensordict.io.cache import CachedFile, ChangedError, LocalCopies, Range, Re
 from tensordict.io.detect import detect_format
 from tensordict.io.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile, StorageOptions, is_url
-from tensordict.io.specification import LeafSpec, Specification
 from tensordict.io.value_files import left_pickled
 from tensordict.io.zipping import Entry
 from tensordict.memory import file_maps, files
@@ -214,12 +213,6 @@ class RemoteSave:
             return self._file.file.size
         return None if self.remote.is_http else sum(file.size for file in self.remote.files())
 
-    def describe(self, options: LoadOptions) -> Specification:
-        """The specification of an archive or a folder; tensors are fetched when they are asked for."""
-        options.source = _FetchedLater(self.source())
-        self._keep_for(options.source)
-        return read_directory(self.path, options)
-
     def kept_for(self, container: T) -> T:
         """A container that reads its local copy when it is used: the copy stays as long as the container does."""
         self._keep_for(container)
@@ -363,6 +356,10 @@ class RemoteArchive(Archive):
         """Raise a `SaveError` when a file is too short for a tensor."""
         _check_size(path, super()._find(path).size, dtype, shape, key)
 
+    def is_compressed(self, path: str) -> bool:
+        """Whether a file is read as a whole or not at all."""
+        return super()._find(path).method != zipping.STORED
+
     def _range(self, entry: Entry) -> Range:
         """All of an entry, with the header before it."""
         return entry.header, self._ends[entry.header]
@@ -443,6 +440,10 @@ class RemoteFolder:
     def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
         """Raise a `SaveError` when a file is too short for a tensor."""
         _check_size(path, self._cached(self._name(path)).file.size, dtype, shape, key)
+
+    def is_compressed(self, path: str) -> bool:
+        """Nothing in a folder is."""
+        return False
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or a folder."""
@@ -528,26 +529,3 @@ class RaggedFiles:
             self._stems.add(path.removesuffix(TABLE_SUFFIX))
             return True
         return path.removesuffix(LEAF_SUFFIX) in self._stems
-
-
-class _FetchedLater:
-    """A source whose tensors are described, and read when they are asked for, except ragged ones."""
-
-    def __init__(self, source: RemoteArchive | RemoteFolder) -> None:
-        self._source = source
-        self.read, self.exists, self.is_folder = source.read, source.exists, source.is_folder
-
-    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
-        """The tensor, or what reads it."""
-        self._source.wanted = []
-        try:
-            tensor = self._source.map(path, dtype, shape, key)
-        finally:
-            self._source.wanted = None
-        if not tensor.is_meta:
-            return tensor
-        nbytes = math.prod(shape) * dtype.itemsize
-        return LeafSpec(dtype, shape, nbytes, False, partial(self._read, path, dtype, shape, key))
-
-    def _read(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        return self._source.map(path, dtype, shape, key)

@@ -125,9 +125,9 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Unread(Unreadable):
-    """Values that are read when they are compared: `read` gives them."""
+    """Values that are read when they are used: `read` gives them, or so many of them."""
 
-    read: Callable[[], Any]
+    read: Callable[[int | None], Any]
 
     def __repr__(self) -> str:
         return f"<{self.why}>"

@@ -1,4 +1,4 @@
-"""`tensordict inspect`: the tree of a save."""
+"""`tensordict inspect`: the tree of a save, and on request statistics and first rows of its tensors."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
+from torch import Tensor
+
+from tensordict.containers.summary import table
 from tensordict.core.contract import Names
 from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, entry_of
+from tensordict.io.columns import taken
+from tensordict.io.comparing import OPAQUE, source_of
 from tensordict.io.formats import describe_save
 from tensordict.io.progress import bytes_allocated, bytes_on_disk
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import remote_bytes
 from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
 from tensordict.memory.names import without_scheme
+from tensordict.ops.statistics import statistics_of
+from tensordict_cli.runners.heads import head_json, head_lines, head_of
 from tensordict_cli.runners.terminal import (
     BAD,
     KIND,
@@ -29,12 +40,16 @@ from tensordict_cli.runners.terminal import (
     Line,
     aligned,
     count_text,
+    json_number,
     json_value,
     shortened,
     show,
     size_text,
 )
 from tensordict_cli.text import printable
+
+Node = Specification | LeafSpec
+T = TypeVar("T")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
     path = without_scheme(args.path)
     name, whole = describe_save(path, complain)
-    root = _found(whole, args.key or "")
-    nodes = [node for _, node in walk(root)] if isinstance(root, Specification) else [root]
+    view = _Shown.of(whole, args.key or "", args.depth)
+    nodes = [node for _, node in view.nodes()]
     leaves = [node for node in nodes if isinstance(node, LeafSpec)]
     values = [node for node in nodes if isinstance(node, Specification) and node.is_value and not _is_broken(node)]
     report = {
@@ -62,16 +77,83 @@ def run(args: argparse.Namespace) -> int:
         "containers": sum(isinstance(node, Specification) and not node.is_value for node in nodes),
         "problems": problems,
     }
+    content = _FromTensors(complain)
+    if args.stats:
+        content.read_statistics(view)
+    if args.head is not None:
+        content.read_heads(view, args.head, whole=args.json)
     if args.json:
-        print(json.dumps({**report, "root": _as_json(root, args.depth)}))
+        print(json.dumps({**report, "root": _as_json(view, view.root, (), content)}))
     else:
-        show([_headline(report), *aligned(_rows(root, printable(args.key or "."), "", None, args.depth))])
+        lines = [_headline(report), *aligned(_rows(view, view.root, (), view.name, "", None))]
+        show([*lines, *_content_lines(view, content)], paged=not args.no_pager)
         for problem in problems:
             print(printable(" ".join(problem.split())), file=sys.stderr)
     return 1 if problems else 0
 
 
-def _found(node: Specification | LeafSpec, key: str, above: str = "") -> Specification | LeafSpec:
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Shown:
+    """A node and what is shown of it: down to `depth`, and of `shown` keys only, relative to the node."""
+
+    root: Node
+    name: str
+    depth: int | None
+    shown: Collection[Path] | None = None
+
+    @classmethod
+    def of(cls, whole: Specification, key: str, depth: int | None) -> _Shown:
+        """What is at a key, written with dots, or at all keys that a pattern matches.
+
+        Raises:
+            SaveError: there is nothing.
+        """
+        try:
+            return cls(_found(whole, key), printable(key or "."), depth)
+        except SaveError:
+            if not any(sign in key for sign in "*?["):
+                raise
+        shown: set[Path] = set()
+        matched: Path | None = None
+        for path, _ in walk(whole):
+            inside = matched is not None and path[: len(matched)] == matched
+            if not inside and path and fnmatchcase(".".join(path), key):
+                matched, inside = path, True
+            if inside:
+                shown.update(path[:end] for end in range(len(path) + 1))
+        if not shown:
+            raise SaveError(f"no key matches {key!r}; there are {', '.join(islice(whole.fields(), 8)) or 'no entries'}")
+        return cls(whole, ".", depth, shown)
+
+    def entries(self, node: Node, path: Path) -> dict[str, Node]:
+        """The entries of a node that are shown."""
+        if not isinstance(node, Specification) or node.is_value or self.is_folded(path):
+            return {}
+        found = node.fields()
+        return {name: entry for name, entry in found.items() if self.shown is None or (*path, name) in self.shown}
+
+    def is_folded(self, path: Path) -> bool:
+        """Whether what is in the node at a key is not shown."""
+        return self.depth is not None and len(path) >= self.depth
+
+    def nodes(self) -> Iterator[tuple[Path, Node]]:
+        """All nodes, folded or not."""
+        every = walk(self.root) if isinstance(self.root, Specification) else [((), self.root)]
+        return ((path, node) for path, node in every if self.shown is None or path in self.shown)
+
+    def unfolded(self) -> Iterator[tuple[Path, Node]]:
+        """All nodes with a line of their own."""
+        return ((path, node) for path, node in self.nodes() if self.depth is None or len(path) <= self.depth)
+
+    def key_text(self, path: Path) -> str:
+        """A key of a node as it is written after `--key`."""
+        return ".".join([*([self.name] if self.name != "." else []), *map(printable, path)]) or "."
+
+
+def _found(node: Node, key: str, above: str = "") -> Node:
     """What is at a nested key that is written with dots, which names may have too.
 
     Raises:
@@ -96,6 +178,44 @@ def _found(node: Specification | LeafSpec, key: str, above: str = "") -> Specifi
     raise SaveError(f"there is nothing at the key {above + key!r}; {hint}")
 
 
+class _FromTensors:
+    """What was read of tensors and values, by key."""
+
+    def __init__(self, complain: Callable[[OSError], object]) -> None:
+        self._complain = complain
+        self.statistics: dict[Path, dict[str, Tensor] | None] | None = None
+        self.heads: dict[Path, list[Any]] | None = None
+
+    def read_statistics(self, view: _Shown) -> None:
+        """Read all of the tensors that are shown, in pieces."""
+        self.statistics = {}
+        for path, node in view.unfolded():
+            if isinstance(node, LeafSpec):
+                self.statistics[path] = self._read(path, partial(_statistics, node))
+
+    def read_heads(self, view: _Shown, count: int, whole: bool) -> None:
+        """Read the first rows of the tensors, and the first values, that are shown."""
+        self.heads = {}
+        for path, node in view.unfolded():
+            if isinstance(node, LeafSpec) or (node.is_value and not _is_broken(node)):
+                self.heads[path] = self._read(path, partial(head_of, node, count, whole)) or []
+
+    def _read(self, path: Path, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except OSError as error:
+            self._complain(OSError(f"{entry_of(path)}{error}"))
+            return None
+
+
+def _statistics(leaf: LeafSpec) -> dict[str, Tensor] | None:
+    """The statistics of a tensor; `None` where torch has no numbers of its dtype."""
+    if leaf.dtype in OPAQUE:
+        return None
+    source = source_of(leaf)
+    return statistics_of([taken(source)[0] if leaf.ragged else source], {})
+
+
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
@@ -112,12 +232,12 @@ def _headline(report: dict[str, Any]) -> Line:
 
 
 def _rows(
-    node: Specification | LeafSpec, branch: str, below: str, outer: Names | None, depth: int | None
+    view: _Shown, node: Node, path: Path, branch: str, below: str, outer: Names | None
 ) -> list[list[tuple[str, str]]]:
     """The cells of a node and of all in it: name, what it is, shape, size, and the rest.
 
     branch: the lines of the tree and the name; `below` begins the lines of what is in the node. `outer` are the names
-    of the dims of the container that it is in, which are not shown again. `depth` is how many levels to go down.
+    of the dims of the container that it is in, which are not shown again.
     """
     if isinstance(node, LeafSpec):
         kind = str(node.dtype).removeprefix("torch.") + (", ragged" if node.ragged else "")
@@ -127,20 +247,30 @@ def _rows(
     rows = [
         [(branch, NAME), (printable(node.kind), KIND), (_shape(node.batch_size), SHAPE), ("", ""), _note(node, outer)]
     ]
-    entries = node.fields()
-    if depth == 0:
-        if entries:
-            rows[0][3] = (size_text(sum(leaf.nbytes for _, leaf in walk(node) if isinstance(leaf, LeafSpec))), QUIET)
-        return rows
+    if view.is_folded(path) and node.fields():
+        rows[0][3] = (size_text(sum(leaf.nbytes for _, leaf in walk(node) if isinstance(leaf, LeafSpec))), QUIET)
+    entries = view.entries(node, path)
     for position, (name, entry) in enumerate(entries.items(), 1):
         last = position == len(entries)
         branch = below + ("└─ " if last else "├─ ") + printable(name)
-        further = None if depth is None else depth - 1
-        rows += _rows(entry, branch, below + ("   " if last else "│  "), node.names, further)
+        rows += _rows(view, entry, (*path, name), branch, below + ("   " if last else "│  "), node.names)
     return rows
 
 
-def _is_broken(node: Specification | LeafSpec) -> bool:
+def _content_lines(view: _Shown, content: _FromTensors) -> list[Line]:
+    """The statistics and the first rows, which follow the tree."""
+    lines: list[Line] = []
+    if content.statistics:
+        found = [(view.key_text(path), values) for path, values in content.statistics.items()]
+        titles, *rows = table([(key, values or {}) for key, values in found])
+        lines += [[], [("  ".join(titles), QUIET)], *([("  ".join(row), "")] for row in rows)]
+    for path, node in view.unfolded():
+        if content.heads is not None and path in content.heads:
+            lines += [[], [(view.key_text(path), NAME)], *aligned(head_lines(node, content.heads[path]))]
+    return lines
+
+
+def _is_broken(node: Node) -> bool:
     return isinstance(node, Specification) and isinstance(node.value, Broken)
 
 
@@ -162,7 +292,13 @@ def _shape(shape: Iterable[int]) -> str:
 # --- for programs -----------------------------------------------------------------------------------------------------
 
 
-def _as_json(node: Specification | LeafSpec, depth: int | None) -> dict[str, Any]:
+def _as_json(view: _Shown, node: Node, path: Path, content: _FromTensors) -> dict[str, Any]:
+    read: dict[str, Any] = {}
+    if content.statistics is not None and isinstance(node, LeafSpec) and path in content.statistics:
+        found = content.statistics[path]
+        read["stats"] = found and {name: json_number(value.item()) for name, value in found.items()}
+    if content.heads is not None and path in content.heads:
+        read["head"] = head_json(node, content.heads[path])
     if isinstance(node, LeafSpec):
         return {
             "type": "tensor",
@@ -170,6 +306,7 @@ def _as_json(node: Specification | LeafSpec, depth: int | None) -> dict[str, Any
             "shape": list(node.shape),
             "nbytes": node.nbytes,
             "ragged": node.ragged,
+            **read,
         }
     if isinstance(node.value, Broken):
         return {"type": "broken", "problem": node.value.why}
@@ -181,11 +318,14 @@ def _as_json(node: Specification | LeafSpec, depth: int | None) -> dict[str, Any
         "stack_dim": node.stack_dim,
     }
     if not node.is_value:
-        if depth == 0:
+        if view.is_folded(path):
             return form
-        further = None if depth is None else depth - 1
-        return {**form, "entries": {name: _as_json(entry, further) for name, entry in node.fields().items()}}
-    return {**form, "value": json_value(node.value), "pickled": _holds_pickled(node.value)}
+        entries = view.entries(node, path)
+        return {
+            **form,
+            "entries": {name: _as_json(view, entry, (*path, name), content) for name, entry in entries.items()},
+        }
+    return {**form, "value": json_value(node.value), "pickled": _holds_pickled(node.value), **read}
 
 
 def _holds_pickled(value: object) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
+import math
 import os
 import reprlib
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 from tensordict.io.values import NotJson, plain
 from tensordict_cli.text import printable
@@ -21,17 +26,56 @@ _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 60
 
 
-def show(lines: Iterable[Line]) -> None:
-    """Print the lines."""
-    console = _console()
+def show(lines: Iterable[Line], paged: bool = False) -> None:
+    """Print the lines.
+
+    Args:
+        lines: what to print.
+        paged: through a pager where they are more than the terminal has.
+    """
+    if paged and sys.stdout.isatty():
+        kept = list(lines)
+        size = shutil.get_terminal_size()
+        if sum(1 + _length(line) // size.columns for line in kept) >= size.lines and (command := pager()):
+            _page(kept, command)
+            return
+        lines = kept
+    _print(lines, sys.stdout)
+
+
+def pager() -> str:
+    """The command that shows long output, as git chooses it: `$PAGER`, or less where there is one; "" for none."""
+    command = os.environ.get("PAGER", "less" if shutil.which("less") else "")
+    return "" if command.strip() in ("", "cat") or os.environ.get("TERM") == "dumb" else command
+
+
+def _page(lines: Iterable[Line], command: str) -> None:
+    # As git: less shows colors, and leaves what was shown on the screen.
+    environment = {"LESS": "FRX", "LV": "-c", **os.environ}
+    text = io.StringIO()
+    _print(lines, text)
+    with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, encoding="utf-8", env=environment) as process:
+        given: str | None = text.getvalue()
+        while process.poll() is None:
+            # Ctrl-C is for the pager.
+            with contextlib.suppress(KeyboardInterrupt):
+                process.communicate(given)
+            given = None
+
+
+def _length(line: Line) -> int:
+    return sum(len(text) for text, _ in line)
+
+
+def _print(lines: Iterable[Line], file: IO[str]) -> None:
+    console = _console(file)
     if console is None:
         for line in lines:
-            print("".join(text for text, _ in line).rstrip())
+            print("".join(text for text, _ in line).rstrip(), file=file)
         return
-    from rich.text import Text
-
+    text = importlib.import_module("rich.text").Text
     for line in lines:
-        console.print(Text.assemble(*line))
+        console.print(text.assemble(*line))
 
 
 def aligned(rows: Sequence[Line]) -> list[Line]:
@@ -85,7 +129,14 @@ def has_tqdm() -> bool:
     return importlib.util.find_spec("tqdm") is not None
 
 
-def _console() -> Any:
+def json_number(value: Any) -> Any:
+    """A number for JSON: `None` when it is not finite, the two parts of a complex one."""
+    if isinstance(value, complex):
+        return [json_number(value.real), json_number(value.imag)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _console(file: IO[str]) -> Any:
     """What prints styled text; `None` unless somebody watches, wants it, and has rich installed."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return None
@@ -93,4 +144,4 @@ def _console() -> Any:
         from rich.console import Console
     except ModuleNotFoundError:
         return None
-    return Console(highlight=False, soft_wrap=True)
+    return Console(file=file, force_terminal=True, highlight=False, soft_wrap=True)
