@@ -76,20 +76,23 @@ def test_statistics_are_those_of_describe(save: pathlib.Path, capsys: pytest.Cap
     expected = container().describe(percentiles=())
     for key in ("obs", ("policy", "weight"), ("policy", "bias"), ("policy", "flag"), ("value", "weight")):
         found = leaf(root, *((key,) if isinstance(key, str) else key))["stats"]
-        assert list(found) == ["count", "mean", "std", "min", "max", "nan", "zero"]
-        for name, value in expected[key].items():
-            assert found[name] == pytest.approx(value.item(), rel=1e-9), (key, name)
+        assert list(found) == ["count", "mean", "std", "min", "max", "nan", "infinite", "zero"]
+        numel = container()[key].numel()
+        assert found["count"] == numel and found["count"] - found["nan"] == expected[key, "count"]
+        assert found["infinite"] == 0 and found["zero"] == round(expected[key, "zero"].item() * numel)
+        for name in ("mean", "std", "min", "max"):
+            assert found[name] == pytest.approx(expected[key, name].item(), rel=1e-9), (key, name)
     assert "stats" not in leaf(root, "words")
 
 
 def test_statistics_for_people(save: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(save), "--stats", "--key", "policy"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.partition("\n\n")[2].splitlines()]
-    assert rows[0] == ["count", "mean", "std", "min", "max", "nan", "zero"]
+    assert rows[0] == ["count", "mean", "std", "min", "max", "nan", "infinite", "zero"]
     by_key = {key: values for key, *values in rows[1:]}
-    assert by_key["policy.flag"] == ["20", "1", "0", "True", "True", "0", "0"]
-    assert by_key["policy.weight"] == ["40", "19.5", "11.6905", "0", "39", "0", "0.025"]
-    assert by_key["policy.bias"][2:] == ["0.622745", "-1", "1", "0", "0"]
+    assert by_key["policy.flag"] == ["20", "1", "0", "True", "True", "0", "0", "0"]
+    assert by_key["policy.weight"] == ["40", "19.5", "11.6905", "0", "39", "0", "0", "1"]
+    assert by_key["policy.bias"][2:] == ["0.622745", "-1", "1", "0", "0", "0"]
 
 
 def test_first_rows(save: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +174,7 @@ def test_what_cannot_be_read_is_named(tmp_path: pathlib.Path, capsys: pytest.Cap
     (tmp_path / "x.tdz").write_bytes(content)
     assert main(["inspect", "--stats", str(tmp_path / "x.tdz")]) == 1
     output = capsys.readouterr()
-    assert "entry 'other': " in output.err and "good    4000" in output.out
+    assert "entry 'other': " in output.err and "good   4000 " in output.out
 
 
 @pytest.mark.parametrize("name", ["directory", "h5", "zarr", "archive", "dataset"])
@@ -204,7 +207,7 @@ assert most[0] - start < 64 << 10, (most[0] - start) >> 10
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert "67108864     1    0    1    1    0     0" in result.stdout
+    assert "x  67108864  1     0    1    1    0    0         0" in result.stdout
 
 
 # --- the pager --------------------------------------------------------------------------------------------------------

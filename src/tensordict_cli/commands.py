@@ -122,9 +122,9 @@ error, and the others are printed all the same; the command exits with 1 then.
 
 --key takes a pattern, too: * is any characters, dots among them, ? is one, [ab] is one of these. What is at the keys
 that match is printed, with the containers above. --stats reads the tensors that are shown, 8 MiB at a time, and prints
-of each how many elements are not NaN, their mean, standard deviation, least and greatest, and which parts of all are
-NaN and zero. --head reads the first N rows of each, along its first dim, and prints their first elements. On a terminal
-that is too small, the output goes through $PAGER (less by default).
+how many elements each has, how many of them are NaN, infinite and zero, and the mean, standard deviation, least and
+greatest of the finite ones. --head reads the first N rows of each, along its first dim, and prints their first
+elements. On a terminal that is too small, the output goes through $PAGER (less by default).
 
 With --json, one object: "path", "format", "nbytes" (of all tensors), "bytes_on_disk" (the lengths of the files),
 "bytes_allocated" (what they take on the disk: less where they have holes, more for many small ones; null at a URL, as
@@ -136,9 +136,9 @@ it is given. Every node has a "type":
   "value"       "kind", "batch_size", "names", "stack_dim", "value" (null when JSON cannot hold it), "pickled"
   "broken"      "problem"
 With --depth, containers that are not gone into have no "entries". With --stats, tensors that are shown have "stats":
-"count", "mean", "std", "min", "max", "nan" and "zero" (null for what is no finite number, or all of it where the dtype
-has no numbers); complex ones have no "min" and "max", and a list of two parts for their mean. With --head, tensors and
-values have "head", a list of the first rows.
+"count", "mean", "std", "min", "max", "nan", "infinite" and "zero" (null for a figure that there is not, or for all of
+them where the dtype has no numbers); the mean of complex ones is a list of its two parts. With --head, tensors and
+values have "head", a list of the first rows, in which null stands for what is not finite.
 """,
         """\
 examples:

@@ -37,7 +37,11 @@ class Summary(TensorDict):
         if not rows or any(value.dim() for _, values in rows for value in values.values()):
             # No longer statistics of one container: a stack of several, for one.
             return super().__repr__()
-        return "\n".join("  ".join(line).rstrip() for line in table(rows))
+        lines = [["", *_titles(rows)], *_lines(rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
+        )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """What notebooks show."""
@@ -60,13 +64,6 @@ def _rows(node: Contract, path: Path = ()) -> Iterator[tuple[str, dict[str, Tens
     for name, value in entries.items():
         if isinstance(value, Contract) and not value._is_non_tensor:
             yield from _rows(value, (*path, name))
-
-
-def table(rows: list[tuple[str, dict[str, Tensor]]]) -> list[list[str]]:
-    """The cells of a head and of a line for each key and its statistics, padded to columns."""
-    lines = [["", *_titles(rows)], *_lines(rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
 
 
 def _titles(rows: list[tuple[str, dict[str, Tensor]]]) -> list[str]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import ragged, registry
 from tensordict.core.contract import ContainerT, Contract, is_node, named_error
 from tensordict.core.keys import Path, joined
+from tensordict.memory.stored_tensors import in_memory
 from tensordict.ops.leaves import Leaves
 from tensordict.ops.statistics import quantile_names, statistics_of
 
@@ -29,8 +30,7 @@ class Describing(Leaves):
         """Statistics of the elements of each leaf, in a container that prints as a table.
 
         They are called as in `DataFrame.describe` of pandas, and mean the same: NaN is left out of all but its own
-        share. Values that are no tensors are left out. Leaves are read one at a time; without percentiles, 8 MiB at a
-        time, so that leaves in files may be larger than memory.
+        share. Values that are no tensors are left out; leaves are read one at a time.
 
         Args:
             percentiles: which quantiles to give, as parts between 0 and 1; between two elements, by linear
@@ -107,8 +107,9 @@ def _described(node: Contract, quantiles: dict[str, float], path: Path) -> Summa
             continue
         try:
             # An UnbatchedTensor is one for all members of a lazy stack.
-            leaves = [node._entries[name]] if isinstance(value, Contract) else list(node._leaves_of(name))
-            entries[name] = make(statistics_of(leaves, quantiles), torch.Size(()), node._device, None)
+            leaves = [node._entries[name]] if isinstance(value, Contract) else map(in_memory, node._leaves_of(name))
+            parts = [ragged.elements(leaf) for leaf in leaves]
+            entries[name] = make(statistics_of(parts, quantiles), torch.Size(()), node._device, None)
         except (RuntimeError, TypeError) as error:
             raise named_error(error, inside) from error
     return make(entries, torch.Size(()), node._device, None)  # type: ignore[no-any-return]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from functools import reduce
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from tensordict.core import ragged
-from tensordict.io.comparing import pieces, read_piece
 
 # How many elements are converted to float64 at a time.
 _PIECE = 1 << 18
@@ -36,122 +32,26 @@ def quantile_names(percentiles: Sequence[float]) -> dict[str, float]:
     return names
 
 
-def statistics_of(leaves: Sequence[Tensor], quantiles: dict[str, float]) -> dict[str, Tensor]:
-    """The statistics of all elements of some leaves, as scalars on their device.
+def statistics_of(parts: Sequence[Tensor], quantiles: dict[str, float]) -> dict[str, Tensor]:
+    """The statistics of all elements of some tensors of one dtype, as scalars on their device.
 
     Args:
-        leaves: the tensors, ragged ones or not, in memory or in files; none of them complex among real ones. Without
-            quantiles, 8 MiB are read at a time.
+        parts: the tensors, none of them ragged or complex ones among real ones.
         quantiles: what :func:`quantile_names` gives.
     """
-    running = Running(reduce(torch.promote_types, {leaf.dtype for leaf in leaves}))
+    rows = [part.detach().as_subclass(Tensor).flatten() for part in parts]
+    values = rows[0] if len(rows) == 1 else torch.cat(rows)
+    total, device = values.numel(), values.device
+    missing, zero = _counts(values)
     # Of complex numbers there is no order.
-    ordered = bool(quantiles) and not running.dtype.is_complex
-    kept: list[Tensor] = []
-    for leaf in leaves:
-        source = ragged.elements(leaf)
-        whole = [()] if ordered else pieces(tuple(source.shape), source.dtype.itemsize)
-        for index in whole:
-            piece = read_piece(source, index).flatten()
-            running.add(piece)
-            if ordered:
-                kept.append(piece)
-    return running.found(_ranks(_sorted(torch.cat(kept))[: running.count], quantiles) if ordered else {})
-
-
-class Running:
-    """The statistics of elements that come in pieces, with memory for one of them.
-
-    Args:
-        dtype: that of the elements.
-
-    Attributes:
-        count: how many elements there were that are not NaN.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.count = 0
-        self._total = self._zero = 0
-        self._sum: complex = 0.0
-        # The summed squares of how far the elements are from their mean.
-        self._squares = 0.0
-        # Of what was added, in order, as Python's numbers.
-        self._ends: tuple[Any, Any] | None = None
-        self._device = torch.device("cpu")
-
-    def add(self, values: Tensor) -> None:
-        """Count elements, in any shape and on one device."""
-        values = values.detach().flatten()
-        if not values.numel():
-            return
-        self._device = values.device
-        self._total += values.numel()
-        # One transfer for all pieces.
-        for count, zero, real, imaginary, squares, *ends in torch.stack(list(self._counted(values))).tolist():
-            self._zero += int(zero)
-            self._merge(int(count), complex(real, imaginary) if self.dtype.is_complex else real, squares)
-            if count and not self._is_wide:
-                self._widen(*ends)
-        if self._is_wide:
-            # By NumPy, as torch does not order uint64.
-            exact = values.cpu().numpy()
-            self._widen(int(exact.min()), int(exact.max()))
-
-    @property
-    def _is_wide(self) -> bool:
-        """Whether floats have not all elements of the dtype."""
-        return self.dtype in (torch.int64, torch.uint64) or (self._device.type == "mps" and self.dtype is torch.int32)
-
-    def _counted(self, values: Tensor) -> Iterator[Tensor]:
-        """Of each piece: how many are no NaN, and zero; the sum; the squares; the least and the greatest."""
-        wide = torch.complex128 if self.dtype.is_complex else torch.float64
-        if values.device.type == "mps":
-            wide = torch.complex64 if self.dtype.is_complex else torch.float32
-        for piece in torch.split(values, _PIECE):
-            piece = piece.to(wide)
-            missing = piece.isnan()
-            count = piece.numel() - missing.sum()
-            total = torch.where(missing, 0, piece).sum()
-            squares = torch.linalg.vector_norm(torch.where(missing, 0, piece - total / count)) ** 2
-            if wide.is_complex:
-                found = [total.real, total.imag, squares, squares, squares]
-            else:
-                least, greatest = (torch.where(missing, end, piece) for end in (math.inf, -math.inf))
-                found = [total, total, squares, least.amin(), greatest.amax()]
-            yield torch.stack([count.to(squares.dtype), (piece == 0).sum().to(squares.dtype), *found])
-
-    def _merge(self, count: int, total: complex, squares: float) -> None:
-        if not count:
-            return
-        if self.count:
-            apart = abs(total / count - self._sum / self.count)
-            self._squares += apart * apart * (self.count * count / (self.count + count))
-        self.count += count
-        self._sum += total
-        self._squares += squares
-
-    def _widen(self, least: Any, greatest: Any) -> None:
-        low, high = self._ends or (least, greatest)
-        self._ends = min(low, least), max(high, greatest)
-
-    def found(self, quantiles: dict[str, float] | None = None) -> dict[str, Tensor]:
-        """The statistics so far, as scalars on the device of the elements; quantiles stand between the two ends."""
-        count, total = self.count, self._total
-        found: dict[str, object] = {"count": count, "mean": self._sum / count if count else math.nan}
-        found["std"] = math.sqrt(self._squares / (count - 1)) if count > 1 else math.nan
-        if not self.dtype.is_complex:
-            least, greatest = map(self._own, self._ends or (math.nan, math.nan))
-            found |= {"min": least, **(quantiles or {}), "max": greatest}
-        found["nan"] = (total - count) / total if total else math.nan
-        found["zero"] = self._zero / total if total else math.nan
-        return {name: _scalar(value, self._device) for name, value in found.items()}
-
-    def _own(self, value: Any) -> object:
-        """An element as one of its own dtype; NaN, of none, as it is."""
-        if not self.count:
-            return value
-        return torch.tensor(value, dtype=self.dtype if self._is_wide else torch.float64).to(self.dtype)
+    values = values[~values.isnan()] if values.is_complex() else _sorted(values)[: total - missing]
+    mean, std = _moments(values)
+    found: dict[str, object] = {"count": total - missing, "mean": mean, "std": std}
+    if not values.is_complex():
+        found |= _ranks(values, parts[0].dtype, quantiles)
+    found["nan"] = missing / total if total else math.nan
+    found["zero"] = zero / total if total else math.nan
+    return {name: _scalar(value, device) for name, value in found.items()}
 
 
 def _scalar(value: object, device: torch.device) -> Tensor:
@@ -161,19 +61,44 @@ def _scalar(value: object, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=wide if isinstance(value, float) else None, device=device)
 
 
-def _ranks(ordered: Tensor, quantiles: dict[str, float]) -> dict[str, float]:
-    """The quantiles of elements in ascending order, with linear interpolation."""
+def _moments(values: Tensor) -> tuple[float | Tensor, float]:
+    """The mean, and the standard deviation with Bessel's correction: in float64, in two passes over pieces."""
+    count = values.numel()
+    if not count:
+        return math.nan, math.nan
+    mean = torch.stack([piece.sum() for piece in _wide_pieces(values)]).sum() / count
+    squares = sum([float(torch.linalg.vector_norm(piece - mean)) ** 2 for piece in _wide_pieces(values)])
+    return mean, math.sqrt(squares / (count - 1)) if count > 1 else math.nan
+
+
+def _counts(values: Tensor) -> tuple[int, int]:
+    """How many elements are NaN, and how many are zero."""
+    found = [torch.stack([piece.isnan().sum(), (piece == 0).sum()]) for piece in _wide_pieces(values)]
+    missing, zero = torch.stack(found).sum(0).tolist()
+    return missing, zero
+
+
+def _wide_pieces(values: Tensor) -> Iterator[Tensor]:
+    """The elements of one dim in float64, or in complex128, some at a time."""
+    wide = torch.complex128 if values.is_complex() else torch.float64
+    if values.device.type == "mps":
+        wide = torch.complex64 if values.is_complex() else torch.float32
+    return (piece.to(wide) for piece in torch.split(values, _PIECE))
+
+
+def _ranks(ordered: Tensor, dtype: torch.dtype, quantiles: dict[str, float]) -> dict[str, object]:
+    """The least value, the quantiles with linear interpolation, and the greatest of elements in ascending order."""
     count = ordered.numel()
     if not count:
-        return dict.fromkeys(quantiles, math.nan)
-    found: dict[str, float] = {}
+        return dict.fromkeys(itertools.chain(["min"], quantiles, ["max"]), math.nan)
+    found: dict[str, object] = {"min": ordered[0].to(dtype)}
     for name, part in quantiles.items():
         at = part * (count - 1)
         below = math.floor(at)
         low, high = (float(ordered[min(i, count - 1)]) for i in (below, below + 1))
         # Not where both are infinite, which would be NaN.
         found[name] = low if low == high or at == below else low + (high - low) * (at - below)
-    return found
+    return {**found, "max": ordered[-1].to(dtype)}
 
 
 def _sorted(values: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict.io.columns import taken
 from tensordict.io.comparing import OPAQUE, read_piece, source_of
 from tensordict.io.specification import LeafSpec, Specification, Unread
-from tensordict_cli.runners.terminal import QUIET, VALUE, Line, json_number, json_value, shortened
+from tensordict_cli.runners.terminal import QUIET, VALUE, Line, json_number, json_value, number_text, shortened
 
 # How many elements of a row are printed for people.
 _MOST = 8
@@ -36,7 +36,7 @@ class Row:
         """The first elements."""
         if self.elements is None:
             return "no numbers of this dtype can be computed with"
-        shown = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in self.elements.tolist()]
+        shown = [number_text(value) for value in self.elements.tolist()]
         return " ".join(shown) + (" …" if math.prod(self.shape) > len(shown) else "")
 
 

@@ -14,21 +14,18 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from torch import Tensor
-
-from tensordict.containers.summary import table
 from tensordict.core.contract import Names
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.columns import taken
-from tensordict.io.comparing import OPAQUE, source_of
+from tensordict.io.comparing import OPAQUE, pieces, read_piece, source_of
 from tensordict.io.formats import describe_save
 from tensordict.io.progress import bytes_allocated, bytes_on_disk
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import remote_bytes
 from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
+from tensordict.looking.tally import Tally, numbers_of
 from tensordict.memory.names import without_scheme
-from tensordict.ops.statistics import statistics_of
 from tensordict_cli.runners.heads import head_json, head_lines, head_of
 from tensordict_cli.runners.terminal import (
     BAD,
@@ -42,6 +39,7 @@ from tensordict_cli.runners.terminal import (
     count_text,
     json_number,
     json_value,
+    number_text,
     shortened,
     show,
     size_text,
@@ -50,6 +48,7 @@ from tensordict_cli.text import printable
 
 Node = Specification | LeafSpec
 T = TypeVar("T")
+_STATISTICS = ("count", "mean", "std", "min", "max", "nan", "infinite", "zero")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -183,7 +182,7 @@ class _FromTensors:
 
     def __init__(self, complain: Callable[[OSError], object]) -> None:
         self._complain = complain
-        self.statistics: dict[Path, dict[str, Tensor] | None] | None = None
+        self.statistics: dict[Path, dict[str, Any] | None] | None = None
         self.heads: dict[Path, list[Any]] | None = None
 
     def read_statistics(self, view: _Shown) -> None:
@@ -208,12 +207,18 @@ class _FromTensors:
             return None
 
 
-def _statistics(leaf: LeafSpec) -> dict[str, Tensor] | None:
-    """The statistics of a tensor; `None` where torch has no numbers of its dtype."""
+def _statistics(leaf: LeafSpec) -> dict[str, Any] | None:
+    """The figures of a tensor, read in pieces; `None` where torch has no numbers of its dtype."""
     if leaf.dtype in OPAQUE:
         return None
     source = source_of(leaf)
-    return statistics_of([taken(source)[0] if leaf.ragged else source], {})
+    if leaf.ragged:
+        source = taken(source)[0]
+    tally = Tally()
+    for index in pieces(tuple(source.shape), leaf.dtype.itemsize):
+        tally.add(numbers_of(read_piece(source, index)))
+    found = {"count": tally.count, "mean": tally.mean, "std": tally.std, "min": tally.least, "max": tally.greatest}
+    return {**found, "nan": tally.nan, "infinite": tally.infinite, "zero": tally.zero}
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -261,9 +266,11 @@ def _content_lines(view: _Shown, content: _FromTensors) -> list[Line]:
     """The statistics and the first rows, which follow the tree."""
     lines: list[Line] = []
     if content.statistics:
-        found = [(view.key_text(path), values) for path, values in content.statistics.items()]
-        titles, *rows = table([(key, values or {}) for key, values in found])
-        lines += [[], [("  ".join(titles), QUIET)], *([("  ".join(row), "")] for row in rows)]
+        rows: list[list[tuple[str, str]]] = [[("", ""), *((title, QUIET) for title in _STATISTICS)]]
+        for path, found in content.statistics.items():
+            cells = [("" if found is None else number_text(found[title]), "") for title in _STATISTICS]
+            rows.append([(view.key_text(path), NAME), *cells])
+        lines += [[], *aligned(rows)]
     for path, node in view.unfolded():
         if content.heads is not None and path in content.heads:
             lines += [[], [(view.key_text(path), NAME)], *aligned(head_lines(node, content.heads[path]))]
@@ -296,7 +303,7 @@ def _as_json(view: _Shown, node: Node, path: Path, content: _FromTensors) -> dic
     read: dict[str, Any] = {}
     if content.statistics is not None and isinstance(node, LeafSpec) and path in content.statistics:
         found = content.statistics[path]
-        read["stats"] = found and {name: json_number(value.item()) for name, value in found.items()}
+        read["stats"] = found and {name: json_number(value) for name, value in found.items()}
     if content.heads is not None and path in content.heads:
         read["head"] = head_json(node, content.heads[path])
     if isinstance(node, LeafSpec):

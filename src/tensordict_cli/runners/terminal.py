@@ -129,6 +129,11 @@ def has_tqdm() -> bool:
     return importlib.util.find_spec("tqdm") is not None
 
 
+def number_text(value: object) -> str:
+    """A number in a few digits; nothing for `None`."""
+    return "" if value is None else f"{value:.6g}" if isinstance(value, (float, complex)) else str(value)
+
+
 def json_number(value: Any) -> Any:
     """A number for JSON: `None` when it is not finite, the two parts of a complex one."""
     if isinstance(value, complex):
