@@ -69,7 +69,9 @@ def test_what_is_none_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     missing = datasets.Dataset.from_dict(
         {"l": [-1, 1]}, features=datasets.Features({"l": datasets.ClassLabel(names=["a", "b"])})
     )
-    assert TensorDict.from_hf(missing)["l"].tolist() == [-1, 1]
+    for data in (missing, TensorDict.from_hf(missing).to_hf()):
+        labels = TensorDict.from_hf(data)
+        assert labels["l"].tolist() == [-1, 1] and labels["l_categories"] == ["a", "b"] and data["l"][:] == [-1, 1]
     td = TensorDict(a=torch.zeros(2), batch_size=2)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"tensordict\[hf\]"):

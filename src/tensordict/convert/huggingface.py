@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensordict.convert.arrow import METADATA
+from tensordict.convert.columns import TableStructure
 from tensordict.core.extras import require
+from tensordict.core.keys import Path
 
 
 def table_of_dataset(dataset: Any) -> Any:
@@ -21,13 +24,18 @@ def table_of_dataset(dataset: Any) -> Any:
         )
     pa, compute = require("pyarrow", "hf"), require("pyarrow.compute", "hf")
     table = dataset.with_format("arrow")[:]
+    notes: dict[Path, dict[str, Any]] = {}
     for position, name in enumerate(table.column_names):
         column = table.column(name)
         names = getattr(features[name], "names", None)
         if isinstance(column.type, pa.BaseExtensionType):
             shape = getattr(features[name], "shape", None)
             column = _fixed(pa, column, shape) if shape and None not in shape else _storage(pa, column)
-        elif names and pa.types.is_integer(column.type) and not compute.any(compute.less(column, 0)).as_py():
+        elif names and pa.types.is_integer(column.type):
+            if compute.any(compute.less(column, 0)).as_py():
+                # -1 is no label.
+                column = compute.if_else(compute.less(column, 0), None, column)
+                notes[(name,)] = {"missing": True}
             chunks = [
                 pa.DictionaryArray.from_arrays(chunk.cast(pa.int64()), pa.array(names)) for chunk in column.chunks
             ]
@@ -35,7 +43,7 @@ def table_of_dataset(dataset: Any) -> Any:
         else:
             continue
         table = table.set_column(position, name, column)
-    return table
+    return table.replace_schema_metadata({METADATA: TableStructure(notes=notes).text()})
 
 
 def _storage(pa: Any, column: Any) -> Any:
@@ -71,6 +79,7 @@ def dataset_of_table(table: Any) -> Any:
             column = table.column(position).unify_dictionaries()
             labels[field.name] = column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
             codes = pa.chunked_array([chunk.indices.cast(pa.int64()) for chunk in column.chunks], pa.int64())
+            codes = codes.fill_null(-1)
             table = table.set_column(position, field.name, codes)
     made = datasets.Dataset(datasets.table.InMemoryTable(table.replace_schema_metadata()))
     for name, names in labels.items():
