@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tensordict import TensorClass, TensorDict, UnbatchedTensor, is_leaf_nontensor, lazy_stack
+from tensordict import TensorClass, TensorDict, UnbatchedTensor, is_leaf_nontensor, lazy_stack, load, save
 from tensordict.base import _NESTED_TENSORS_AS_LISTS, _NESTED_TENSORS_AS_LISTS_NONTENSOR
 
 
@@ -158,6 +159,42 @@ def test_densify_with_an_unbatched_tensor_that_some_members_lack() -> None:
     stack = lazy_stack([TensorDict(), TensorDict({"c": TensorDict({"b": UnbatchedTensor(torch.ones(2))})})])
     dense = stack.densify()
     assert type(dense["c"]) is TensorDict and dense["c"].batch_size == (2,) and dense["c", "b"].tolist() == [1, 1]
+
+
+def episodes() -> Any:
+    """Members that are not as long as each other."""
+    made = [TensorDict(x=torch.arange(n), y={"z": torch.ones(n, 2)}, note=f"{n}", batch_size=[n]) for n in (2, 4, 3)]
+    stack = lazy_stack(made)
+    stack.names = ["episode", "time"]
+    return stack
+
+
+def test_densify_keeps_the_batch_dims_that_have_a_size() -> None:
+    dense = episodes().densify(torch.jagged)
+    assert dense.batch_size == dense["y"].batch_size == (3,) and dense.names == dense["y"].names == ["episode"]
+    assert dense[1].batch_size == () and dense[1]["x"].tolist() == [0, 1, 2, 3] and dense[1:]["y", "z"].size(0) == 2
+    assert [dense[i]["note"] for i in range(3)] == [["2"] * 2, ["4"] * 4, ["3"] * 3]
+
+
+@pytest.mark.parametrize("name", ["folder", "a.tdz", "a.zarr", "a.safetensors"])
+def test_what_was_densified_is_saved(name: str, tmp_path: Path) -> None:
+    dense = episodes().exclude("note").densify(torch.jagged)
+    save(dense, tmp_path / name)
+    loaded = load(tmp_path / name)
+    assert loaded.batch_size == (3,) and loaded.names == ["episode"] and loaded[1]["x"].tolist() == [0, 1, 2, 3]
+    assert [len(row) for row in loaded["y", "z"].unbind()] == [2, 4, 3]
+
+
+@pytest.mark.parametrize("name", ["folder", "a.tdz", "a.zarr", "a.h5", "a.safetensors"])
+def test_a_batch_size_that_no_reader_takes_is_refused_before_what_is_there_is_replaced(
+    name: str, tmp_path: Path
+) -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    save(TensorDict(x=torch.ones(2), batch_size=[2]), tmp_path / name)
+    for td in (TensorDict({}, [2, -1]), TensorDict({"n": TensorDict({"x": rows}, rows.shape)})):
+        with pytest.raises(RuntimeError, match=r"batch size is \[2, (-1|j\d+)\] cannot be stored.*td.batch_size"):
+            save(td, tmp_path / name)
+        assert load(tmp_path / name)["x"].tolist() == [1, 1] and len(list(tmp_path.iterdir())) == 1
 
 
 def test_setdefault_of_rows_that_do_not_stack_changes_nothing() -> None:

@@ -192,7 +192,13 @@ def specification_of(
     kind = getattr(container, "_stored_as", type(container).__name__)
     if kind not in KINDS:
         raise UnsupportedEntryError(f"{entry_of(key)}a {kind} cannot be stored; to_tensordict() gives what can")
-    found = Specification(kind, container._batch_size, container._device, container._names)
+    size = container._batch_size
+    if kind == DICT and not all(type(count) is int and count >= 0 for count in size):
+        raise UnsupportedEntryError(
+            f"{entry_of(key)}a container whose batch size is {list(size)} cannot be stored: give it one of the dims "
+            "whose size is a number (td.batch_size = ...)"
+        )
+    found = Specification(kind, size, container._device, container._names)
     if kind == UNBATCHED:
         found.entries = {OWN: container.as_subclass(Tensor)}
     elif kind == DICT:

@@ -157,7 +157,9 @@ def nested_of(stack: Any, column: list[Any], layout: torch.layout, path: Path) -
 
 def densified(stack: Any, layout: torch.layout, path: Path) -> Contract:
     """See :meth:`Stacking.densify`; `path` leads to this stack."""
-    store = stack._entries
+    store, size, names = stack._entries, stack._batch_size, stack._names
+    # A dim along which the members differ is none of the batch any more: no size would be true of it.
+    even = size[: size.index(-1)] if -1 in size else size
     entries: dict[str, Any] = {}
     for name in dict.fromkeys(name for member in store.sample for name in member._entries):
         value: Any = None
@@ -170,8 +172,10 @@ def densified(stack: Any, layout: torch.layout, path: Path) -> Contract:
             value = _stacked_ornested_of(stack, name, layout, (*path, name))
         if isinstance(value, Contract) and value._members() is not None and not value._is_non_tensor:
             value = value._rewrap(densified(value._wrapped_container(), layout, (*path, name)))
+        elif store.dim == 0 and -1 in getattr(value, "_batch_size", ()):
+            value = registry.lookup("NonTensorStack")._of_lists(value.tolist(), even, 0, stack._device)
         entries[name] = value
-    return registry.lookup("TensorDict")._make(entries, stack._batch_size, stack._device, stack._names)
+    return registry.lookup("TensorDict")._make(entries, even, stack._device, names and names[: len(even)])
 
 
 def _stacked_ornested_of(stack: Any, name: str, layout: torch.layout, path: Path) -> Any:

@@ -401,7 +401,8 @@ def _check_even(stack: object, key: Path) -> None:
     if uneven is not None:
         raise UnsupportedEntryError(
             f"entry {joined(uneven)!r} has different shapes in the members of a lazy stack, or is not in all of them, "
-            "and has no form as one array: a folder or an archive (memmap) holds it as it is; or save a padded form"
+            "and has no form as one array: a folder or an archive (memmap) holds it as it is; Zarr holds what "
+            "densify(torch.jagged) gives; or save a padded form"
         )
 
 
