@@ -138,3 +138,29 @@ def test_gradients_are_unbatched_too() -> None:
         grad = container.grad if container is first else container.grad[0]
         assert isinstance(grad["n", "u"], UnbatchedTensor) and grad["n", "u"].tolist() == [1, 1]
         assert grad[:2]["n", "u"].shape == (2,) and grad[:2]["a"].shape == (2, 2)
+
+
+def test_what_is_made_of_it_and_of_batched_tensors_is_batched() -> None:
+    td = TensorDict(a=torch.arange(6.0).view(2, 3), u=UnbatchedTensor(torch.ones(3)), batch_size=[2])
+    index = UnbatchedTensor(torch.tensor([2, 0]))
+    results = {
+        "product": td["a"] * td["u"],
+        "reversed": td["u"] - td["a"],
+        "indexed": td["a"][:, index],
+        "cat": torch.cat([td["a"], td["u"].expand(2, 3)], -1),
+        "where": torch.where(td["a"] > 2, td["u"], other=td["u"]),
+        "out": torch.add(td["u"], 1, out=torch.empty(3)),
+    }
+    assert {name: type(result) for name, result in results.items()} == dict.fromkeys(results, torch.Tensor)
+    td["b"] = results["product"]
+    assert td[0]["b"].shape == (3,) and td[1]["b"].tolist() == [3, 4, 5]
+    # Alone, or with numbers, it stays what it is, and so does what is written to.
+    kept = [
+        td["u"] + 1,
+        td["u"] * td["u"],
+        td["u"].unbind()[0],
+        torch.stack([td["u"], td["u"]]),
+        td["u"].mul_(torch.ones(3)),
+    ]
+    assert {type(result) for result in kept} == {UnbatchedTensor}
+    assert type(torch.compile(lambda td: td["a"] * td["u"], backend="eager", fullgraph=True)(td)) is torch.Tensor

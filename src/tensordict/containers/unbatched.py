@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -88,6 +88,15 @@ class UnbatchedTensor(Tensor, Contract):
             result.__dict__.update(self.__dict__)
         memo[id(self)] = result
         return result
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch does with it; what is made of it and of another tensor, which may have batch dims, is a tensor."""
+        alone = not _has_plain(args) and not (kwargs and _has_plain(kwargs.values()))
+        if alone or not all(issubclass(cls, kind) for kind in types):
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     def __reduce_ex__(self, protocol: object) -> Any:
         found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
@@ -190,3 +199,14 @@ class UnbatchedTensor(Tensor, Contract):
 
     def _write_name(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> NoReturn:
         raise KeyError(f"cannot write {joined(path or (name,))!r}: the entry above it is a tensor")
+
+
+def _has_plain(operands: Iterable[Any]) -> bool:
+    """Whether a tensor of another class is among the operands, or in a list or tuple of them."""
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            if not isinstance(operand, UnbatchedTensor):
+                return True
+        elif isinstance(operand, (list, tuple)) and _has_plain(operand):
+            return True
+    return False
