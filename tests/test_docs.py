@@ -20,7 +20,12 @@ import tensordict
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = (ROOT / "docs", ROOT / "docs" / "guides", ROOT / "docs" / "design")
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for folder in FOLDERS for page in sorted(folder.glob("*.md"))),
+]
 # It needs a server: tests/io/test_redis.py runs it.
 PAGES.remove(ROOT / "docs" / "redis.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
