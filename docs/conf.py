@@ -22,10 +22,11 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
+    "benchmark_plots",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 # The scripts of the gallery are read by sphinx-gallery, which writes pages into `auto_gallery`.
-exclude_patterns = ["gallery", "_static", "extensions"]
+exclude_patterns = ["gallery", "_static", "extensions", "design/generated"]
 nitpicky = True
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
