@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
 
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack
 
@@ -47,6 +50,42 @@ def unlocked_inside(td):
     return td
 
 
+@torch.compiler.nested_compile_region
+def region(td):
+    return td * 2 + 1
+
+
+def chosen(td):
+    """`torch.cond` takes dicts of tensors; containers live within its branches."""
+
+    def branch(change):
+        return lambda tree: change(TensorDict(tree)).to_dict()
+
+    positive, negative = branch(lambda td: td * 2), branch(lambda td: td + 1)
+    tree = torch.cond(td["a"].sum() > 0, positive, negative, (td.to_dict(),))
+    return TensorDict(tree, td.batch_size)
+
+
+def repeated(td):
+    """As `chosen`, of a loop."""
+    tree = while_loop(
+        lambda count, _: count < 3,
+        lambda count, tree: (count + 1, (TensorDict(tree) * 2).to_dict()),
+        (torch.tensor(0), td.to_dict()),
+    )[1]
+    return TensorDict(tree, td.batch_size)
+
+
+def summed(td):
+    """As `chosen`, of a carry and what is read and given step by step."""
+    _, trees = scan(
+        lambda carry, row: ((TensorDict(carry) + TensorDict(row)).to_dict(), (TensorDict(carry) * 2).to_dict()),
+        td[0].to_dict(),
+        td.to_dict(),
+    )
+    return TensorDict(trees, td.batch_size)
+
+
 # Those that work for any batch size in one graph.
 ANY_SIZE = {
     "construct": lambda td: TensorDict({"x": td["a"] + 1, "n": {"y": td["b", "c"]}}, batch_size=td.batch_size),
@@ -61,6 +100,9 @@ ANY_SIZE = {
     "exclude": lambda td: td.exclude("a"),
     "flatten_keys": lambda td: td.flatten_keys("."),
     "keys": lambda td: [td[key] * 2 for key in td.keys(True, True)],
+    "add to the argument": lambda td: td.set("z", td["a"] * 2),
+    "write in the argument": lambda td: td.update_(td + 1),
+    "checkpoint": lambda td: checkpoint(lambda td: td * 2, td, use_reentrant=False),
     "int index": lambda td: td[0],
     "slice": lambda td: td[1:3],
     "slice from behind": lambda td: td[-2:],
@@ -101,6 +143,13 @@ ANY_SIZE = {
     "value": lambda td: td.copy().set_non_tensor("k", "v"),
     "read a value": lambda td: td["a"] * len(TensorDict(k="four")["k"]),
 }
+# What torch makes graphs within graphs of, for one size.
+WITHIN = {
+    "region": lambda td: (region(td), region(td + 1)),
+    "cond": chosen,
+    "while_loop": repeated,
+    "scan": summed,
+}
 # Where the structure of the result depends on the size.
 ONE_SIZE = {
     "split": lambda td: td.split(2),
@@ -131,7 +180,9 @@ def assert_same(result, expected):
 
 def run(function, compiled, count):
     td = make(count)
-    assert_same(compiled(td), function(td))
+    given = td.clone()
+    assert_same(compiled(td), function(given))
+    assert_same(td, given)
     return counters["stats"]["unique_graphs"]
 
 
@@ -152,6 +203,14 @@ def test_one_graph(name):
     function = ONE_SIZE[name]
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     assert [run(function, compiled, 4) for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_graphs_within_graphs(name):
+    function = WITHIN[name]
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    first = run(function, compiled, 4)
+    assert run(function, compiled, 4) == first
 
 
 def test_parameters_as_an_argument():
@@ -190,10 +249,37 @@ def test_gradients_of_parameters_by_a_transform():
     assert_same(compiled(params, x), torch.func.grad(loss)(params, x))
 
 
-def test_operators_with_a_tensor_say_what_to_write():
-    """Dynamo calls the same function for `td + tensor`, `tensor + td` and `td += tensor`, so that none can be right."""
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"as methods: td\.add\(tensor\)"):
-        torch.compile(lambda td: td + td["b", "c"], fullgraph=True, backend="eager")(make())
+@pytest.mark.parametrize("sign", ["+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "&", "|", "^"])
+def test_operators_between_a_container_and_a_tensor(sign):
+    """Dynamo has functions of torch called for them, some with the two exchanged."""
+    namespace = {}
+    exec(f"def both(td, other): return td {sign} other, other {sign} td", namespace)
+    both = namespace["both"]
+    values = torch.tensor([1, 2, 5, 3])
+    td, other = TensorDict(a=values, b={"c": values * 3}, batch_size=[4]), values + 2
+    if sign not in "&|^":
+        td, other = td.float() / 3, other / 2
+    compiled = torch.compile(both, fullgraph=True, backend="eager")
+    for found, expected in zip(compiled(td, other), both(td, other), strict=True):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("sign", ["+", "-", "*", "//", "%", "**", "&", "|", "^"])
+def test_operators_in_place_with_a_tensor_are_left_to_python(sign):
+    """Dynamo calls the same function for `td + tensor` and `td += tensor`, which would be lost if done as the first."""
+    namespace = {}
+    exec(f"def change(td, other):\n    td {sign}= other\n    return td['a'] * 2", namespace)
+    td, other = TensorDict(a=torch.arange(4), batch_size=[4]), torch.full((4,), 3)
+    expected = td.clone()
+    namespace["change"](expected, other)
+    leaf = td["a"]
+    doubled = torch.compile(namespace["change"], backend="eager")(td, other)
+    assert td["a"] is leaf
+    assert_same(td, expected)
+    assert torch.equal(doubled, leaf * 2)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Write td\.add_\(tensor\)"):
+        torch.compile(namespace["change"], fullgraph=True, backend="eager")(td, other)
 
 
 def test_a_module_that_holds_parameters():

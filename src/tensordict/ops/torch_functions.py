@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -28,14 +29,35 @@ def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] 
     if not all(issubclass(kind, (Contract, Tensor)) for kind in types):
         return NotImplemented
     name = getattr(func, "__name__", repr(func))
-    message = (
+    if name in _REGIONS:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+    if torch.compiler.is_compiling() and name in _TRACED_OPERATORS and isinstance(args[0], Tensor):
+        return _traced_operator(_TRACED_OPERATORS[name], *args)
+    raise TypeError(
         f"torch's function {name!r} is not defined for containers; to call it on every tensor, use "
         f"td.apply({name}); to call it on one, read that entry first"
     )
-    if torch.compiler.is_compiling():
-        # Beside a tensor, Dynamo calls the same function for `td + tensor`, `tensor + td` and `td += tensor`.
-        message += ". Under torch.compile, write operators between containers and tensors as methods: td.add(tensor)"
-    raise TypeError(message)
+
+
+def _traced_operator(name: str, tensor: Tensor, container: Any) -> Any:
+    """An operator between a container and a tensor in code that Dynamo traces, which calls torch's function for it.
+
+    Outside compiled code Python finds the container's own method by itself.
+    """
+    torch._dynamo.comptime.comptime(_leave_in_place)
+    return getattr(container, name)(tensor)
+
+
+def _leave_in_place(traced: Any) -> None:
+    """Leave `td += tensor` to Python: Dynamo calls for it what it calls for `td + tensor`, but for the bytecode."""
+    frame = traced._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+    while os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__):
+        frame = frame.parent
+    operation = frame.current_instruction
+    # The operators in place are those from 13 on; in Python 3.10 they have instructions of their own.
+    if not operation.opname.startswith("BINARY_") or (operation.opname == "BINARY_OP" and operation.arg >= 13):
+        traced.graph_break("Dynamo does not tell td += tensor from td + tensor. Write td.add_(tensor)")
 
 
 def _method(name: str, **renamed: str) -> Callable[..., Any]:
@@ -120,6 +142,29 @@ def _loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
 
     return implementation
 
+
+# What calls a function of the user's as a part of a graph of its own: checkpoints, and regions that are compiled once.
+_REGIONS = ("tag_activation_checkpoint", "invoke_subgraph")
+
+# The functions of torch that Dynamo calls for an operator between a tensor and a container, with the tensor first, by
+# name, as it does not look up functions written in Python; and the container's method.
+_TRACED_OPERATORS = {
+    "add": "__radd__",
+    "sub": "__rsub__",
+    "__rsub__": "__sub__",
+    "mul": "__rmul__",
+    "div": "__rtruediv__",
+    "__rdiv__": "__truediv__",
+    "__floordiv__": "__rfloordiv__",
+    "__rfloordiv__": "__floordiv__",
+    "remainder": "__rmod__",
+    "__rmod__": "__mod__",
+    "pow": "__rpow__",
+    "__rpow__": "__pow__",
+    **dict.fromkeys(("__and__", "bitwise_and"), "__rand__"),
+    **dict.fromkeys(("__or__", "bitwise_or"), "__ror__"),
+    **dict.fromkeys(("__xor__", "bitwise_xor"), "__rxor__"),
+}
 
 # The functions that are methods of the same name and the same arguments.
 _SAME_AS_METHOD = (
