@@ -200,7 +200,7 @@ def copy_(
 def _dispatched(tensors: list[Tensor]) -> bool:
     """Whether any of them is of a subclass that does everything itself."""
     kinds: set[Any] = set(map(type, tensors))
-    return any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds)
+    return kinds != _PLAIN and any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds)
 
 
 # Whether a transformation of `torch.func` is at work: Dynamo knows this of the code that it traces.

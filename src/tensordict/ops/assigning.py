@@ -18,7 +18,7 @@ from tensordict.core.ragged import REFUSALS
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.numbers import stored, to_tensor
 from tensordict.ops.sources import nested_under
-from tensordict.ops.writes import Write, WritePlan, check_expandable, raise_no_entry
+from tensordict.ops.writes import Write, WritePlan, alike, check_expandable, plain_pairs, raise_no_entry
 
 # Stands for the size of a ragged dim.
 _ANY_LENGTH = 2**30
@@ -75,6 +75,15 @@ class Assign(Write):
         at, basic = self.at, self.basic
         # As a member of a lazy stack is assigned: making a view of each leaf would double the time.
         all_of_it = basic and at == ()
+        if basic and not all_of_it and (pairs := plain_pairs(mapping, items)) is not None:
+            try:
+                parts = [target[at] for target in pairs[0]]
+            except REFUSALS:
+                parts = []  # of ragged tensors, which are written row by row
+            if parts and alike(parts, pairs[1]):
+                plan.targets += parts
+                plan.values += pairs[1]
+                return
         in_store = type(mapping) is not dict
         for key, item in items.items():
             if type(key) is not str:
