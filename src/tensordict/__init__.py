@@ -1,82 +1,92 @@
 """TensorDict: a container that holds many tensors under nested keys and behaves as one tensor."""
 
-from tensordict import llm as llm  # makes its records known to the loaders
-from tensordict.base import TensorDictBase
-from tensordict.compat import pickles as pickles  # makes itself known to torch.load
-from tensordict.containers.concatenated import LazyConcatenatedTensorDict
-from tensordict.containers.lazy import LazyStackedTensorDict
-from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
-from tensordict.containers.parsing import parse_tensor_dict_string
-from tensordict.containers.summary import Summary as Summary  # makes itself known
-from tensordict.containers.typed import TypedTensorDict
-from tensordict.containers.unbatched import UnbatchedTensor
-from tensordict.containers.view import LazyView
-from tensordict.convert.any import from_any, from_namedtuple, from_tuple
-from tensordict.convert.arrow import from_arrow
-from tensordict.convert.csv import from_csv
-from tensordict.convert.dataclasses import from_dataclass
-from tensordict.convert.json import from_json
-from tensordict.convert.mappings import from_dict, fromkeys, make_tensordict
-from tensordict.convert.numpy import from_struct_array
-from tensordict.convert.pandas import from_pandas
-from tensordict.convert.parquet import from_parquet
-from tensordict.convert.polars import from_polars
-from tensordict.convert.pytrees import from_pytree
-from tensordict.core import collating as collating  # makes containers known to data loaders
-from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
-from tensordict.core.keys import NestedKey, unravel_key, unravel_key_list
-from tensordict.core.settings import (
-    capture_non_tensor_stack,
-    get_defaults_to_none,
-    kernel_memory_info,
-    lazy_legacy,
-    list_to_stack,
-    set_capture_non_tensor_stack,
-    set_get_defaults_to_none,
-    set_kernel_memory_info,
-    set_lazy_legacy,
-    set_list_to_stack,
-)
-from tensordict.datasets import DatasetWriter, open_dataset
-from tensordict.functional import (
-    cat,
-    dense_stack_tds,
-    from_module,
-    from_modules,
-    is_batchedtensor,
-    lazy_cat,
-    lazy_stack,
-    maybe_dense_stack,
-    merge_tensordicts,
-    pad,
-    pad_sequence,
-    stack,
-)
-from tensordict.io.api import (
-    from_consolidated,
-    from_h5,
-    from_safetensors,
-    from_zarr,
-    load,
-    load_memmap,
-    save,
-    to_safetensors,
-)
-from tensordict.io.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
-from tensordict.io.cache import RemoteCache
-from tensordict.io.diff import diff
-from tensordict.io.verify import verify
-from tensordict.memmap import MemmapTensor, MemoryMappedTensor
-from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
-from tensordict.ops.collection import TensorCollection
-from tensordict.ops.printing import get_printoptions, set_printoptions
-from tensordict.persistent import PersistentTensorDict
-from tensordict.tensorclass import TensorAttrs, TensorClass, is_tensorclass, tensorclass
-from tensordict.tensordict import TensorDict
-from tensordict.testing import assert_allclose_td, assert_close
+import gc as _gc
 
-# isort: split
-from tensordict.io.api import memmap  # after the module of this name
+# No collection meanwhile: what is made here stays, and a look at all that torch has made takes as long as all the rest
+# of this import (96 of 230 ms, see benchmarks/import_time.py).
+_collects = _gc.isenabled()
+_gc.disable()
+try:
+    from tensordict import llm as llm  # makes its records known to the loaders
+    from tensordict.base import TensorDictBase
+    from tensordict.compat import pickles as pickles  # makes itself known to torch.load
+    from tensordict.containers.concatenated import LazyConcatenatedTensorDict
+    from tensordict.containers.lazy import LazyStackedTensorDict
+    from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
+    from tensordict.containers.parsing import parse_tensor_dict_string
+    from tensordict.containers.summary import Summary as Summary  # makes itself known
+    from tensordict.containers.typed import TypedTensorDict
+    from tensordict.containers.unbatched import UnbatchedTensor
+    from tensordict.containers.view import LazyView
+    from tensordict.convert.any import from_any, from_namedtuple, from_tuple
+    from tensordict.convert.arrow import from_arrow
+    from tensordict.convert.csv import from_csv
+    from tensordict.convert.dataclasses import from_dataclass
+    from tensordict.convert.json import from_json
+    from tensordict.convert.mappings import from_dict, fromkeys, make_tensordict
+    from tensordict.convert.numpy import from_struct_array
+    from tensordict.convert.pandas import from_pandas
+    from tensordict.convert.parquet import from_parquet
+    from tensordict.convert.polars import from_polars
+    from tensordict.convert.pytrees import from_pytree
+    from tensordict.core import collating as collating  # makes containers known to data loaders
+    from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
+    from tensordict.core.keys import NestedKey, unravel_key, unravel_key_list
+    from tensordict.core.settings import (
+        capture_non_tensor_stack,
+        get_defaults_to_none,
+        kernel_memory_info,
+        lazy_legacy,
+        list_to_stack,
+        set_capture_non_tensor_stack,
+        set_get_defaults_to_none,
+        set_kernel_memory_info,
+        set_lazy_legacy,
+        set_list_to_stack,
+    )
+    from tensordict.datasets import DatasetWriter, open_dataset
+    from tensordict.functional import (
+        cat,
+        dense_stack_tds,
+        from_module,
+        from_modules,
+        is_batchedtensor,
+        lazy_cat,
+        lazy_stack,
+        maybe_dense_stack,
+        merge_tensordicts,
+        pad,
+        pad_sequence,
+        stack,
+    )
+    from tensordict.io.api import (
+        from_consolidated,
+        from_h5,
+        from_safetensors,
+        from_zarr,
+        load,
+        load_memmap,
+        save,
+        to_safetensors,
+    )
+    from tensordict.io.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
+    from tensordict.io.cache import RemoteCache
+    from tensordict.io.diff import diff
+    from tensordict.io.verify import verify
+    from tensordict.memmap import MemmapTensor, MemoryMappedTensor
+    from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
+    from tensordict.ops.collection import TensorCollection
+    from tensordict.ops.printing import get_printoptions, set_printoptions
+    from tensordict.persistent import PersistentTensorDict
+    from tensordict.tensorclass import TensorAttrs, TensorClass, is_tensorclass, tensorclass
+    from tensordict.tensordict import TensorDict
+    from tensordict.testing import assert_allclose_td, assert_close
+
+    # isort: split
+    from tensordict.io.api import memmap  # after the module of this name
+finally:
+    if _collects:
+        _gc.enable()
 
 # Paths that pickles and a few programs know are in this folder, found as if they were here.
 __path__.append(f"{__path__[0]}/compat/paths")

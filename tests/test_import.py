@@ -1,0 +1,47 @@
+"""`import tensordict`: what it brings along beyond torch, and the collector of Python while it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+# What the package uses on occasion only, and what would take a while.
+OPTIONAL = {
+    "IPython", "aiohttp", "argcomplete", "asyncio", "cloudpickle", "datasets", "duckdb", "fsspec", "h5py", "lm_eval",
+    "matplotlib", "moto", "obstore", "onnx", "pandas", "polars", "pyarrow", "ray", "redis", "rich", "s3fs",
+    "safetensors", "sklearn", "streaming", "tensordict_cli", "torchsnapshot", "tqdm", "zarr",
+}  # fmt: skip
+
+
+def run(program: str) -> Any:
+    """What a process that has imported nothing else prints, as JSON."""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    return json.loads(result.stdout)
+
+
+def test_what_comes_along() -> None:
+    new = run(
+        "import sys, json, torch; before = set(sys.modules); import tensordict; "
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    others = {name.partition(".")[0] for name in new} - {"tensordict"}
+    assert not others & OPTIONAL, others & OPTIONAL
+    # Parts of Python's own library and of NumPy that torch does without.
+    assert len(others) <= 12, sorted(others)
+    assert len([name for name in new if name.startswith("tensordict")]) < 280
+
+
+def test_no_look_at_all_that_torch_has_made() -> None:
+    """Collections of the oldest generation would take as long as all the rest."""
+    program = """
+import gc, json, torch
+{0}
+seen = []
+gc.callbacks.append(lambda phase, info: seen.append(info["generation"]))
+import tensordict
+print(json.dumps([gc.isenabled(), seen.count(2)]))
+"""
+    assert run(program.format("")) == [True, 0]
+    assert run(program.format("gc.disable()")) == [False, 0]
