@@ -103,6 +103,12 @@ def _tidy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--complete", action="store_true", help="complete shards that no manifest lists, too")
 
 
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", nargs="?", default=".", help="the folder to try (default: this one)")
+    parser.add_argument("--no-pager", action="store_true", help="print long output as it is")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
 def _ifeval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("responses", metavar="RESPONSES", help="the responses, as JSON lines")
     parser.add_argument("--prompts", metavar="PROMPTS", help="the prompts, as JSON lines")
@@ -242,6 +248,26 @@ examples:
   tensordict tidy --older-than 60 --complete data
 """,
         _tidy,
+    ),
+    "doctor": Command(
+        "tell what this machine and this installation can do",
+        """\
+Print the versions of Python, torch, NumPy and this package, what is there of each extra and how to install the rest,
+the GPUs, what the file system of a folder can do (a few small files are made there, and removed), and what the
+environment allows: processors, memory, limits, ways to start processes, what the kernel tells about memory. Exits with
+1 when something that the package promises cannot work here, which is said last.
+
+With --json, one object: "versions", "extras" (of each its "packages" with their versions, or null, and "install", the
+command to install it, or null), "gpus", "path" (of its "features" null for what works, else why it does not),
+"environment" and "problems", a list of lines.
+""",
+        """\
+examples:
+  tensordict doctor
+  tensordict doctor /mnt/shared/runs
+  tensordict doctor --json | jq .extras
+""",
+        _doctor,
     ),
     "ifeval": Command(
         "score how responses follow instructions",

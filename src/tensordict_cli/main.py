@@ -31,6 +31,9 @@ examples:
 URLs (s3://, gs://, http://; pip install 'tensordict[remote]') are reached as the configuration of fsspec says, such as
 FSSPEC_S3_ENDPOINT_URL; the folder TENSORDICT_CACHE_DIR keeps what is fetched.
 
+The shell completes commands, options and paths (pip install 'tensordict[cli]') after
+  eval "$(register-python-argcomplete tensordict)"
+
 exit codes:
   0    done; sound (verify); the same (diff)
   1    there are problems (inspect, verify); there are differences (diff)
@@ -103,6 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(argv: list[str]) -> argparse.Namespace:
     parser, commands = _parsers()
+    if "_ARGCOMPLETE" in os.environ:
+        # The shell asks what may stand where the cursor is; this ends the process.
+        importlib.import_module("argcomplete").autocomplete(parser)
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
         parser.error(f"there is no command {argv[0]!r}; {_meant(argv[0], commands)}")
     args, unknown = parser.parse_known_args(argv)
