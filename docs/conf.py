@@ -23,6 +23,9 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "benchmark_plots",
+    "docstrings",
+    "reference",
+    "behaviour",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 # The scripts of the gallery are read by sphinx-gallery, which writes pages into `auto_gallery`.
@@ -32,8 +35,15 @@ nitpicky = True
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 
-autodoc_typehints = "description"
+default_role = "code"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
+add_module_names = False
+python_maximum_signature_line_length = 100
+toc_object_entries_show_parents = "hide"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 viewcode_follow_imported_members = True
 
 sphinx_gallery_conf = {

@@ -78,7 +78,7 @@ class TensorCollection(
     """A container of tensors that behaves as one tensor along its batch dimensions.
 
     Every public method comes from one of the families above and is written once, on the primitives of
-    :class:`~tensordict.core.contract.Contract`, which a container supplies.
+    `Contract` (`core/contract.py`), which a container supplies.
     """
 
     @classmethod

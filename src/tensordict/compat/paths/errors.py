@@ -1,4 +1,4 @@
-"""Names that were here when pickles were written, or programs."""
+"""The errors that this package raises besides those of Python, under the path that programs import them from."""
 
 from tensordict.core.errors import (
     BatchIndexError,
@@ -14,6 +14,7 @@ from tensordict.core.errors import (
     NamesError,
     OptionError,
     SaveError,
+    SchemaError,
     ShapeError,
     StackError,
     StateError,
@@ -36,6 +37,7 @@ __all__ = [
     "NamesError",
     "OptionError",
     "SaveError",
+    "SchemaError",
     "ShapeError",
     "StackError",
     "StateError",

@@ -17,7 +17,7 @@ class NormalParamExtractor(nn.Module):
     """Split a tensor in two along its last dim: a location, and a scale that is mapped to positive values.
 
     Args:
-        scale_mapping: the name of the mapping of the scale; see :func:`~tensordict.nn.scale_mappings`.
+        scale_mapping: the name of the mapping of the scale; see :func:`~tensordict.nn.mappings`.
         scale_lb: the lower bound of the scale.
 
     Raises:
@@ -63,7 +63,7 @@ class AddStateIndependentNormalScale(nn.Module):
     Args:
         scale_shape: the shape of the scale, that of the last dims of the location; an int or a sequence of ints.
             `None` is a single scale for all.
-        scale_mapping: the name of the mapping of the scale; see :func:`~tensordict.nn.scale_mappings`.
+        scale_mapping: the name of the mapping of the scale; see :func:`~tensordict.nn.mappings`.
         scale_lb: the lower bound of the scale.
         device: where the scale is.
         make_param: make it a parameter (`True`) or a buffer, which is not trained.

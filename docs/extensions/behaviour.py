@@ -1,0 +1,253 @@
+"""What each operation does with each kind of container, by running it: tables at the head of the pages of operations."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import public_names
+import torch
+from calls import CALLS, LEFT_OUT
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from torch import nn
+
+from tensordict import (
+    LazyConcatenatedTensorDict,
+    LazyStackedTensorDict,
+    PersistentTensorDict,
+    TensorClass,
+    TensorDict,
+    TensorDictParams,
+    is_tensor_collection,
+    lazy_cat,
+    lazy_stack,
+    set_lazy_legacy,
+)
+
+
+class Record(TensorClass):
+    a: torch.Tensor
+    b: TensorDict
+    x: torch.Tensor | None = None
+
+
+def dense() -> TensorDict:
+    """What `calls` says of `td`: no element is zero, some are below."""
+    a = torch.arange(-10, 14, dtype=torch.float32).add(0.5).reshape(3, 4, 2) / 50
+    c = torch.arange(-5, 7, dtype=torch.float32).add(0.5).reshape(3, 4) / 25
+    return TensorDict({"a": a, "b": {"c": c}}, [3, 4])
+
+
+def transposed(folder: Path) -> Any:
+    with set_lazy_legacy(True):
+        return dense().transpose(0, 1).clone().transpose(0, 1)
+
+
+# The columns, each with how a container of the kind is made in an empty folder.
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "TensorDict": lambda folder: dense(),
+    "memory-mapped": lambda folder: dense().memmap_(folder / "source"),
+    "lazy stack": lambda folder: lazy_stack([row.clone() for row in dense().unbind(0)]),
+    "lazy view": transposed,
+    "lazy cat": lambda folder: lazy_cat([part.clone() for part in dense().split([1, 2])]),
+    "HDF5": lambda folder: dense().to_h5(folder / "source.h5"),
+    "tensorclass": lambda folder: Record.from_tensordict(dense()),
+    "parameters": lambda folder: TensorDictParams(dense()).requires_grad_(False),
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a call: `does` in one or two words, and a note of what is not as usual."""
+
+    does: str
+    note: str = ""
+
+
+def observe(call: str, kind: str) -> Seen:
+    """Run a call on a container of a kind."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source = KINDS[kind](Path(folder))
+        before, told, held = content(source), state(source), storages(source)
+        try:
+            result = evaluate(call, source, Path(folder))
+            changed = not same(before, content(source)) or told != state(source)
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            NotImplementedError,
+        ) as error:
+            return Seen("refused", type(error).__name__)
+        on_disk = (Path(folder) / "new").exists()
+        if result is source:
+            return Seen("in place" if changed else "itself", "on disk" if on_disk else "")
+        if result is None:
+            return Seen("in place" if changed else "copy" if on_disk else "none", "on disk" if on_disk else "")
+        pieces = list(parts(result))
+        if not pieces:
+            return Seen("in place" if changed else "value", type(result).__name__)
+        if changed:
+            return Seen("in place", f"gives {named(result, source)}")
+        shared = [is_shared(piece, source, held) for piece in pieces]
+        does = "view" if all(shared) else "partly view" if any(shared) else "copy"
+        if any(map(is_lazy, pieces)):
+            does = f"lazy {does}"
+        notes = ["" if type(result) is type(source) else named(result, source), "on disk" if on_disk else ""]
+        return Seen(does, ", ".join(filter(None, notes)))
+
+
+def evaluate(call: str, source: Any, folder: Path) -> Any:
+    other = dense().mul_(0.5)
+    names = {"td": source, "other": other, "path": folder / "new", "torch": torch, "TensorDict": TensorDict}
+    if "saved" in call:
+        names["saved"] = folder / "saved"
+        other.memmap(names["saved"])
+    if "module" in call:
+        names["module"] = module = nn.Module()
+        module.a, module.b = nn.Parameter(torch.zeros(3, 4, 2)), nn.Module()
+        module.b.c = nn.Parameter(torch.zeros(3, 4))
+    return eval(call, names)
+
+
+def content(source: Any) -> dict[Any, torch.Tensor]:
+    """The entries, copied."""
+    return {key: value.detach().clone() for key, value in source.items(True, True)}
+
+
+def same(one: dict[Any, torch.Tensor], other: dict[Any, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        leaf.dtype is other[key].dtype and leaf.device == other[key].device and torch.equal(leaf, other[key])
+        for key, leaf in one.items()
+    )
+
+
+def state(source: Any) -> list[Any]:
+    """What else a container is."""
+    keys = list(source.keys(True, True))
+    return [keys, source.batch_size, source.names, source.is_locked, source.is_memmap(), source.is_shared()]
+
+
+def is_lazy(piece: Any) -> bool:
+    """Whether the entries of a container are made when they are read: twice, there are two."""
+    if isinstance(piece, torch.Tensor):
+        return False
+    return any(piece.get(key) is not piece.get(key) for key in piece.keys(True, True))
+
+
+def storages(found: Any) -> set[int]:
+    """The memory of all tensors that are held in memory."""
+    if isinstance(found, torch.Tensor):
+        return {found.untyped_storage().data_ptr()} if found.device.type == "cpu" else set()
+    if isinstance(found, LazyStackedTensorDict):
+        return {address for member in found.tensordicts for address in storages(member)}
+    if isinstance(found, LazyConcatenatedTensorDict):
+        return {address for member in found.parts for address in storages(member)}
+    if isinstance(found, PersistentTensorDict):
+        return set()
+    return {address for value in found.values(True, True) for address in storages(value)}
+
+
+def parts(result: Any) -> Iterator[Any]:
+    """The tensors and containers in a result."""
+    if isinstance(result, torch.Tensor) or is_tensor_collection(result):
+        yield result
+    elif isinstance(result, dict):
+        for value in result.values():
+            yield from parts(value)
+    elif isinstance(result, (tuple, list)):
+        for value in result:
+            yield from parts(value)
+
+
+def is_shared(piece: Any, source: Any, held: set[int]) -> bool:
+    """Whether what is written to a piece of a result is seen in the container that it came from."""
+    if storages(piece) & held:
+        return True
+    before = content(source)
+    with torch.no_grad():
+        try:
+            piece.zero_()
+        except (RuntimeError, NotImplementedError):
+            return False  # what cannot be written to shares no writable memory
+    return not same(before, content(source))
+
+
+def named(result: Any, source: Any) -> str:
+    """The class of a result; of several, that of the first."""
+    if isinstance(result, (tuple, list, dict)) and not is_tensor_collection(result):
+        inside = next(parts(result), None)
+        inner = "" if inside is None or type(inside) is type(source) else f" of {type(inside).__name__}"
+        return f"{type(result).__name__}{inner}"
+    return type(result).__name__
+
+
+def rows(family: str) -> list[str]:
+    """The calls of the operations of a family: those that are written down, else without an argument."""
+    cls = family.rpartition(".")[2]
+    calls = [line.strip() for line in CALLS.get(cls, "").strip().splitlines()]
+    written = {name for call in calls for name in re.findall(r"\.(\w+)", call)}
+    left_out = {name for names in LEFT_OUT.values() for name in names.split()}
+    for name in public_names.operations()[family]:
+        found = inspect.getattr_static(TensorDict, name)
+        if name in written | left_out or isinstance(found, classmethod):
+            continue
+        calls.append(f"td.{name}" if isinstance(found, property) else f"td.{name}()")
+    return calls
+
+
+class Behaviour(SphinxDirective):
+    """`.. behaviour:: PATH`: a table of what the operations of a family do with each kind of container."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        calls = rows(self.arguments[0])
+        if not calls:
+            return []
+        seen = {call: [observe(call, kind) for kind in KINDS] for call in calls}
+        for call, found in seen.items():
+            if all(one.does == "refused" for one in found):
+                raise self.error(f"every kind refuses {call}: {', '.join(one.note for one in found)}")
+        table = nodes.table(classes=["behaviour"])
+        group = nodes.tgroup(cols=len(KINDS) + 1)
+        group += [nodes.colspec(colwidth=1) for _ in range(len(KINDS) + 1)]
+        head, body = nodes.thead(), nodes.tbody()
+        head += _row(nodes.Text("call"), *(nodes.Text(kind) for kind in KINDS))
+        body += [_row(nodes.literal(call, call, classes=["code"]), *map(_shown, found)) for call, found in seen.items()]
+        group += [head, body]
+        table += group
+        return [nodes.container("", table, classes=["behaviour-scroll"])]
+
+
+def _row(*cells: nodes.Node) -> nodes.row:
+    row = nodes.row()
+    row += [nodes.entry("", nodes.paragraph("", "", cell)) for cell in cells]
+    return row
+
+
+def _shown(seen: Seen) -> nodes.Node:
+    if seen.does == "value":
+        return nodes.inline(seen.note, seen.note, classes=["does", "does-value"])
+    cell = nodes.inline()
+    cell += nodes.inline(seen.does, seen.does, classes=["does", f"does-{seen.does.split()[-1]}"])
+    if seen.note:
+        cell += [nodes.Text(" "), nodes.inline(seen.note, seen.note, classes=["note"])]
+    return cell
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("behaviour", Behaviour)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

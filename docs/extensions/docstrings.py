@@ -1,0 +1,49 @@
+"""What docstrings of this package have that Sphinx reads otherwise, rewritten before it reads them."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+
+from sphinx.application import Sphinx
+
+# `Tensor`s: a letter may not follow what is in backquotes.
+_QUOTED = re.compile(r"(``[^`]+``|`[^`]+`)(\w?)")
+_SECTION = re.compile(r"(Args|Returns):$")
+
+
+def rewrite(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """Rewrite the lines of a docstring in place."""
+    text = _QUOTED.sub(lambda quoted: quoted[1] + (rf"\ {quoted[2]}" if quoted[2] else ""), "\n".join(lines))
+    lines[:] = text.split("\n")
+    at = 0
+    while at < len(lines):
+        if section := _SECTION.match(lines[at]):
+            inside = list(takewhile(lambda line: not line or line.startswith(" "), lines[at + 1 :]))
+            new = _arguments(inside) if section[1] == "Args" else [":returns:", *inside]
+            lines[at + (section[1] == "Args") : at + 1 + len(inside)] = new
+        at += 1
+    if what in ("property", "attribute"):
+        # What comes before a colon in the first line would be taken for a type, were there more behind it.
+        before, colon, behind = lines[0].partition(": ")
+        lines[:1] = [before + colon.strip(), behind] if colon else [before]
+
+
+def _arguments(lines: list[str]) -> list[str]:
+    """The entries of a section of arguments, the names of each in one line, asterisks as they are."""
+    found: list[str] = []
+    for line in lines:
+        if found and found[-1].endswith(",") and ":" not in found[-1]:
+            line = f"{found.pop()} {line.strip()}"
+        found.append(line)
+    return [re.sub(r"^( +)([*\w, ]+):", lambda names: f"{names[1]}{_escaped(names[2])}:", line) for line in found]
+
+
+def _escaped(names: str) -> str:
+    return names.replace("*", r"\*")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    # Before napoleon, which reads the sections.
+    app.connect("autodoc-process-docstring", rewrite, priority=400)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
