@@ -68,7 +68,10 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_favicon = "_static/mark.svg"
+html_context = {"default_mode": "auto"}
 html_theme_options = {
+    "logo": {"text": "tensordict", "image_light": "_static/mark.svg", "image_dark": "_static/mark.svg"},
     "navbar_align": "left",
     "show_toc_level": 2,
     "navigation_with_keys": False,

@@ -1,4 +1,4 @@
-"""What each operation does with each kind of container, by running it: tables at the head of the pages of operations."""
+"""What each operation does with each kind of container, by running it: tables at the head of pages of operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import public_names
 import torch
 from calls import CALLS, LEFT_OUT
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from torch import nn
@@ -167,7 +168,7 @@ def parts(result: Any) -> Iterator[Any]:
     elif isinstance(result, dict):
         for value in result.values():
             yield from parts(value)
-    elif isinstance(result, (tuple, list)):
+    elif isinstance(result, (tuple, list, ValuesView, ItemsView, Iterator)):
         for value in result:
             yield from parts(value)
 
@@ -196,16 +197,26 @@ def named(result: Any, source: Any) -> str:
 
 def rows(family: str) -> list[str]:
     """The calls of the operations of a family: those that are written down, else without an argument."""
-    cls = family.rpartition(".")[2]
-    calls = [line.strip() for line in CALLS.get(cls, "").strip().splitlines()]
-    written = {name for call in calls for name in re.findall(r"\.(\w+)", call)}
-    left_out = {name for names in LEFT_OUT.values() for name in names.split()}
-    for name in public_names.operations()[family]:
+    names = public_names.operations()[family]
+    written = [line.strip() for lines in CALLS.values() for line in lines.strip().splitlines()]
+    calls = [call for call in written if operation(call) in names]
+    # Operators and the like have no names.
+    calls[:0] = [call.strip() for call in CALLS.get(family.rpartition(".")[2], "").splitlines() if not operation(call)]
+    done = {*map(operation, calls), *(name for left_out in LEFT_OUT.values() for name in left_out.split())}
+    for name in names:
         found = inspect.getattr_static(TensorDict, name)
-        if name in written | left_out or isinstance(found, classmethod):
-            continue
-        calls.append(f"td.{name}" if isinstance(found, property) else f"td.{name}()")
-    return calls
+        if name not in done and not isinstance(found, classmethod):
+            calls.append(f"td.{name}" if isinstance(found, property) else f"td.{name}()")
+    return [call for call in calls if call]
+
+
+def operation(call: str) -> str | None:
+    """The operation that a call is of: the last of those that are called on the container."""
+    # Without what is between parentheses, as `torch.ones`.
+    while (plain := re.sub(r"\([^()]*\)", "", call)) != call:
+        call = plain
+    found = re.search(r"\b(?:td|TensorDict)(?:\[[^]]*\])?(?:\.\w+)*\.(\w+)", call)
+    return found[1] if found else None
 
 
 class Behaviour(SphinxDirective):
@@ -226,7 +237,7 @@ class Behaviour(SphinxDirective):
         group += [nodes.colspec(colwidth=1) for _ in range(len(KINDS) + 1)]
         head, body = nodes.thead(), nodes.tbody()
         head += _row(nodes.Text("call"), *(nodes.Text(kind) for kind in KINDS))
-        body += [_row(nodes.literal(call, call, classes=["code"]), *map(_shown, found)) for call, found in seen.items()]
+        body += [_row(_linked(call, self.env.docname), *map(_shown, found)) for call, found in seen.items()]
         group += [head, body]
         table += group
         return [nodes.container("", table, classes=["behaviour-scroll"])]
@@ -238,13 +249,23 @@ def _row(*cells: nodes.Node) -> nodes.row:
     return row
 
 
+def _linked(call: str, page: str) -> nodes.Node:
+    """A call, as a link to the operation that it is of."""
+    shown = nodes.literal(call, call)
+    if (name := operation(call)) is None:
+        return shown
+    target = f"tensordict.TensorDictBase.{name}"
+    link = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refdoc": page, "refexplicit": True}
+    return addnodes.pending_xref("", shown, **link)
+
+
 def _shown(seen: Seen) -> nodes.Node:
     if seen.does == "value":
         return nodes.inline(seen.note, seen.note, classes=["does", "does-value"])
     cell = nodes.inline()
     cell += nodes.inline(seen.does, seen.does, classes=["does", f"does-{seen.does.split()[-1]}"])
     if seen.note:
-        cell += [nodes.Text(" "), nodes.inline(seen.note, seen.note, classes=["note"])]
+        cell += [nodes.Text(" "), nodes.inline(seen.note, seen.note, classes=["seen"])]
     return cell
 
 

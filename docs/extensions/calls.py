@@ -1,8 +1,8 @@
 """One call or more of each operation, which the build runs on every kind of container.
 
-`td` has the entries `a` of shape [3, 4, 2] and `("b", "c")` of shape [3, 4], of floats that are not zero, and batch size
-[3, 4];
-`other` is a TensorDict of equal structure; `path` does not exist. Operations of one operand need no line here.
+`td` has batch size [3, 4] and the entries `a` of shape [3, 4, 2] and `("b", "c")` of shape [3, 4], of floats that are
+not zero; `other` is a TensorDict of equal structure; `path` does not exist, and `saved` is a save. An operation without
+a line here is run without arguments.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ CALLS = {
         td.get_at("a", 0)
         td.get_item_shape("a")
         td.entry_class("a")
-        list(td.values(True, True))
-        dict(td.items())
+        td.values(True, True)
+        td.items()
         td.keys()
     """,
     "Reducing": """
@@ -265,7 +265,7 @@ CALLS = {
         td.set_non_tensor("x", "text")
         td.get_non_tensor("a")
         td.is_non_tensor("a")
-        list(td.non_tensor_items())
+        td.non_tensor_items()
         td.filter_non_tensor_data()
     """,
     "Writing": """
@@ -289,8 +289,8 @@ CALLS = {
 # What is not run, and why.
 LEFT_OUT = {
     "in worker processes": "map map_iter",
-    "between processes": "all_gather all_reduce arecv asend broadcast from_remote_init gather_and_stack init_remote irecv "
-    "isend recv reduce scatter send",
+    "between processes": "all_gather all_reduce arecv asend broadcast from_remote_init gather_and_stack init_remote "
+    "irecv isend recv reduce scatter send",
     "on a server": "to_store",
     "on an accelerator": "cuda pin_memory pin_memory_ record_stream",
     "on quantized tensors": "qint32 qint8 quint4x2 quint8",

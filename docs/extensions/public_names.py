@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensordict
 
-# Where programs import from. A name that several have is documented in the first; in the others it is said to be the same.
+# Where programs import from. A name that several have is documented in the first; the others say that it is the same.
 MODULES = (
     "tensordict",
     "tensordict.nn",
@@ -41,7 +41,7 @@ def home(path: str) -> str:
 
 
 def members_of(cls: type) -> list[str]:
-    """The public members that are documented with a class: what no public class above it documents in the same words."""
+    """The public members that are documented with a class: what no public class above it says in the same words."""
     if cls.__module__.split(".")[0] != "tensordict":
         return []
     above = [
@@ -61,7 +61,7 @@ def members_of(cls: type) -> list[str]:
 
 @functools.cache
 def operations() -> dict[str, list[str]]:
-    """The families of operations, by the paths of their classes, and the public names of each that all containers have."""
+    """The families of operations, by the paths of their classes, and the public names of each."""
     found: dict[str, list[str]] = {}
     families = tensordict.TensorCollection.__mro__[1:]
     for name in sorted(name for name in dir(tensordict.TensorDictBase) if not name.startswith("_")):

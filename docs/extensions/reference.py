@@ -9,7 +9,6 @@ import logging
 from typing import Any
 
 import public_names
-import tensordict
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx import addnodes
@@ -17,6 +16,8 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
+
+import tensordict
 
 
 class Names(SphinxDirective):
