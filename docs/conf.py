@@ -24,7 +24,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "benchmark_plots",
     "docstrings",
-    "reference",
+    "api_pages",
     "behaviour",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}

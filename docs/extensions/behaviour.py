@@ -13,6 +13,7 @@ from typing import Any
 
 import public_names
 import torch
+from api_pages import parsed
 from calls import CALLS, LEFT_OUT
 from docutils import nodes
 from sphinx import addnodes
@@ -240,7 +241,8 @@ class Behaviour(SphinxDirective):
         body += [_row(_linked(call, self.env.docname), *map(_shown, found)) for call, found in seen.items()]
         group += [head, body]
         table += group
-        return [nodes.container("", table, classes=["behaviour-scroll"])]
+        words = parsed(self, [":ref:`What the words mean <words>`."])
+        return [nodes.container("", table, classes=["behaviour-scroll"]), *words]
 
 
 def _row(*cells: nodes.Node) -> nodes.row:

@@ -24,24 +24,8 @@ from tensordict.core.errors import (
 )
 
 __all__ = [
-    "BatchIndexError",
-    "ContainerExpected",
-    "DimError",
-    "DuplicateKeyError",
-    "FieldError",
-    "InstructionError",
-    "KeyMismatchError",
-    "LockedError",
-    "MissingKeyError",
-    "ModuleError",
-    "NamesError",
-    "OptionError",
-    "SaveError",
-    "SchemaError",
-    "ShapeError",
-    "StackError",
-    "StateError",
-    "TransferError",
-    "UnsupportedEntryError",
-    "WorkerError",
-]
+    "BatchIndexError", "ContainerExpected", "DimError", "DuplicateKeyError", "FieldError", "InstructionError",
+    "KeyMismatchError", "LockedError", "MissingKeyError", "ModuleError", "NamesError", "OptionError",
+    "SaveError", "SchemaError", "ShapeError", "StackError", "StateError", "TransferError",
+    "UnsupportedEntryError", "WorkerError",
+]  # fmt: skip
