@@ -2,19 +2,20 @@
 Many actors, one buffer: who wrote what, and when
 =================================================
 
-Experience is gathered by many processes at once, while one process learns from it. What lies between them is two
-containers in shared memory: the weights, which the learner writes and the actors read, and the rollouts, which the
-actors write and the learner reads. No tensor is sent or pickled. A queue carries one number for each rollout: its
-row.
+Experience is gathered by many processes at once, while one process learns from it. What lies
+between them is two containers in shared memory: the weights, which the learner writes and the
+actors read, and the rollouts, which the actors write and the learner reads. No tensor is sent or
+pickled. A queue carries one number for each rollout: its row.
 """
 
 # %%
 # The task, the policy, and what lies in shared memory
 # ----------------------------------------------------
 #
-# Walkers in a plane should come to the middle and stay there. ``share_memory_`` moves the tensors of a container to
-# memory that other processes see; with ``memmap_`` they would be files, which outlive the processes. A row of the
-# buffer is a rollout of all walkers, with a note of who made it, when, and from which version of the weights.
+# Walkers in a plane should come to the middle and stay there. ``share_memory_`` moves the tensors
+# of a container to memory that other processes see; with ``memmap_`` they would be files, which
+# outlive the processes. A row of the buffer is a rollout of all walkers, with a note of who made
+# it, when, and from which version of the weights.
 
 import time
 
@@ -35,7 +36,8 @@ def make_policy():
 
 
 policy = make_policy()
-weights = TensorDict({"net": TensorDict.from_module(policy).data.clone(), "version": 0}).share_memory_()
+net = TensorDict.from_module(policy).data.clone()
+weights = TensorDict({"net": net, "version": 0}).share_memory_()
 steps = {"position": torch.zeros(2), "action": torch.zeros(2), "reward": torch.zeros(())}
 notes = {"actor": 0, "version": 0, "begin": 0.0, "end": 0.0}
 row = TensorDict({"steps": TensorDict(steps).expand(STEPS, WALKERS), "notes": notes})
@@ -46,9 +48,10 @@ print(buffer)
 # An actor
 # --------
 #
-# It takes the next row that is free, copies the weights as they are now, walks, and assigns what came of it to the
-# row: one line, for all entries. The copy may catch the learner in the middle of a write, which does no harm here; a
-# lock would keep them apart. The first actor is quick and the last one slow, as machines are.
+# It takes the next row that is free, copies the weights as they are now, walks, and assigns what
+# came of it to the row: one line, for all entries. The copy may catch the learner in the middle
+# of a write, which does no harm here; a lock would keep them apart. The first actor is quick and
+# the last one slow, as machines are.
 
 
 @torch.no_grad()
@@ -86,8 +89,9 @@ def act(actor, next_row, done, started):
 # The learner
 # -----------
 #
-# It waits for three rollouts, whoever made them, and makes actions more likely after which the reward was better than
-# that of others. ``update_`` writes into the shared weights; the actors find them there at their next rollout.
+# It waits for three rollouts, whoever made them, and makes actions more likely after which the
+# reward was better than that of others. ``update_`` writes into the shared weights; the actors
+# find them there at their next rollout.
 
 optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
 
@@ -95,7 +99,8 @@ optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
 def learn(batch):
     returns = batch["steps", "reward"].flip(1).cumsum(1).flip(1)
     advantage = (returns - returns.mean((0, 2), keepdim=True)) / returns.std()
-    odds = Normal(policy(batch["steps", "position"]), 0.5).log_prob(batch["steps", "action"]).sum(-1)
+    wanted = Normal(policy(batch["steps", "position"]), 0.5)
+    odds = wanted.log_prob(batch["steps", "action"]).sum(-1)
     optimizer.zero_grad()
     (-(advantage * odds).mean()).backward()
     optimizer.step()
@@ -104,7 +109,8 @@ def learn(batch):
 
 context = mp.get_context("fork")  # the processes begin with all that is defined above
 next_row, done = context.Value("l", 0), context.Queue()
-actors = [context.Process(target=act, args=(n, next_row, done, time.monotonic())) for n in range(ACTORS)]
+shared = (next_row, done, time.monotonic())
+actors = [context.Process(target=act, args=(number, *shared)) for number in range(ACTORS)]
 for process in actors:
     process.start()
 for _ in range(ROLLOUTS // 3):
@@ -117,7 +123,8 @@ for process in actors:
 # Who wrote what
 # --------------
 #
-# The notes are columns like all others. The times differ from run to run, and with them who has which row.
+# The notes are columns like all others. The times differ from run to run, and with them who has
+# which row.
 
 notes = buffer["notes"]
 print("rollouts by actor:", notes["actor"].bincount().tolist())
@@ -136,12 +143,13 @@ upper.colorbar(shade, ax=axes, label="version of the weights")
 left, first, last = lower.subplots(1, 3, width_ratios=[1.6, 1, 1])
 for actor in range(ACTORS):
     mine = notes["actor"] == actor
-    left.plot(notes["end"][mine], reward[mine], "o-", linewidth=0.8, markersize=5, label=f"actor {actor}")
+    left.plot(notes["end"][mine], reward[mine], "o-", linewidth=0.8, label=f"actor {actor}")
 left.set(title="What they found", xlabel="seconds", ylabel="mean reward")
 left.legend(frameon=False)
 for axes, number in ((first, notes["end"].argmin()), (last, notes["end"].argmax())):
     way = buffer["steps", "position"][number]
     axes.plot(way[..., 0], way[..., 1], linewidth=0.8, color="tab:grey")
     axes.scatter(*way[-1].T, color="tab:red", s=14, zorder=3)
-    axes.set(title=f"Row {number}, version {notes['version'][number]}", aspect="equal", xlim=(-4, 4), ylim=(-4, 4))
+    axes.set(title=f"Row {number}, version {notes['version'][number]}")
+    axes.set(aspect="equal", xlim=(-4, 4), ylim=(-4, 4))
 plt.show()

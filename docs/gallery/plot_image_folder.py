@@ -2,9 +2,10 @@
 From a folder of images to a data set that grows
 ================================================
 
-Images are often shared as those of ImageNet are: a folder for each class, a small file for each image. That is good
-for looking at them, and slow for training: each mini-batch opens and decodes hundreds of files. Here such a folder is
-read once, into a data set of tensors that are ready to use. Then more images arrive, and the data set grows.
+Images are often shared as those of ImageNet are: a folder for each class, a small file for each
+image. That is good for looking at them, and slow for training: each mini-batch opens and decodes
+hundreds of files. Here such a folder is read once, into a data set of tensors that are ready to
+use. Then more images arrive, and the data set grows.
 """
 
 # %%
@@ -31,22 +32,28 @@ CLASSES = ["boat", "house", "sun", "tree"]
 
 def paint(kind):
     width, height = random.randint(72, 128), random.randint(72, 128)
-    sky, ground, colour = (tuple(random.randint(low, low + 90) for _ in range(3)) for low in (150, 40, 110))
+    sky, ground, colour = (
+        tuple(random.choices(range(low, low + 90), k=3)) for low in (150, 40, 110)
+    )
     image = Image.new("RGB", (width, height), sky)
     pen = ImageDraw.Draw(image)
     pen.rectangle((0, 0.7 * height, width, height), fill=ground)
-    x, y, r = random.uniform(0.35, 0.65) * width, random.uniform(0.45, 0.7) * height, random.uniform(14, 26)
+    x, y = random.uniform(0.35, 0.65) * width, random.uniform(0.45, 0.7) * height
+    r = random.uniform(14, 26)
     if kind == "boat":
-        pen.polygon([(x - r, y), (x + r, y), (x + r / 2, y + r / 2), (x - r / 2, y + r / 2)], fill=colour)
+        hull = [(x - r, y), (x + r, y), (x + r / 2, y + r / 2), (x - r / 2, y + r / 2)]
+        pen.polygon(hull, fill=colour)
         pen.polygon([(x, y - 1.4 * r), (x, y - 3), (x + r, y - 3)], fill="white")
     elif kind == "house":
         pen.rectangle((x - r, y - r / 2, x + r, y + r), fill=colour)
-        pen.polygon([(x - 1.3 * r, y - r / 2), (x + 1.3 * r, y - r / 2), (x, y - 1.5 * r)], fill="firebrick")
+        roof = [(x - 1.3 * r, y - r / 2), (x + 1.3 * r, y - r / 2), (x, y - 1.5 * r)]
+        pen.polygon(roof, fill="firebrick")
     elif kind == "sun":
         pen.circle((x, y - r), r, fill=(255, random.randint(150, 230), 40))
     else:
         pen.rectangle((x - 3, y, x + 3, y + r), fill="saddlebrown")
-        pen.polygon([(x - r, y + 4), (x + r, y + 4), (x, y - 2 * r)], fill=(30, random.randint(90, 170), 50))
+        crown = [(x - r, y + 4), (x + r, y + 4), (x, y - 2 * r)]
+        pen.polygon(crown, fill=(30, random.randint(90, 170), 50))
     return image
 
 
@@ -65,8 +72,9 @@ paint_folder(root / "monday", 240)
 # One image, one row
 # ------------------
 #
-# A row has all that belongs to an image: the pixels, the class as a number, and things that are no tensors, such as
-# the path. The image is cropped and made small once, so that no epoch has to do it again.
+# A row has all that belongs to an image: the pixels, the class as a number, and things that are
+# no tensors, such as the path. The image is cropped and made small once, so that no epoch has to
+# do it again.
 
 
 def read(path):
@@ -84,9 +92,10 @@ print(read(first))
 # Writing
 # -------
 #
-# The writer takes rows one by one, and starts a new shard (a folder of memory-mapped tensors) when one is full. The
-# first row says what all others have to look like. One that does not fit is refused by name, and nothing is written
-# of it. A finished data set opens at once, however many rows it has: an index reads what it takes.
+# The writer takes rows one by one, and starts a new shard (a folder of memory-mapped tensors)
+# when one is full. The first row says what all others have to look like. One that does not fit is
+# refused by name, and nothing is written of it. A finished data set opens at once, however many
+# rows it has: an index reads what it takes.
 
 with DatasetWriter(root / "data", rows_per_shard=100) as writer:
     for path in sorted((root / "monday").rglob("*.png")):
@@ -103,8 +112,9 @@ print(len(data), "rows;", data[-1]["path"])
 # Growing
 # -------
 #
-# On Tuesday another 160 images come in. Another writer adds them, which could be on another machine at the same time:
-# writers share nothing but the folder. Whoever has the data set open gets the new rows with ``refresh``.
+# On Tuesday another 160 images come in. Another writer adds them, which could be on another
+# machine at the same time: writers share nothing but the folder. Whoever has the data set open
+# gets the new rows with ``refresh``.
 
 paint_folder(root / "tuesday", 160)
 with DatasetWriter(root / "data", rows_per_shard=100) as writer:
@@ -117,8 +127,9 @@ print("new rows:", data.refresh(), "of", len(data))
 # Training on it
 # --------------
 #
-# ``DatasetLoader`` shuffles without keeping a list of rows, and reads ahead. The transform is called with whole
-# batches; here it flips a random half of the images. What a job needs to go on where it was stopped is a small dict.
+# ``DatasetLoader`` shuffles without keeping a list of rows, and reads ahead. The transform is
+# called with whole batches; here it flips a random half of the images. What a job needs to go on
+# where it was stopped is a small dict.
 
 
 def augment(batch):
@@ -138,8 +149,9 @@ print({key: state[key] for key in ("epoch", "start", "seed", "rows")})
 # A mini-batch, and what the classes look like
 # --------------------------------------------
 #
-# The upper rows are the first mini-batch, images of both days among each other. Below is the mean of all images of a
-# class, one line of code each, for a mask selects rows in all shards. The boats are the smallest, and blurred most.
+# The upper rows are the first mini-batch, images of both days among each other. Below is the mean
+# of all images of a class, one line of code each, for a mask selects rows in all shards. The
+# boats are the smallest, and blurred most.
 
 figure, axes = plt.subplot_mosaic(
     [[f"image {8 * row + column}" for column in range(8)] for row in range(3)]
@@ -149,7 +161,8 @@ figure, axes = plt.subplot_mosaic(
 )
 for number, row in enumerate(batch):
     axes[f"image {number}"].imshow(row["image"].numpy())
-    axes[f"image {number}"].set_title(f"{row['path'].split('/')[0]}, {CLASSES[row['label']]}", fontsize=8)
+    day, name = row["path"].split("/")[:2]
+    axes[f"image {number}"].set_title(f"{day}, {name}", fontsize=8)
 for label, name in enumerate(CLASSES):
     images = data[data["label"] == label]["image"]
     axes[f"mean {label}"].imshow(images.float().mean(0).numpy() / 255)

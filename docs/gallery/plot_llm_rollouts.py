@@ -2,18 +2,19 @@
 Rollouts of a language model: prompts, ragged tokens, rewards
 =============================================================
 
-When a language model is trained by reinforcement, it answers prompts, the answers are scored, and answers that scored
-well become more likely. An answer is text, and a list of tokens that is as long as it is, and a log-probability for
-each token, and one reward. Kept in four lists, these get out of step. Here one answer is one container, and all of
-them are a batch.
+When a language model is trained by reinforcement, it answers prompts, the answers are scored, and
+answers that scored well become more likely. An answer is text, and a list of tokens that is as
+long as it is, and a log-probability for each token, and one reward. Kept in four lists, these get
+out of step. Here one answer is one container, and all of them are a batch.
 """
 
 # %%
 # A very small model
 # ------------------
 #
-# The model is a table: for each prompt, place and last token, how likely the next token is. It has ten words, and
-# knows nothing at first. Everything around it is as it would be for a large one.
+# The model is a table: for each prompt, place and last token, how likely the next token is. It
+# has ten words, and knows nothing at first. Everything around it is as it would be for a large
+# one.
 
 import tempfile
 
@@ -45,8 +46,9 @@ def reward(prompt, words):
 # An answer is a container
 # ------------------------
 #
-# All prompts are answered at once, a few times each. The sampler works on a square, but what lies behind the end of
-# an answer is no answer, so it is cut off. Texts are entries like tensors; a lazy stack holds members of any length.
+# All prompts are answered at once, a few times each. The sampler works on a square, but what lies
+# behind the end of an answer is no answer, so it is cut off. Texts are entries like tensors; a
+# lazy stack holds members of any length.
 
 
 @torch.no_grad()
@@ -54,7 +56,8 @@ def roll_out():
     task = torch.arange(len(PROMPTS)).repeat_interleave(GROUP)
     tokens = torch.full((len(task), LONGEST + 1), END)
     for place in range(LONGEST):
-        tokens[:, place + 1] = table[task, place, tokens[:, place]].softmax(-1).multinomial(1).squeeze(1)
+        scores = table[task, place, tokens[:, place]]
+        tokens[:, place + 1] = scores.softmax(-1).multinomial(1).squeeze(1)
     answers = []
     for number, row in zip(task.tolist(), tokens[:, 1:]):
         ends = (row == END).nonzero()
@@ -71,8 +74,8 @@ print(roll_out()[24])
 # Padding, where it is needed
 # ---------------------------
 #
-# The log-probabilities of all answers are computed at once, on padded tokens. ``get`` pads them and gives the mask;
-# what is kept stays as it was.
+# The log-probabilities of all answers are computed at once, on padded tokens. ``get`` pads them
+# and gives the mask; what is kept stays as it was.
 
 
 def log_probability(answers):
@@ -86,8 +89,8 @@ def log_probability(answers):
 # Learning
 # --------
 #
-# An answer is good if it is better than others to the same prompt (this is the idea of GRPO). Answers are in the
-# order of the prompts, so their rewards are a matrix, a row for each prompt.
+# An answer is good if it is better than others to the same prompt (this is the idea of GRPO).
+# Answers are in the order of the prompts, so their rewards are a matrix, a row for each prompt.
 
 history = []
 for update in range(UPDATES):
@@ -106,8 +109,9 @@ for update in range(UPDATES):
 # Keeping them
 # ------------
 #
-# All answers of all updates are one container again. A folder holds it as it is: one file for the tokens of all
-# answers, and one that says where each begins. What is loaded is mapped: questions about rewards read the rewards.
+# All answers of all updates are one container again. A folder holds it as it is: one file for the
+# tokens of all answers, and one that says where each begins. What is loaded is mapped: questions
+# about rewards read the rewards.
 
 folder = tempfile.TemporaryDirectory()
 torch.cat(history).save(folder.name + "/rollouts")
@@ -121,17 +125,17 @@ print("the first perfect answer:", best[0]["text"], "in update", best[0]["update
 # What was learnt
 # ---------------
 #
-# On the right are answers of the first update and of the last, a row each; a word is the darker the more likely it
-# was to the model as it is now. For real models and instructions, ``tensordict.llm.IFEvalScorer`` writes such
-# rewards.
+# On the right are answers of the first update and of the last, a row each; a word is the darker
+# the more likely it was to the model as it is now. For real models and instructions,
+# ``tensordict.llm.IFEvalScorer`` writes such rewards.
 
-figure, (left, *tables) = plt.subplots(1, 3, figsize=(14, 4.6), width_ratios=[1, 1.3, 1.3], layout="constrained")
+figure = plt.figure(figsize=(14, 4.6), layout="constrained")
+left, *tables = figure.subplots(1, 3, width_ratios=[1, 1.3, 1.3])
 curves = saved["reward"].view(UPDATES, len(PROMPTS), GROUP)
 for prompt, curve in zip(PROMPTS, curves.unbind(1)):
     line = left.plot(curve.mean(1), label=prompt)
-    left.fill_between(
-        range(UPDATES), *curve.quantile(torch.tensor([0.2, 0.8]), 1), color=line[0].get_color(), alpha=0.2
-    )
+    band = curve.quantile(torch.tensor([0.2, 0.8]), 1)
+    left.fill_between(range(UPDATES), *band, color=line[0].get_color(), alpha=0.2)
 left.set(title="Rewards", xlabel="update", ylim=(-0.02, 1.02))
 left.legend(frameon=False, loc="lower right")
 for axes, update in zip(tables, (0, UPDATES - 1)):

@@ -2,19 +2,19 @@
 Cloth as a tensorclass: one mesh, many meshes, a film of meshes
 ===============================================================
 
-The state of a simulation is more than one array: where the nodes are, how fast they move, what they are made of,
-which of them are connected. A tensorclass keeps these together, under names that an editor completes, and with the
-physics as methods. A method that is written for one mesh serves a batch of meshes too, and a whole film of a batch of
-meshes.
+The state of a simulation is more than one array: where the nodes are, how fast they move, what
+they are made of, which of them are connected. A tensorclass keeps these together, under names
+that an editor completes, and with the physics as methods. A method that is written for one mesh
+serves a batch of meshes too, and a whole film of a batch of meshes.
 """
 
 # %%
 # The class
 # ---------
 #
-# Nodes are connected by springs. The tensors of a field begin with the batch dims of the mesh, whatever these are, so
-# the code below counts dims from the end. The springs are the same for all: an ``UnbatchedTensor`` is handed along as
-# it is.
+# Nodes are connected by springs. The tensors of a field begin with the batch dims of the mesh,
+# whatever these are, so the code below counts dims from the end. The springs are the same for
+# all: an ``UnbatchedTensor`` is handed along as it is.
 
 import matplotlib.pyplot as plt
 import torch
@@ -74,7 +74,8 @@ class Cloth(TensorClass):
 # One mesh
 # --------
 #
-# A square sheet lies above the ball. A mesh has no batch dims; its entries have shapes of their own.
+# A square sheet lies above the ball. A mesh has no batch dims; its entries have shapes of their
+# own.
 
 row, column = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
 node = row * SIDE + column
@@ -96,8 +97,8 @@ print(sheet)
 # A batch of meshes
 # -----------------
 #
-# Three sheets of different material fall at once. ``expand`` makes a batch of one mesh, the materials are set for it,
-# and ``step`` is what it was.
+# Three sheets of different material fall at once. ``expand`` makes a batch of one mesh, the
+# materials are set for it, and ``step`` is what it was.
 
 stiffness = {"rubber": 12.0, "jersey": 50.0, "linen": 300.0}
 cloths = sheet.expand(3).replace(stiffness=torch.tensor(list(stiffness.values())))
@@ -111,9 +112,9 @@ for moment in range(1000):
 # A film of them
 # --------------
 #
-# Stacked over time, the states are one object of batch size ``[3, 100]``. ``energy`` and ``strain``, written for one
-# mesh, are those of all meshes at all times. So are saving it, sending it, and cutting a scene out of it: ``film[2,
-# 40:60]``.
+# Stacked over time, the states are one object of batch size ``[3, 100]``. ``energy`` and
+# ``strain``, written for one mesh, are those of all meshes at all times. So are saving it,
+# sending it, and cutting a scene out of it: ``film[2, 40:60]``.
 
 film = torch.stack(film, dim=1)
 film.names = ["material", "time"]
@@ -124,11 +125,13 @@ print(type(film).__name__, film.batch_size, film.names, energy["moving"].shape)
 # Scenes of the film
 # ------------------
 #
-# Colours say by how much the springs at each node are stretched. Rubber gives way and hangs about the ball; linen
-# keeps its size and falls in folds. On the right are the energies of all three, each a curve of ``energy``.
+# Colours say by how much the springs at each node are stretched. Rubber gives way and hangs about
+# the ball; linen keeps its size and falls in folds. On the right are the energies of all three,
+# each a curve of ``energy``.
 
 strain = film.strain()
-at_node = torch.zeros(film.position.shape[:-1]).index_add(-1, springs.flatten(), strain.repeat_interleave(2, -1))
+at_node = torch.zeros(film.position.shape[:-1])
+at_node.index_add_(-1, springs.flatten(), strain.repeat_interleave(2, -1))
 at_node /= springs.flatten().bincount()
 
 figure = plt.figure(figsize=(13, 6), layout="constrained")
@@ -140,9 +143,8 @@ for line, material in zip(views, (0, 2)):
         surface = film[material, time].position.unflatten(0, (SIDE, SIDE)).movedim(-1, 0)
         colours = scale.to_rgba(100 * at_node[material, time].unflatten(0, (SIDE, SIDE)).numpy())
         axes.plot_surface(*surface.numpy(), facecolors=colours, rcount=SIDE, ccount=SIDE)
-        axes.set(
-            xlim=(-0.8, 0.8), ylim=(-0.8, 0.8), zlim=(-0.8, 0.6), title=f"{list(stiffness)[material]}, {time / 100} s"
-        )
+        axes.set_title(f"{list(stiffness)[material]}, {time / 100} s")
+        axes.set(xlim=(-0.8, 0.8), ylim=(-0.8, 0.8), zlim=(-0.8, 0.6))
         axes.set_box_aspect((1, 1, 0.875), zoom=1.3)
         axes.set_axis_off()
 scenes.colorbar(scale, ax=views, label="stretched by, %", shrink=0.6)

@@ -2,19 +2,19 @@
 A replay buffer on disk, and what it teaches a pendulum
 =======================================================
 
-An agent that learns from its past needs a place to keep it. Here that place is a ``TensorDict`` whose tensors are
-files: the buffer may be larger than memory, another process can look into it while it fills, and the code that fills
-it does not know what is in it. The task is the classic one of reinforcement learning: a motor that is too weak to
-lift a pendulum has to swing it up.
+An agent that learns from its past needs a place to keep it. Here that place is a ``TensorDict``
+whose tensors are files: the buffer may be larger than memory, another process can look into it
+while it fills, and the code that fills it does not know what is in it. The task is the classic
+one of reinforcement learning: a motor that is too weak to lift a pendulum has to swing it up.
 """
 
 # %%
 # The task
 # --------
 #
-# The world takes a container and gives a container. 32 pendulums swing side by side, so the batch size is ``[32]``. A
-# step reads ``observation`` and ``action`` and writes what came of them under ``next``, so that a transition, with
-# all that belongs to it, is *one* object.
+# The world takes a container and gives a container. 32 pendulums swing side by side, so the batch
+# size is ``[32]``. A step reads ``observation`` and ``action`` and writes what came of them under
+# ``next``, so that a transition, with all that belongs to it, is *one* object.
 
 import tempfile
 from copy import deepcopy
@@ -39,7 +39,7 @@ def pendulums(angle, speed):
 
 
 def reset():
-    return pendulums(torch.pi + 0.5 * torch.randn(WORLDS), torch.randn(WORLDS))  # they about hang down
+    return pendulums(torch.pi + torch.randn(WORLDS) / 2, torch.randn(WORLDS))  # about hanging
 
 
 def step(state, action):
@@ -54,10 +54,10 @@ def step(state, action):
 # The buffer
 # ----------
 #
-# One transition says what all others look like. ``expand`` makes as many of it as the buffer shall hold, at no cost,
-# and ``memmap_like`` makes the files for them. Nothing below names an entry: a buffer of images and sentences would
-# be the same few lines. Assigning to rows writes to every file, indexing reads the rows that were asked for and no
-# others.
+# One transition says what all others look like. ``expand`` makes as many of it as the buffer
+# shall hold, at no cost, and ``memmap_like`` makes the files for them. Nothing below names an
+# entry: a buffer of images and sentences would be the same few lines. Assigning to rows writes to
+# every file, indexing reads the rows that were asked for and no others.
 
 
 class ReplayBuffer:
@@ -69,8 +69,8 @@ class ReplayBuffer:
         return min(self.written, len(self.rows))
 
     def extend(self, transitions):
-        places = (self.written + torch.arange(len(transitions))) % len(self.rows)  # the oldest give way
-        self.rows[places] = transitions
+        places = self.written + torch.arange(len(transitions))
+        self.rows[places % len(self.rows)] = transitions  # the oldest give way
         self.written += len(transitions)
 
     def sample(self, size):
@@ -86,10 +86,10 @@ print(buffer.rows)
 # Learning
 # --------
 #
-# The agent is a network that reads ``observation`` and writes ``values``, one for each torque. It is trained by
-# Q-learning: the value of what was done should be the reward plus the value of the best that can be done next.
-# ``batch["next"]`` has the keys that ``batch`` has, so the same network reads both, without a word about which tensor
-# goes where.
+# The agent is a network that reads ``observation`` and writes ``values``, one for each torque. It
+# is trained by Q-learning: the value of what was done should be the reward plus the value of the
+# best that can be done next. ``batch["next"]`` has the keys that ``batch`` has, so the same
+# network reads both, without a word about which tensor goes where.
 
 body = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
 agent = TensorDictModule(body, in_keys=["observation"], out_keys=["values"])
@@ -116,29 +116,28 @@ def act(state, chance):
 
 
 curve = []
-for episode in range(16):
+for episode in range(12):
     state, rewards = reset(), []
     for _ in range(STEPS):
-        transition = step(state, act(state, chance=max(0.05, 1 - episode / 6)))
+        transition = step(state, act(state, chance=max(0.05, 1 - episode / 5)))
         buffer.extend(transition)
         rewards.append(transition["reward"])
         state = transition["next"]
         learn()
     curve.append(torch.stack(rewards).mean(0))
 curve = torch.stack(curve)
-print(f"mean reward: {curve[0].mean():.2f} in the first episode, {curve[-1].mean():.2f} in the last")
+print(f"mean reward: first {curve[0].mean():.2f}, last {curve[-1].mean():.2f}")
 
 # %%
 # What is in the buffer
 # ---------------------
 #
-# The buffer is files, so whoever knows the path can look at it: a notebook, a dashboard, the job that goes on
-# tomorrow. Opening it reads no rows; every eighth row is read here, of all entries at once. Early on (dark) the
-# pendulum hangs and spins; later (bright) it stands.
+# The buffer is files, so whoever knows the path can look at it: a notebook, a dashboard, the job
+# that goes on tomorrow. Opening it reads no rows; every eighth row is read here, of all entries
+# at once. Early on (dark) the pendulum hangs and spins; later (bright) it stands.
 
 history = load_memmap(Path(folder.name) / "buffer")
 seen = history[: len(buffer) : 8]
-
 
 swing = []
 state = pendulums(torch.tensor([torch.pi]), torch.zeros(1))  # it hangs, and does not move
@@ -147,21 +146,21 @@ for _ in range(STEPS):
     state = swing[-1]["next"]
 swing = torch.cat(swing)  # many containers of one step become one of many
 
-states = pendulums(*torch.meshgrid(torch.linspace(-torch.pi, torch.pi, 121), torch.linspace(-8, 8, 121), indexing="xy"))
-with torch.no_grad():
-    value = agent(states)["values"].amax(-1)
+angles, speeds = torch.linspace(-torch.pi, torch.pi, 121), torch.linspace(-8, 8, 121)
+with torch.no_grad():  # a map of states is a batch of two dims
+    value = agent(pendulums(*torch.meshgrid(angles, speeds, indexing="xy")))["values"].amax(-1)
 
 figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
 episodes = range(1, len(curve) + 1)
-left.fill_between(episodes, *curve.quantile(torch.tensor([0.1, 0.9]), dim=1), alpha=0.25, linewidth=0)
+left.fill_between(episodes, *curve.quantile(torch.tensor([0.1, 0.9]), dim=1), alpha=0.25)
 left.plot(episodes, curve.mean(1), linewidth=2)
-left.set(title="Training", xlabel="episode", xticks=episodes[1::2], ylabel="reward (1 is upright and still)")
-dots = middle.scatter(seen["angle"], seen["speed"], c=range(0, len(buffer), 8), s=3, cmap="viridis", linewidths=0)
+left.set(title="Training", xlabel="episode", xticks=episodes[1::2], ylabel="reward (1 is best)")
+dots = middle.scatter(seen["angle"], seen["speed"], c=range(0, len(buffer), 8), s=3, linewidths=0)
 figure.colorbar(dots, ax=middle, label="row of the buffer")
 middle.set(title="Every eighth row of the buffer", xlabel="angle (0 is upright)", ylabel="speed")
-shade = right.imshow(value.numpy(), origin="lower", extent=(-torch.pi, torch.pi, -8, 8), aspect="auto", cmap="magma")
+shade = right.pcolormesh(angles.numpy(), speeds.numpy(), value.numpy(), cmap="magma")
 figure.colorbar(shade, ax=right, label="value")
-right.scatter(swing["angle"], swing["speed"], s=14, color="white", edgecolors="black", linewidths=0.5)
+right.scatter(swing["angle"], swing["speed"], s=14, color="white", edgecolors="black")
 right.set(title="Value of each state, and one swing", xlabel="angle", ylabel="speed")
 plt.show()
 folder.cleanup()

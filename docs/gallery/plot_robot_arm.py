@@ -2,17 +2,18 @@
 Trajectories of a robot arm, none as long as another
 ====================================================
 
-A robot tries to reach things, and each attempt takes as long as it takes. Padding all of them to the longest would
-store numbers that nobody measured. Here the attempts stay as long as they are: in memory as a lazy stack, and in a
-Zarr group, of which one attempt, or one quantity of all attempts, is read without the rest.
+A robot tries to reach things, and each attempt takes as long as it takes. Padding all of them to
+the longest would store numbers that nobody measured. Here the attempts stay as long as they are:
+in memory as a lazy stack, and in a Zarr group, of which one attempt, or one quantity of all
+attempts, is read without the rest.
 """
 
 # %%
 # The arm
 # -------
 #
-# Three links in a plane, a motor at each joint. ``spots`` gives the places of shoulder, elbow, wrist and hand, for
-# angles of any batch size.
+# Three links in a plane, a motor at each joint. ``spots`` gives the places of shoulder, elbow,
+# wrist and hand, for angles of any batch size.
 
 import tempfile
 from pathlib import Path
@@ -25,7 +26,11 @@ from tensordict import TensorDict, from_zarr, lazy_stack
 
 torch.manual_seed(0)
 LINKS = torch.tensor([0.9, 0.7, 0.4])
-TARGETS = {"cup": torch.tensor([1.2, 0.9]), "door": torch.tensor([-0.9, 1.3]), "lamp": torch.tensor([0.4, 1.85])}
+TARGETS = {
+    "cup": torch.tensor([1.2, 0.9]),
+    "door": torch.tensor([-0.9, 1.3]),
+    "lamp": torch.tensor([0.4, 1.85]),
+}
 TICK = 0.05
 
 
@@ -39,8 +44,9 @@ def spots(angle):
 # One attempt
 # -----------
 #
-# Each tick is a container without batch dims; stacked, they are an attempt, whose batch dim is time. The motors pull
-# the hand to the target, and are noisy. The attempt ends when the hand is there, or after six seconds.
+# Each tick is a container without batch dims; stacked, they are an attempt, whose batch dim is
+# time. The motors pull the hand to the target, and are noisy. The attempt ends when the hand is
+# there, or after six seconds.
 
 
 def attempt(target):
@@ -52,7 +58,9 @@ def attempt(target):
         lever = hand - joint[:-1]
         turn = torch.stack([-lever[:, 1], lever[:, 0]])  # how the hand moves when a joint turns
         torque = 5 * (target - hand) @ turn - 2 * speed + 0.8 * torch.randn(3)
-        ticks.append(TensorDict({"joints": {"angle": angle, "speed": speed, "torque": torque}, "hand": hand}))
+        ticks.append(
+            TensorDict({"joints": {"angle": angle, "speed": speed, "torque": torque}, "hand": hand})
+        )
         if (target - hand).norm() < 0.03 and speed.norm() < 1:
             break
         speed = speed + TICK * torque
@@ -64,7 +72,8 @@ def attempt(target):
 # Many attempts
 # -------------
 #
-# A lazy stack keeps its members as they are. Its dims have names; the size of the second one is -1, for it differs.
+# A lazy stack keeps its members as they are. Its dims have names; the size of the second one is
+# -1, for it differs.
 
 tasks = [task for task in TARGETS for _ in range(16)]
 attempts = lazy_stack([attempt(TARGETS[task]) for task in tasks])
@@ -76,9 +85,10 @@ print("ticks of the first attempts:", [len(member) for member in attempts[:6]])
 # The store
 # ---------
 #
-# ``densify`` makes one ragged tensor of each entry: the ticks of all attempts one behind the other, and where each
-# attempt begins. That has a form in Zarr, which other programs read too. What there is once for each attempt, such as
-# its task, which is no tensor, is an entry as any other.
+# ``densify`` makes one ragged tensor of each entry: the ticks of all attempts one behind the
+# other, and where each attempt begins. That has a form in Zarr, which other programs read too.
+# What there is once for each attempt, such as its task, which is no tensor, is an entry as any
+# other.
 
 dense = attempts.densify(layout=torch.jagged)
 dense["task"] = tasks
@@ -93,8 +103,9 @@ print({key: tuple(leaf.shape) for key, leaf in store.items(True, True)})
 # Reading
 # -------
 #
-# An index reads the ticks of one attempt, a key reads one quantity of all. What is ragged can be padded now, where it
-# is of use: with NaN, so that the mean over attempts is that of those which still go on.
+# An index reads the ticks of one attempt, a key reads one quantity of all. What is ragged can be
+# padded now, where it is of use: with NaN, so that the mean over attempts is that of those which
+# still go on.
 
 one = store[3]
 print(one["task"], one["hand"].shape, one["joints", "angle"].shape)
@@ -107,10 +118,12 @@ reached = store["reached"]
 # The picture
 # -----------
 #
-# Left one attempt, every fourth tick from dark to bright; in the middle the ways of all hands; right how far they are
-# from their targets. The lamp is almost out of reach, and the arm often hunts for it until the time is over.
+# Left one attempt, every fourth tick from dark to bright; in the middle the ways of all hands;
+# right how far they are from their targets. The lamp is almost out of reach, and the arm often
+# hunts for it until the time is over.
 
-figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), width_ratios=[1.3, 1.4, 1], layout="constrained")
+figure = plt.figure(figsize=(13, 4.2), layout="constrained")
+left, middle, right = figure.subplots(1, 3, width_ratios=[1.3, 1.4, 1])
 poses = spots(one["joints", "angle"])[::4]
 for pose, colour in zip(poses, plt.colormaps["viridis"](torch.linspace(0, 1, len(poses)).numpy())):
     left.plot(pose[:, 0], pose[:, 1], "o-", color=colour, linewidth=1.8, markersize=4)
@@ -119,14 +132,12 @@ left.set(title=f"One attempt: {one['task']}, {len(one['hand']) * TICK:.1f} s", a
 seconds = torch.arange(distance.shape[1]) * TICK
 for number, (task, target) in enumerate(TARGETS.items()):
     mine = torch.tensor([name == task for name in store["task"]])
-    middle.plot(hands[mine, :, 0].T, hands[mine, :, 1].T, color=f"C{number}", linewidth=0.6, alpha=0.8)
+    middle.plot(*hands[mine].permute(2, 1, 0), color=f"C{number}", linewidth=0.6, alpha=0.8)
     middle.plot(*target, "k*", markersize=11, zorder=3)
     middle.annotate(task, target, xytext=(7, 7), textcoords="offset points")
     right.semilogy(seconds, distance[mine].T, color=f"C{number}", linewidth=0.4, alpha=0.5)
-    mean = distance[mine].nanmean(0)
-    right.plot(
-        seconds, mean, color=f"C{number}", linewidth=2.5, label=f"{task}: {reached[mine].sum()} of {mine.sum()} reached"
-    )
+    label = f"{task}: {reached[mine].sum()} of {mine.sum()} reached"
+    right.plot(seconds, distance[mine].nanmean(0), color=f"C{number}", linewidth=2.5, label=label)
 middle.set(title=f"{len(store)} attempts", aspect="equal", ylim=(-0.1, 2.1))
 right.set(title="Way to go", xlabel="seconds", ylabel="distance of the hand")
 right.legend(frameon=False)
