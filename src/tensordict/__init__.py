@@ -1,6 +1,8 @@
 """TensorDict: a container that holds many tensors under nested keys and behaves as one tensor."""
 
 import gc as _gc
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 # No collection meanwhile: what is made here stays, and a look at all that torch has made takes as long as all the rest
 # of this import (96 of 230 ms, see benchmarks/import_time.py).
@@ -87,6 +89,17 @@ try:
 finally:
     if _collects:
         _gc.enable()
+
+if _TYPE_CHECKING:
+    from tensordict import utils as utils
+else:
+
+    def __getattr__(name: str) -> object:
+        """Modules that programs use after `import tensordict` alone; they are imported when they are asked for."""
+        if name in ("store", "utils"):
+            return _importlib.import_module(f"tensordict.{name}")
+        raise AttributeError(f"module 'tensordict' has no attribute {name!r}", name=name)
+
 
 # Paths that pickles and a few programs know are in this folder, found as if they were here.
 __path__.append(f"{__path__[0]}/compat/paths")

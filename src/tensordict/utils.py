@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import Future
 
 from torch.nn import Buffer
@@ -36,6 +35,7 @@ from tensordict.containers.parsing import parse_tensor_dict_string
 from tensordict.containers.tensorclass import is_tensorclass
 from tensordict.core.key_views import is_non_tensor
 from tensordict.core.keys import NestedKey, is_nested_key, unravel_key, unravel_key_list
+from tensordict.core.logs import logger
 from tensordict.core.settings import (
     capture_non_tensor_stack,
     lazy_legacy,
@@ -52,8 +52,6 @@ from tensordict.ops.converting import LinkedList
 from tensordict.ops.duplicates import isin, remove_duplicates
 from tensordict.ops.expanding import expand_as_right, expand_right
 from tensordict.ops.printing import get_printoptions, set_printoptions
-
-logger = logging.getLogger("tensordict")
 
 # What `return_early=True` gives; the class of buffers for versions of torch without one; `is_tensorclass` of a class.
 TensorDictFuture = Future

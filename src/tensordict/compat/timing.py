@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import ContextDecorator
 from typing import Any, ClassVar
 
-_log = logging.getLogger("tensordict")
+from tensordict.core.logs import logger
 
 
 class timeit(ContextDecorator):
@@ -46,7 +45,7 @@ class timeit(ContextDecorator):
     def print(cls, prefix: str | None = None) -> None:
         """Log the mean and the total time of each name, ordered by name; `prefix` is put in front of each."""
         for name, (mean, total, _) in sorted(cls._REG.items()):
-            _log.info("%s%s took %.6f msec (total = %s sec)", f"{prefix} " if prefix else "", name, mean * 1e3, total)
+            logger.info("%s%s took %.6f msec (total = %s sec)", f"{prefix} " if prefix else "", name, mean * 1e3, total)
 
     @classmethod
     def erase(cls) -> None:

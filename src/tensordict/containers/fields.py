@@ -98,9 +98,9 @@ class FieldTable:
             given.update(values)
         return given
 
-    def known(self) -> str:
-        """What errors say about the fields there are."""
-        return f"which is no field of {self.owner}; its fields are {listed(self.names)}"
+    def known(self, name: str = "") -> str:
+        """What errors say about the fields there are, and which of them is like `name`."""
+        return f"which is no field of {self.owner}; its fields are {listed(self.names)}{errors.meant(name, self.names)}"
 
     def meant(self, names: Iterable[str]) -> str:
         """What errors say about names that are like one that a constructor takes."""

@@ -181,7 +181,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     def _check_field(self, name: str) -> None:
         """Refuse a name that is neither a field nor an entry."""
         if name not in self._layout.names and name not in self._tensordict._entries:
-            raise FieldError(f"cannot set {name!r}, {self._layout.known()}")
+            raise FieldError(f"cannot set {name!r}, {self._layout.known(name)}")
 
     def _check_fields(self, source: Any) -> None:
         for key in source._structure() if isinstance(source, Contract) else source:
@@ -193,7 +193,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             setter(self, value)
             return
         if not hasattr(type(self), name):
-            raise FieldError(f"cannot set the attribute {name!r}, {self._layout.known()}")
+            raise FieldError(f"cannot set the attribute {name!r}, {self._layout.known(name)}")
         if self._frozen and not name.startswith("_"):
             raise dataclasses.FrozenInstanceError(f"cannot assign to {name!r} of the frozen {type(self).__name__}")
         object.__setattr__(self, name, value)

@@ -17,7 +17,7 @@ from tensordict.containers.fields import OPTIONS
 from tensordict.containers.nontensor import wrap
 from tensordict.core.annotations import cast as as_annotated
 from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, state_of
-from tensordict.core.errors import FieldError
+from tensordict.core.errors import FieldError, meant
 from tensordict.core.keys import Path
 from tensordict.core.shapes import as_size
 from tensordict.io import pickled
@@ -323,6 +323,7 @@ class FieldWrapper(Wrapper):
             if name.startswith("_") or not hasattr(type(self._tensordict), name):
                 raise AttributeError(
                     f"{type(self).__name__} has no attribute {name!r}; its fields are {sorted(self.__expected_keys__)}"
+                    f"{meant(name, self.__expected_keys__)}"
                 )
             value = getattr(self._tensordict, name)
             return partial(self._call_wrapped, value) if callable(value) else value

@@ -702,16 +702,28 @@ def named_error(error: Exception, path: tuple[str, ...]) -> Exception:
     if message.startswith("entry "):
         return error
     key = path[0] if len(path) == 1 else path
+    if "expected device" in message or "same device" in message:
+        message += " Bring all of it to one device first, as with td.to(device)"
+    elif "tensor to be equal size" in message:
+        message += "; lazy_stack keeps them as they are"
     return type(error)(f"entry {key!r}: {message}")
 
 
-def raise_key_mismatch(mappings: Sequence[Mapping[str, Any]], path: tuple[str, ...]) -> NoReturn:
-    """Raise the error of containers that should have the same keys, naming those that only some have."""
+def raise_key_mismatch(
+    mappings: Sequence[Mapping[str, Any]], path: tuple[str, ...], instead: str = "use a lazy stack"
+) -> NoReturn:
+    """Raise the error of containers that should have the same keys, naming those that only some have.
+
+    Args:
+        mappings: the entries of each.
+        path: where these containers are.
+        instead: what could be done, beside selecting the common keys.
+    """
     union = set().union(*mappings)
     common = set(mappings[0]).intersection(*mappings)
     odd = sorted(union - common)
     where = f" under {'.'.join(path)!r}" if path else ""
     raise KeyMismatchError(
         f"the containers must have the same keys{where}; only some of them have {odd}. "
-        "Select the common keys first, or use a lazy stack"
+        f"Select the common keys first, or {instead}"
     )

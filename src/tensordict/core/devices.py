@@ -25,6 +25,8 @@ def as_device(device: object) -> torch.device:
         raise RuntimeError(
             f"Invalid device string: {device!r} names a dtype and no device; use torch.{device.removeprefix('torch.')}"
         )
+    if isinstance(device, str) and device.startswith("gpu"):
+        raise RuntimeError(f"Invalid device string: {device!r}; GPUs are called 'cuda' by torch, or 'xpu' or 'mps'")
     found: torch.device = device if isinstance(device, torch.device) else torch.device(device)
     # Torch's annotations leave out that a device may have no index.
     kind, index = found.type, cast("int | None", found.index)

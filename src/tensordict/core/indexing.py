@@ -232,6 +232,9 @@ def _component(item: object) -> Any:
     if isinstance(item, (np.integer, np.bool_)):
         return item.item()
     if isinstance(item, Sequence) and not isinstance(item, str):
+        if item and isinstance(item[0], str):
+            names = ", ".join(map(repr, item))
+            raise TypeError(f"a list of strings is no key: write the nested key td[{names}], or td.select({names})")
         tensor = torch.stack([torch.as_tensor(x) for x in item]) if _has_tensors(item) else torch.tensor(item)
         return tensor if tensor.numel() else tensor.long()
     if type(item).__module__.partition(".")[0] == "functorch":
@@ -261,4 +264,7 @@ def _from_mask(mask: Tensor, batch_size: torch.Size) -> Tensor | tuple[Tensor, .
 
 
 def _too_many(count: int, batch_size: torch.Size) -> BatchIndexError:
-    return BatchIndexError(f"too many indices: {count} for dims of sizes {list(batch_size)}")
+    return BatchIndexError(
+        f"too many indices: {count} for the batch size {list(batch_size)}; further dims are those of an entry, "
+        "as in td[key][index]"
+    )

@@ -81,7 +81,9 @@ def as_dim(dim: Any, ndim: int) -> int:
 
 def as_new_dim(dim: object, ndim: int) -> int:
     """The position of a dim that is to be added to `ndim` batch dims, counted from the front; raises as `as_dim`."""
-    return dim if type(dim) is int and 0 <= dim <= ndim else as_dim(dim, ndim + 1)
+    if type(dim) is int and not -ndim - 1 <= dim <= ndim:
+        raise DimError(f"dim {dim} is out of range: a dim added to {ndim} batch dims can be at {-ndim - 1} to {ndim}")
+    return dim if type(dim) is int and dim >= 0 else as_dim(dim, ndim + 1)
 
 
 def as_dims(dims: Any, ndim: int) -> tuple[int, ...]:
@@ -224,7 +226,10 @@ def split_lengths(length: int, split_size: object) -> list[int]:
             f"split_size is an int or a list of ints, got {split_size!r} of type {type(split_size).__name__}"
         )
     if any(n < 0 for n in split_size) or sum(split_size) != length:
-        raise ShapeError(f"the sizes {list(split_size)} do not add up to the {length} elements of the dim")
+        found = sum(split_size)
+        raise ShapeError(
+            f"the sizes {list(split_size)} do not add up to the {length} elements of the dim, but to {found}"
+        )
     return list(split_size)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.core.keys import Path
+from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Dataset, Shards, opened
 from tensordict.datasets.location import SHARDS, Location
 from tensordict.datasets.manifest import Line, Manifests, ManifestWriter, Stretch, new_id
@@ -111,7 +112,9 @@ def compact(
         made = len({part.path for part in index.parts()})
         if not keep:
             _remove_superseded(place)
-        return len({part.path for part in parts}), made
+        before = len({part.path for part in parts})
+        logger.info("compacted %r: %d shards became %d", place.root, before, made)
+        return before, made
 
 
 def _groups(parts: list[Stretch], limit: int) -> Iterator[list[Stretch]]:
@@ -146,6 +149,7 @@ def _remove_superseded(place: Location) -> list[str]:
     superseded = set(index.superseded())
     removed = [found.name for found in place.shards(superseded.__contains__)] if superseded else []
     for name in removed:
+        logger.info("removing %r, which others are in the place of", place.path(name))
         place.remove(name)
     return removed
 
@@ -207,6 +211,7 @@ def tidy(
 
         for found in list(place.shards(is_left)):
             if (complete or not found.complete) and found.changed is not None and found.changed < limit:
+                logger.info("removing %r, which does not count", place.path(found.name))
                 place.remove(found.name)
                 removed.append(found.name)
         place.remove_empty(limit, {os.path.dirname(name) for name in removed})

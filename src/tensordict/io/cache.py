@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from tensordict.core.errors import SaveError
+from tensordict.core.logs import logger
 from tensordict.io import commit
 from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile
 from tensordict.memory import files, system
@@ -236,6 +237,7 @@ class CachedFile:
             found.append((start, stop, zlib.crc32(content)))
 
         files.run_all([partial(fetch, start, stop) for start, stop in pieces], IN_FLIGHT)
+        logger.debug("fetched %d bytes of %r in %d requests", sum(b - a for a, b in pieces), self.url, len(pieces))
         if self._check and self.remote.find(self.file.name) != self.file:
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
         return found

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 from tensordict.core.errors import SaveError
+from tensordict.core.logs import logger
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
 from tensordict.io.source import FOLDERS
 from tensordict.io.specification import WRAPPED
@@ -165,6 +166,7 @@ def put_back(real: str) -> None:
     if not os.path.lexists(aside):
         return
     with locked(aside):
+        logger.info("a save to %r was cut off: its old content is put back", real)
         try:
             # A folder that has something in it is not replaced by this.
             is_whole = any(os.path.lexists(f"{real}/{name}") for name in (META, "zarr.json"))
@@ -342,6 +344,7 @@ def clean(real: str, sure: bool) -> None:
     names = os.listdir(real)
     if os.path.lexists(beside):
         _refuse_unless(sure, real, beside)
+        logger.info("removing what a save to %r that was cut off has left beside it", real)
         with locked(beside):
             if not os.path.lexists(f"{beside}/{JOURNAL}"):
                 # The two have changed places already: this is the old one.
@@ -349,6 +352,7 @@ def clean(real: str, sure: bool) -> None:
             discard(beside)
     if JOURNAL in names:
         _refuse_unless(sure, real, f"{real}/{JOURNAL}")
+        logger.info("removing what a save to %r that was cut off has left in it", real)
         if META not in names:
             _remove(f"{real}/{name}" for name in _journal(f"{real}/{JOURNAL}"))
         os.unlink(f"{real}/{JOURNAL}")

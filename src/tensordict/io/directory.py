@@ -18,7 +18,7 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import reopening
 from tensordict.io.columns import Column, file_of, is_ragged, ragged_leaf, taken
 from tensordict.io.loading import LoadOptions, load_directory
@@ -224,6 +224,9 @@ def _present(folder: str, key: Path) -> Container[str]:
         return frozenset(os.listdir(folder))
     except FileNotFoundError:
         return ()
+    except NotADirectoryError as error:
+        what = "cannot save into the folder: this is a file (a save to one file is an archive, named *.tdz)"
+        raise NotADirectoryError(error.errno, f"{entry_of(key)}{what}", folder) from error
     except OSError as error:
         raise files.named_os_error(error, "save into the folder", folder, key) from error
 

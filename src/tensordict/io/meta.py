@@ -13,7 +13,7 @@ import torch
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
-from tensordict.io.source import FOLDERS, Source
+from tensordict.io.source import FOLDERS, Folders, Source
 from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
 from tensordict.io.values import exact, plain, restored
 from tensordict.memory import files
@@ -363,7 +363,9 @@ def _read_json(folder: str, key: Path, source: Source) -> dict[str, Any]:
         raise SaveError(f"{entry_of(key)}{error}") from None
     except OSError as error:
         if error.errno == errno.ENOENT and not key:
-            raise FileNotFoundError(error.errno, "no saved container here: there is no meta.json", path) from None
+            where = folder if isinstance(source, Folders) and not source.exists(folder) else path
+            what = "no meta.json" if where is path else "nothing of this name"
+            raise FileNotFoundError(error.errno, f"no saved container here: there is {what}", where) from None
         raise files.named_os_error(error, "read the file", path, key) from error
     try:
         meta = json.loads(content)

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
+from tensordict.core.logs import logger
 from tensordict.io import commit
 from tensordict.io.commit import JOURNAL
 from tensordict.memory import files
@@ -159,6 +160,7 @@ class Transaction(ABC):
             OSError: the file system refuses; likewise.
         """
         self._publish(meta)
+        logger.debug("saved %r", self._real)
         if self.durable:
             for folder in dict.fromkeys(os.path.dirname(made) for made in (*self._folders, self._real)):
                 if os.path.isdir(folder):

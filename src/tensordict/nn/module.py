@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
+from tensordict.core.errors import add_note
 from tensordict.core.extras import require
 from tensordict.core.keys import Key, is_nested_key, path_of, unravel_key
 from tensordict.nn import pickled
@@ -389,6 +390,8 @@ class TensorDictModule(TensorDictModuleBase):
         except Exception as error:
             if any(argument is None for argument in arguments):
                 raise self._missing(tensordict) from error
+            shapes = [list(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in arguments]
+            add_note(error, f"raised in {self._described()}, given {', '.join(map(str, shapes))}")
             raise
         if tensordict_out is None:
             tensordict_out = tensordict if self.inplace is True else output_of(tensordict, self.inplace)

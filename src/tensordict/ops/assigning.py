@@ -142,7 +142,7 @@ class Assign(Write):
     def _allocate(self, node: Any, name: str, item: Any, path: Path) -> None:
         """Have zeros for all of the batch added, with `item` assigned to its part."""
         if not self.adds:
-            raise_no_entry(path)
+            raise_no_entry(path, node)
         if node._locked:
             raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
         fresh = node._admit(_allocated(item, self.at, self.indexed, self.size, path), path)

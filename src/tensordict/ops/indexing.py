@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, overload
@@ -275,7 +276,13 @@ class Indexing(Writing):
     def copy_at_(
         self, tensordict: object, idx: object, non_blocking: bool = False, *, fast: bool | None = True
     ) -> Self:
-        """Copy the values of another container into `self[idx]`; `fast` decides nothing, the fastest way is taken."""
+        """Copy the values of another container into `self[idx]`; `fast` decides nothing, the fastest way is taken.
+
+        Warns:
+            FutureWarning: `fast` is None, which is deprecated: leave it out.
+        """
+        if fast is None:
+            warnings.warn("copy_at_(fast=None) is deprecated: leave fast= out", FutureWarning, stacklevel=2)
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
     def __delitem__(self, key: object) -> None:

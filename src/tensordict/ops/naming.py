@@ -169,7 +169,7 @@ def checked_names(names: Any, ndim: int) -> Names:
         raise TypeError(f"names are a sequence of strings or None, one per batch dim, got {names!r}")
     checked = list(names)
     if len(checked) != ndim:
-        raise NamesError(f"{len(checked)} names {checked} do not fit {ndim} batch dims")
+        raise NamesError(f"{len(checked)} names {checked} do not fit {ndim} batch dims: give one for each, or None")
     given = [name for name in checked if name is not None]
     for name in given:
         if not isinstance(name, str):

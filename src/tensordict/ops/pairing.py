@@ -104,7 +104,7 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Tensor], right: 
         if entries.keys() != others.keys():
             entries, others = _operands(entries), _operands(others)
             if entries.keys() != others.keys():
-                raise_key_mismatch([entries, others], path)
+                raise_key_mismatch([entries, others], path, "say what stands in, as in td.add(other, default=0)")
             names = list(entries)
         values, counterparts = list(entries.values()), [others[name] for name in names]
     # With the same batch size no alignment of leaves leads past its first dim.

@@ -298,9 +298,7 @@ class Reading(Contract):
         node: Any = self
         for i, name in enumerate(path):
             if not isinstance(node, Contract):
-                raise KeyError(
-                    f"there is no entry {joined(path)!r}: {joined(path[:i])!r} is a tensor and holds no entries"
-                )
+                raise _below_a_tensor(path, i)
             node = node._entries[name]
         return node
 
@@ -334,9 +332,11 @@ class Reading(Contract):
                 f"stack.tensordicts[{having[0]}][{key!r}]"
             )
         node: Any = self
-        for name in path[:-1]:
+        for i, name in enumerate(path[:-1]):
             inner = node._node(name)
             if inner is None:
+                if name in node._entries:
+                    return _below_a_tensor(path, i + 1)
                 break
             node = inner
         return MissingKeyError(key, type(self).__name__, list(node._structure()), self._spelt_out(key))
@@ -349,3 +349,8 @@ class Reading(Contract):
                 if len(path) > 1 and self._has(path):
                     return path
         return None
+
+
+def _below_a_tensor(path: Path, count: int) -> KeyError:
+    """The error of a nested key whose first `count` names lead to a tensor."""
+    return KeyError(f"there is no entry {joined(path)!r}: {joined(path[:count])!r} is a tensor and holds no entries")

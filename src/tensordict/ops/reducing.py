@@ -638,5 +638,5 @@ def _into(out: Any, result: Reducing) -> Any:
     check_out(out, result._batch_size)
     for path, _ in result._walk():
         if not out._has(path):
-            raise_no_entry(path)
+            raise_no_entry(path, out)
     return out.update_(result)

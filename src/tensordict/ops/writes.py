@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract, EntryStore, is_node, named_error
-from tensordict.core.errors import ShapeError, refuse_stored
+from tensordict.core.errors import ShapeError, nearest, refuse_stored
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.locking import adopt, raise_locked
@@ -322,6 +322,8 @@ def check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:
     raise ShapeError(f"entry {joined(path)!r}: a value of shape {list(shape)} does not broadcast to {list(target)}")
 
 
-def raise_no_entry(path: Path) -> NoReturn:
-    """Raise the error of a write in place to an entry that is not there."""
-    raise KeyError(f"The key {joined(path)!r} was not found in the dest tensordict: use update to add it")
+def raise_no_entry(path: Path, container: Contract) -> NoReturn:
+    """Raise the error of a write in place to an entry that is not there; one of the container may have been meant."""
+    known = {other[-1]: other for other, _ in container._walk()}
+    hint = "".join(f"; did you mean {joined(known[name])!r}?" for name in nearest(path[-1], known, 1))
+    raise KeyError(f"The key {joined(path)!r} was not found in the dest tensordict: use update to add it{hint}")

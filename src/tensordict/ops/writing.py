@@ -12,6 +12,7 @@ from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract, is_node, unchanged
 from tensordict.core.devices import wait_for
 from tensordict.core.errors import ShapeError, StackError
+from tensordict.core.foreach import refuse_graph_leaves
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.locking import Locking, raise_locked
@@ -357,7 +358,11 @@ class Writing(Reading, Locking):
             except RuntimeError:
                 alike = False  # see `_write_name`
             if alike:
-                current.copy_(item, non_blocking)
+                try:
+                    current.copy_(item, non_blocking)
+                except RuntimeError:
+                    refuse_graph_leaves([current], self)
+                    raise
                 return self
         if name not in entries:
             raise node._missing(name)
@@ -397,7 +402,7 @@ class Writing(Reading, Locking):
         self._plan_write(write, source)
         plan = write.plan
         if plan.absent is not None and not plan.targets and not plan.steps:
-            raise_no_entry(plan.absent)
+            raise_no_entry(plan.absent, self)
         plan.run(self, self._queues(non_blocking))
         if self._device is not None:
             self._settle(non_blocking)

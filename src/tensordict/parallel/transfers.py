@@ -12,6 +12,7 @@ import concurrent.futures
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -173,7 +174,7 @@ def _finish_apart(sending: Sending, quiet: bool = False) -> None:
 
 def _abandoned(channel: Channel, why: str) -> None:
     """Say that nobody will know what became of a container."""
-    print(f"tensordict: what isend was to send to {channel.name} was abandoned: {why}", file=sys.stderr, flush=True)
+    warnings.warn(f"what isend was to send to {channel.name} was abandoned: {why}", RuntimeWarning, stacklevel=2)
 
 
 def _raise_late(channel: Channel) -> None:

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 import torch
 
 from tensordict.core.errors import WorkerError
+from tensordict.core.logs import logger
 from tensordict.parallel.jobs import (
     Chunk,
     Job,
@@ -155,6 +156,7 @@ class WorkerPool:
     def _hire(self) -> _Worker:
         worker = _Worker(self._context, self._job, self._threads, self._seed, self._workers)
         self._workers.append(worker)
+        logger.debug("started the worker process %d", worker.process.pid)
         self._seed += 1
         return worker
 
