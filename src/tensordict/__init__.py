@@ -2,7 +2,7 @@
 
 import gc as _gc
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 # No collection meanwhile: what is made here stays, and a look at all that torch has made takes as long as all the rest
 # of this import (96 of 230 ms, see benchmarks/import_time.py).
@@ -90,7 +90,7 @@ finally:
     if _collects:
         _gc.enable()
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from tensordict import utils as utils
 else:
 
