@@ -10,7 +10,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl docs test redis chromium test-slow test-clients differ lint format bench bench-clients
+.PHONY: help demo demo-rl docs test redis chromium test-slow test-clients differ lint format bench bench-keep \
+	bench-compare bench-clients
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +26,8 @@ help:
 	@echo "make lint           check format, style, types and the plan of the house"
 	@echo "make format         bring the code in format"
 	@echo "make bench          measure against the reference; choose with BENCH='--families indexing'"
+	@echo "make bench-keep     keep the figures of the last make bench in benchmarks/kept"
+	@echo "make bench-compare  say what moved in the last make bench since the run that is kept"
 	@echo "make bench-clients  measure TorchRL on this package and on the reference"
 
 demo: .venv-demo/installed
@@ -96,6 +99,9 @@ format: .venv/installed
 
 bench: .venv/installed .venv-reference/installed
 	.venv/bin/python benchmarks/run.py $(BENCH)
+
+bench-keep bench-compare: bench-%: .venv/installed
+	.venv/bin/python benchmarks/kept.py $* $(BENCH)
 
 bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
 	.venv/bin/python benchmarks/clients.py

@@ -10,10 +10,17 @@ from typing import Any
 SIDES = ("ours", "reference", "floor")
 WIDTH = 48
 
-IN_MEMORY_SPEEDUP = 2.0
+IN_MEMORY_SPEEDUP = 2.5
 TENSORCLASS_SPEEDUP = 3.0
+FAMILY_OVER_FLOOR = 1.8
+OVER_FLOOR_OF = {"tensorclass": 3.0}
+"""Families whose floor is so low (reading an attribute of an object) that another bound holds."""
 NEAR_FLOOR = 2.0
 PEAK_GROWTH = 64 * 1024 * 1024
+
+# Of a normal distribution with a standard deviation of 1: the error of the median of one value times the root of the
+# number of values, and the distance between the quartiles.
+_MEDIAN_ERROR, _QUARTILES = 1.2533, 1.349
 
 
 @dataclass
@@ -54,6 +61,24 @@ class Row:
         """How many times slower this package is than the floor."""
         return _ratio(self.median("ours"), self.median("floor"))
 
+    def noise(self, over: str, under: str) -> float | None:
+        """How far the ratio of the medians of two sides may be off, as a fraction: 0.02 is 2 %.
+
+        Twice the standard error of the median of the rounds' ratios, estimated by their quartiles, which a few
+        disturbed rounds do not move. None for fewer than three rounds.
+        """
+        logs = [math.log(a / b) for a, b in zip(self.seconds[over], self.seconds[under], strict=False)]
+        if len(logs) < 3:
+            return None
+        low, _, high = statistics.quantiles(logs, n=4, method="inclusive")
+        return 2 * _MEDIAN_ERROR * (high - low) / _QUARTILES / math.sqrt(len(logs))
+
+    @property
+    def slower(self) -> bool:
+        """Whether this package is slower than the reference by more than the noise of the rounds."""
+        noise = self.noise("reference", "ours")
+        return self.speedup is not None and math.log(self.speedup) < -(noise or 0.0)
+
     def as_json(self) -> dict[str, Any]:
         """Return everything known about the workload, for `--json`."""
         return {
@@ -63,6 +88,11 @@ class Row:
             "reference_over_ours": self.speedup,
             "best_reference_over_ours": self.best_speedup if self.speedup is not None else None,
             "ours_over_floor": self.over_floor,
+            "noise": {
+                "reference_over_ours": self.noise("reference", "ours"),
+                "ours_over_floor": self.noise("ours", "floor"),
+            },
+            "in_memory": self.in_memory,
             "seconds": self.seconds,
             "payload_bytes": self.payload_bytes,
             "errors": self.errors,
@@ -126,6 +156,7 @@ def verdicts(
         _tensorclass(rows),
         _none_slower(rows),
         _near_floor(rows),
+        *_families(rows),
         *[_limit(row, limit) for row in rows for limit in row.limits],
         _peak_memory(memory, quick),
         *_mini_batches(mini_batches, quick),
@@ -158,15 +189,33 @@ def _overall(rows: list[Row]) -> Verdict:
 
 
 def _none_slower(rows: list[Row]) -> Verdict:
-    target = "no workload slower than the reference"
+    target = "no workload slower than the reference by more than the noise of its rounds"
     ratios = [(row, row.speedup) for row in rows if row.speedup is not None]
-    slower = sorted(((ratio, row) for row, ratio in ratios if ratio < 1), key=lambda pair: pair[0])
+    below = sorted(((ratio, row) for row, ratio in ratios if ratio < 1), key=lambda pair: pair[0])
     if not ratios:
         return Verdict(target, None, "no workload")
     listed = "".join(
-        f"\n    {ratio:.3f}x (best rounds: {row.best_speedup:.3f}x)  {row.family}: {row.name}" for ratio, row in slower
+        f"\n    {ratio:.3f}x (best rounds: {row.best_speedup:.3f}x)  {row.family}: {row.name}"
+        + ("" if row.slower else "  (within the noise)")
+        for ratio, row in below
     )
-    return Verdict(target, not slower, f"{len(slower)} of {len(ratios)} slower{listed}")
+    slower = sum(row.slower for _, row in below)
+    return Verdict(target, not slower, f"{slower} of {len(ratios)} slower, {len(below) - slower} within it{listed}")
+
+
+def _families(rows: list[Row]) -> list[Verdict]:
+    """The verdict on each family in memory: what it costs beyond its floor."""
+    found = []
+    for family in dict.fromkeys(row.family for row in rows if row.in_memory):
+        bound = OVER_FLOOR_OF.get(family, FAMILY_OVER_FLOOR)
+        mean = _mean([row.over_floor for row in rows if row.family == family])
+        target = f"{family}: at most {bound:g} times the floor"
+        found.append(
+            Verdict(target, None, "no floor")
+            if mean is None
+            else Verdict(target, mean <= bound, f"{mean:.2f}x in geometric mean")
+        )
+    return found
 
 
 def _near_floor(rows: list[Row]) -> Verdict:

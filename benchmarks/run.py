@@ -6,7 +6,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -15,11 +14,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import machine
 import report
 from report import Row
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+OURS, REFERENCE = ROOT / ".venv/bin/python", ROOT / ".venv-reference/bin/python"
 ROUNDS, QUICK_ROUNDS, STORAGE_ROUNDS = 11, 3, 5
 TURN_SECONDS, QUICK_TURN_SECONDS = 0.02, 0.005
 
@@ -62,7 +63,7 @@ def start(role: str, python: Path, folder: Path, options: argparse.Namespace) ->
     command = [str(python), str(HERE / "worker.py"), "--folder", str(folder)]
     command += ["--quick"] * options.quick + ["--verbose"] * options.verbose
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(python)
     ) as process:
         try:
             yield Worker(role, process)
@@ -108,8 +109,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help=f"default {ROUNDS}; not in memory alone: {STORAGE_ROUNDS} at most")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter turns, small files: a smoke test")
     parser.add_argument("--json", type=Path, default=HERE / "results.json", help="default: %(default)s")
-    parser.add_argument("--ours", type=Path, default=ROOT / ".venv/bin/python", metavar="PYTHON")
-    parser.add_argument("--reference", type=Path, default=ROOT / ".venv-reference/bin/python", metavar="PYTHON")
+    parser.add_argument("--ours", type=Path, default=OURS, metavar="PYTHON")
+    parser.add_argument("--reference", type=Path, default=REFERENCE, metavar="PYTHON")
     parser.add_argument("--folder", type=Path, help="where the storage family writes; default: the temporary folder")
     parser.add_argument("--list", action="store_true", help="print the workloads and stop")
     parser.add_argument("--verbose", action="store_true", help="let the workers' warnings and tracebacks through")
@@ -121,10 +122,14 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _environment() -> dict[str, str]:
-    """The environment of a worker: no PYTHONPATH, which could give both the same package, and equal string hashes."""
+def _environment(python: Path) -> dict[str, str]:
+    """The environment of a worker: the source beside this folder for our own interpreter, equal string hashes for all.
+
+    Any other interpreter has a package of its own, which a PYTHONPATH must not hide.
+    """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return {**kept, "PYTHONHASHSEED": "0"}
+    source = {"PYTHONPATH": str(ROOT / "src")} if python == OURS else {}
+    return {**kept, **source, "PYTHONHASHSEED": "0"}
 
 
 def _choose(worker: Worker, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -261,7 +266,7 @@ def _mini_batches(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 def _ask(python: Path, script: str, *arguments: str) -> Any:
     """Return the JSON that one of the scripts beside this one prints."""
     command = [str(python), str(HERE / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(python))
     if done.returncode:
         raise Failed(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}")
     return json.loads(done.stdout)
@@ -289,7 +294,10 @@ def _conclude(
         "about": {
             **about,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "machine": f"{platform.platform()}, {os.cpu_count()} cores",
+            **machine.describe(),
+            "commit": machine.commit(Path(about["ours"]["file"]).parent),
+            "quick": options.quick,
+            "rounds": options.rounds,
             "arguments": sys.argv[1:],
         },
         "families": {name: {"reference_over_ours": a, "ours_over_floor": b} for name, (a, b) in families.items()},
