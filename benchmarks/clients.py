@@ -1,35 +1,23 @@
-"""Measures what TorchRL takes on this package and on the reference, in turns.
+"""Measures programs that are built on this API, on this package and on the reference, in turns.
 
     make bench-clients                                            # both environments have TorchRL
     .venv/bin/python benchmarks/clients.py --only sample --rounds 41
 
-Each package lives in a process of its own, which runs one turn at a time: about 100 ms of calls, torch on one thread,
-garbage collection off. The figures are medians over the rounds; the results of one call are compared first.
+Each program has processes of its own (`turns.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-ENVIRONMENTS = {"ours": ROOT / ".venv-clients", "reference": ROOT / ".venv-clients-reference"}
+from turns import Call, compare, work, workers
+
 STEPS = 1000
 SAMPLE = 256
 MINIBATCH = 100
-TURN = 0.1
-"""Length of a turn in seconds."""
-
-Call = Callable[[], float]
-"""A call of what is measured; what it returns is the same on both packages."""
 
 
 def main() -> None:
@@ -41,9 +29,12 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work()
+        work(lambda name: WORKLOADS[name]())
         return
-    rows = {name: compare(name, options.rounds) for name in WORKLOADS if options.only in name}
+    rows = {}
+    for name in [name for name in WORKLOADS if options.only in name]:
+        with workers(__file__, "-clients") as sides:
+            rows[name] = compare(name, sides, options.rounds)
     if options.json:
         print(json.dumps(rows))
     else:
@@ -53,65 +44,6 @@ def main() -> None:
     slower = [name for name, row in rows.items() if row["ratio"] < 1]
     if slower:
         raise SystemExit(f"slower than on the reference: {', '.join(slower)}")
-
-
-def compare(name: str, rounds: int) -> dict[str, float]:
-    """Median seconds for a call on each package, and how many times faster ours is."""
-    workers = {
-        side: subprocess.Popen(
-            [environment / "bin" / "python", "-W", "ignore", __file__, "--worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for side, environment in ENVIRONMENTS.items()
-    }
-    try:
-        results = {side: ask(worker, name) for side, worker in workers.items()}
-        if abs(results["ours"] - results["reference"]) > 1e-4 * abs(results["reference"]):
-            raise SystemExit(f"{name}: {results['ours']} here, {results['reference']} on the reference")
-        turns: dict[str, list[float]] = {side: [] for side in workers}
-        for _ in range(rounds):
-            for side, worker in workers.items():
-                turns[side].append(ask(worker, "turn"))
-    finally:
-        for worker in workers.values():
-            worker.kill()
-    medians = {side: statistics.median(seconds) for side, seconds in turns.items()}
-    return {**medians, "ratio": medians["reference"] / medians["ours"]}
-
-
-def ask(worker: subprocess.Popen[str], request: str) -> float:
-    """Send a line to a worker and read the number that it answers with."""
-    assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write(request + "\n")
-    worker.stdin.flush()
-    line = worker.stdout.readline()
-    if not line:
-        raise SystemExit(f"{request}: the worker has ended")
-    return float(line)
-
-
-def work() -> None:
-    """Answer requests: the name of a workload with the result of one call, "turn" with the seconds for a call."""
-    import torch
-
-    answers, sys.stdout = sys.stdout, sys.stderr  # TorchRL logs to stdout
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    call = WORKLOADS[sys.stdin.readline().strip()]()
-    print(call(), file=answers, flush=True)
-    start = time.perf_counter()
-    call()
-    count = max(1, round(TURN / (time.perf_counter() - start)))
-    gc.disable()
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        seconds = (time.perf_counter() - start) / count
-        gc.collect()
-        print(seconds, file=answers, flush=True)
 
 
 def _steps() -> Any:
