@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/formats.py            # 62 MiB in 4 leaves , and 5,000 leaves of 1 KiB
     .venv/bin/python benchmarks/formats.py --quick    # does it all run? The figures are noisy
 
-In turns, in one process, medians over the rounds, files in the page cache and nothing synced. What is printed is the
-time as a multiple of that of the folder in the same run.
+In turns, in one process, medians over the rounds, files in the page cache and nothing synced. As many bytes are written
+and deleted before each save, untimed. What is printed is the time as a multiple of that of the folder in the same run.
 """
 
 from __future__ import annotations
@@ -90,6 +90,13 @@ def timed(call: Callable[[], object]) -> float:
     return seconds
 
 
+def prime(path: str, nbytes: int) -> None:
+    """Write as many bytes and delete them, so that each save finds memory that is ready to be written to."""
+    with open(path, "wb") as file:
+        file.write(bytes(nbytes))
+    os.unlink(path)
+
+
 def size_of(path: str) -> int:
     """Bytes of a file, or of all files below a folder."""
     if os.path.isfile(path):
@@ -110,6 +117,7 @@ def measure(td: TensorDict, formats: list[Format], rounds: int, folder: str) -> 
     for _ in range(rounds):
         for one in formats:
             path = f"{folder}/saved{one.suffix}"
+            prime(f"{folder}/primed", td.bytes())
             found = {"save": timed(lambda one=one, path=path: one.save(td, path))}  # type: ignore[misc]
             found["size"] = float(size_of(path))
             start = time.perf_counter()
