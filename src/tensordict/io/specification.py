@@ -70,8 +70,8 @@ class Specification:
 
     def fields(self) -> Mapping[str, Specification | LeafSpec]:
         """The specifications of the entries; those of a tensorclass are its fields."""
-        node = _specified(self.entries[WRAPPED]) if self.is_tensorclass else self
-        return {name: _specified(entry) for name, entry in node.entries.items()}
+        node = specified(self.entries[WRAPPED]) if self.is_tensorclass else self
+        return {name: specified(entry) for name, entry in node.entries.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def walk(node: Specification, key: Path = ()) -> Iterator[tuple[Path, Specificat
             yield (*key, name), entry
 
 
-def _specified(entry: Any) -> Any:
+def specified(entry: Any) -> Any:
     """The specification of an entry, whatever stands for it."""
     if isinstance(entry, Specification):
         return entry

@@ -108,7 +108,8 @@ STYLE = f"""
   font-size: 12px; }}
 .tensordict .td-table {{ border-collapse: collapse; text-align: left; margin: 4px 0; font-size: 12px; }}
 .tensordict .td-table th, .tensordict .td-table td {{ padding: 2px 10px 2px 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--td-line); overflow-wrap: anywhere; background: none; color: inherit; }}
+  border-bottom: 1px solid var(--td-line); overflow-wrap: break-word; background: none; color: inherit; }}
+.tensordict .td-table td:last-child {{ overflow-wrap: anywhere; }}
 .tensordict .td-table th {{ color: var(--td-quiet); font-weight: 600; }}
 .tensordict img {{ height: 72px; margin: 3px 4px 3px 0; image-rendering: pixelated; border: 1px solid var(--td-line);
   display: inline-block; max-width: 100%; }}

@@ -63,17 +63,18 @@ def first_numbers(parts: Iterable[Tensor], most: int = _FIRST) -> list[Numbers]:
     for part in parts:
         if most <= 0:
             break
-        found.append(numbers_of(_first(part, most))[:most])
+        found.append(numbers_of(part[first_index(part.shape, most)])[:most])
         most -= found[-1].size
     return found
 
 
-def _first(tensor: Tensor, count: int) -> Tensor:
+def first_index(shape: Sequence[int], count: int) -> tuple[slice, ...]:
+    """The index of the smallest part of a tensor that has its first elements."""
     index = []
-    for size in reversed(tensor.shape):
+    for size in reversed(shape):
         index.append(slice(min(size, count)))
         count = math.ceil(count / max(size, 1))
-    return tensor[tuple(reversed(index))]
+    return tuple(reversed(index))
 
 
 def elements_of(tensor: Tensor) -> Tensor | str:

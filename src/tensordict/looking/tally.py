@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from tensordict.io.comparing import OPAQUE
+from tensordict.looking.markup import number_text, span
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
-# How many elements are converted to float64 at a time.
-_PIECE = 1 << 18
+# How many elements are converted to float64 at a time: so many are in the cache of a processor.
+_PIECE = 1 << 15
 # Of other floating point dtypes, NumPy has the elements as float32, which has all of them.
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
@@ -88,9 +90,35 @@ class Tally:
         wide = numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             mean = wide.mean().item()
-            squares = float(np.square(np.abs(wide - mean)).sum())
+            wide -= mean
+            squares = float(np.vdot(wide, wide).real)
         # Of two parts, see https://en.wikipedia.org/wiki/Algorithms_for_calculating_variance#Parallel_algorithm.
         before, self._finite = self._finite, self._finite + wide.size
         gap = mean - self.mean if before else mean
         self.mean = self.mean + gap * (wide.size / self._finite) if before else mean
         self._squares += squares + (abs(gap) ** 2 * before * wide.size / self._finite if before else 0.0)
+
+
+def figures_of(tally: Tally) -> dict[str, str]:
+    """The figures of a tally with their names, those that say something."""
+    found: dict[str, str] = {}
+    if tally.count == 1 and tally.least is not None:
+        return {"value": number_text(tally.least)}
+    if isinstance(tally.least, bool):
+        return {"true": f"{tally.mean:.1%}"}
+    if tally.least is not None:
+        found |= {"min": number_text(tally.least), "mean": number_text(tally.mean), "max": number_text(tally.greatest)}
+    elif not isinstance(tally.mean, float) or not math.isnan(tally.mean):
+        found["mean"] = number_text(tally.mean)
+    found |= {name: f"{count:,}" for name, count in (("NaN", tally.nan), ("infinite", tally.infinite)) if count}
+    return found or {"elements": "none"}
+
+
+def figures_html(figures: Mapping[str, str]) -> str:
+    """Figures with their names, in HTML."""
+    shown = (
+        f'<span class="td-figure">{span("name", name)}'
+        f"{span('bad' if name in ('NaN', 'infinite') else 'values', text)}</span>"
+        for name, text in figures.items()
+    )
+    return f"<div>{' '.join(shown)}</div>"

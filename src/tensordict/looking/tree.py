@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +23,7 @@ from tensordict.looking.markup import (
     table,
 )
 from tensordict.looking.reading import Budget, elements_of, first_numbers
-from tensordict.looking.tally import Numbers, Tally
+from tensordict.looking.tally import Numbers, figures_html, figures_of
 
 # What is shown of a container, and of a tree, before it is cut; and of a value.
 _MOST_ENTRIES, _MOST_IN_ALL = 60, 500
@@ -117,7 +117,7 @@ class _Tree:
                 return _note(why)
         tensors: list[Any] = parts
         tally = self._budget.tally(tensors)
-        pieces = [_note(tally) if isinstance(tally, str) else _figures(tally)]
+        pieces = [_note(tally) if isinstance(tally, str) else figures_html(figures_of(tally))]
         first = first_numbers(tensors)
         count = sum(part.numel() for part in tensors)
         if count > 1 or isinstance(tally, str):
@@ -192,30 +192,6 @@ def _pictures(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> st
 
 def _text(text: str) -> str:
     return f'<div class="td-text">{escaped(shortened(text, _MOST_TEXT))}</div>'
-
-
-def figures_of(tally: Tally, is_bool: bool = False) -> Mapping[str, str]:
-    """The figures of a tally with their names, those that say something."""
-    found: dict[str, str] = {}
-    if tally.count == 1 and tally.least is not None:
-        return {"value": number_text(tally.least)}
-    if isinstance(tally.least, bool):
-        return {"true": f"{tally.mean:.1%}"}
-    if tally.least is not None:
-        found |= {"min": number_text(tally.least), "mean": number_text(tally.mean), "max": number_text(tally.greatest)}
-    elif not isinstance(tally.mean, float) or not math.isnan(tally.mean):
-        found["mean"] = number_text(tally.mean)
-    found |= {name: f"{count:,}" for name, count in (("NaN", tally.nan), ("infinite", tally.infinite)) if count}
-    return found or {"elements": "none"}
-
-
-def _figures(tally: Tally) -> str:
-    shown = (
-        f'<span class="td-figure">{span("name", name)}'
-        f"{span('bad' if name in ('NaN', 'infinite') else 'values', text)}</span>"
-        for name, text in figures_of(tally).items()
-    )
-    return f"<div>{' '.join(shown)}</div>"
 
 
 def _values(first: Sequence[Numbers], count: int) -> str:

@@ -28,6 +28,7 @@ from tensordict.ops.modules import Modules
 from tensordict.ops.naming import Naming
 from tensordict.ops.padding import Padding
 from tensordict.ops.persisting import Persisting
+from tensordict.ops.plotting import Plotting
 from tensordict.ops.pointwise import Pointwise
 from tensordict.ops.printing import Printing
 from tensordict.ops.reducing import Reducing
@@ -71,6 +72,7 @@ class TensorCollection(
     Checkpointing,
     Values,
     Modules,
+    Plotting,
     Naming,
     Printing,
     BlockContext,

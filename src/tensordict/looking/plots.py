@@ -1,0 +1,158 @@
+"""Plots of leaves by Matplotlib: histograms, and lines along a dim."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from tensordict.core import ragged
+from tensordict.core.contract import Contract, is_node
+from tensordict.core.extras import require
+from tensordict.core.keys import Path
+from tensordict.looking.tally import Numbers, numbers_of
+from tensordict.memory.stored_tensors import in_memory
+
+BINS = 40
+# The most elements that are read of a leaf for a histogram, points along a line, and lines that are told apart.
+_MOST, _POINTS, _LINES = 1 << 20, 2000, 8
+
+
+def figure_of(
+    container: Any, dim: int | None, bins: int, most: int, ax: Any, figsize: tuple[float, float] | None
+) -> Any:
+    """The figure of `TensorDict.plot`, which has checked the arguments."""
+    leaves = [(path, node, name) for path, node, name in _leaves(container, ()) if dim is None or _has_dim(node, name)]
+    if not leaves:
+        raise ValueError(f"there is no leaf of numbers to plot; the keys are {list(container.keys(True))!r:.200}")
+    shown = leaves[:most]
+    axes = _axes(ax, len(shown), figsize)
+    for place, (path, node, name) in zip(axes, shown):
+        if dim is None:
+            _histogram(place, path, node, name, bins)
+        else:
+            _lines(place, path, node, name, dim)
+    for place in axes[len(shown) :]:
+        place.set_axis_off()
+    figure = axes[0].figure
+    if len(leaves) > len(shown):
+        rest = len(leaves) - len(shown)
+        text = f"{rest:,} more {'leaf is' if rest == 1 else 'leaves are'} not shown: keys= chooses, most= shows more"
+        figure.supxlabel(text, fontsize="small")
+    return figure
+
+
+def _leaves(node: Contract, path: Path) -> Iterator[tuple[Path, Any, str]]:
+    """The nested key of each leaf of numbers, the container that it is in, and its name there."""
+    for name, value in node._structure().items():
+        if is_node(value):
+            if not value._is_non_tensor:
+                yield from _leaves(value, (*path, name))
+        elif isinstance(value, Tensor) and not value.is_meta and (value.is_nested or not value.dtype.is_complex):
+            yield (*path, name), node, name
+
+
+def _has_dim(node: Contract, name: str) -> bool:
+    return -1 not in node._shape_of(name)
+
+
+def _axes(ax: Any, count: int, figsize: tuple[float, float] | None) -> Sequence[Any]:
+    if ax is not None:
+        places = np.atleast_1d(np.asarray(ax, dtype=object)).reshape(-1).tolist()
+        if len(places) < count:
+            raise ValueError(
+                f"there are {count} leaves and {len(places)} axes: keys= chooses leaves, most= limits them"
+            )
+        return places  # type: ignore[no-any-return]
+    columns = min(count, math.ceil(math.sqrt(count)), 4)
+    rows = math.ceil(count / columns)
+    figure = require("matplotlib.figure", "report").Figure(figsize or (3.2 * columns, 2.4 * rows), layout="constrained")
+    # What notebooks show, whether or not they have been told of Matplotlib.
+    figure._repr_png_ = partial(_png, figure)
+    return np.atleast_1d(figure.subplots(rows, columns)).reshape(-1).tolist()  # type: ignore[no-any-return]
+
+
+def _png(figure: Any) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return content.getvalue()
+
+
+# --- histograms -------------------------------------------------------------------------------------------------------
+
+
+def bin_edges(samples: Sequence[Numbers], bins: int = BINS) -> Numbers | None:
+    """The edges of bins for all of some samples: one bin a number, where these are few integers; `None` for none."""
+    filled = [sample for sample in samples if sample.size]
+    if not filled:
+        return None
+    low, high = float(min(sample.min() for sample in filled)), float(max(sample.max() for sample in filled))
+    if high - low < bins and all((sample == np.round(sample)).all() for sample in filled):
+        return np.arange(low - 0.5, high + 1)
+    # In halves, as the range of all floats is no float.
+    return np.linspace(low / 2, high / 2, bins + 1) * 2 if low < high else np.array([low - 0.5, low + 0.5])
+
+
+def finite(numbers: Numbers) -> Numbers:
+    """The finite ones of some elements, in float64."""
+    wide = numbers.astype(np.float64)
+    return wide[np.isfinite(wide)]
+
+
+def _histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> None:
+    rows = len(node) if node._batch_size else 1
+    shape = node._shape_of(name)
+    step = max(1, math.ceil(math.prod(max(size, 1) for size in shape) / _MOST)) if rows > 1 else 1
+    taken = node._index(slice(None, None, step)) if step > 1 else node
+    parts = [ragged.elements(in_memory(leaf)) for leaf in taken._leaves_of(name)]
+    numbers = np.concatenate([numbers_of(part) for part in parts]) if parts else np.zeros(0)
+    sample = finite(numbers)
+    notes = [f"1 of {step:,} rows"] if step > 1 else []
+    if missing := numbers.size - sample.size:
+        notes.append(f"{missing:,} not finite")
+    edges = bin_edges([sample], bins)
+    if edges is None:
+        notes.append("no numbers")
+    else:
+        place.stairs(np.histogram(sample, edges)[0], edges, fill=True)
+    _titled(place, path, notes)
+
+
+def _titled(place: Any, path: Path, notes: Sequence[str]) -> None:
+    # Dollars would begin a formula.
+    place.set_title(".".join(path).replace("$", r"\$"), fontsize="medium", loc="left")
+    if notes:
+        place.set_title(", ".join(notes), fontsize="x-small", loc="right")
+    place.tick_params(labelsize="small")
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def _lines(place: Any, path: Path, node: Any, name: str, dim: int) -> None:
+    length = node._batch_size[dim]
+    step = max(1, math.ceil(length / _POINTS))
+    taken = node._index((slice(None),) * dim + (slice(None, None, step),)) if step > 1 else node
+    leaf = in_memory(taken._entries[name])
+    table = numbers_of(leaf.movedim(dim, 0)).reshape(leaf.shape[dim], -1).astype(np.float64)
+    at = np.arange(0, length, step)
+    notes = [f"1 of {step:,} points"] if step > 1 else []
+    lines = table.shape[1]
+    if lines <= _LINES:
+        for number in range(lines):
+            place.plot(at, table[:, number], label=str(number) if lines > 1 else None)
+        if lines > 1:
+            place.legend(fontsize="x-small")
+    else:
+        notes.append(f"mean and range of {lines:,}")
+        with np.errstate(invalid="ignore", over="ignore"):
+            place.plot(at, table.mean(1))
+            place.fill_between(at, table.min(1), table.max(1), alpha=0.25, linewidth=0)
+    label = None if node._names is None else node._names[dim]
+    place.set_xlabel(label or f"dim {dim}", fontsize="small")
+    _titled(place, path, notes)

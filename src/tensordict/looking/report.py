@@ -1,0 +1,446 @@
+"""The report of a save, or of two side by side: one page of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tensordict.core.extras import require
+from tensordict.core.keys import Path
+from tensordict.io.comparing import Difference, Tolerance, differences
+from tensordict.io.formats import describe_save
+from tensordict.io.progress import Progress, bytes_allocated, bytes_on_disk, progress_bar
+from tensordict.io.remote import is_url
+from tensordict.io.remote_saves import remote_bytes
+from tensordict.io.specification import Broken, LeafSpec, Specification, broken, walk
+from tensordict.looking.markup import (
+    STYLE,
+    count_text,
+    escaped,
+    number_text,
+    picture,
+    shortened,
+    size_text,
+    span,
+    table,
+)
+from tensordict.looking.measuring import MEMBER, ROWS, Group, Measured, groups_of, measured
+from tensordict.looking.plots import bin_edges
+from tensordict.looking.tally import Numbers, figures_html, figures_of
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import without_scheme
+
+# So many leaves and values are shown, positions listed, columns in the table of rows, characters of a value.
+_MOST_LEAVES, _MOST_POSITIONS, _MOST_CELLS, _MOST_TEXT = 300, 20, 12, 200
+# The colours of the first and the second save, which are seen on light and on dark pages.
+_COLOURS = ("#3b7dd8", "#e0872b")
+# What Matplotlib draws in the colour of the text of the page.
+_INK = "#010203"
+# Every report begins so, and nothing else does.
+MARK = "<!doctype html>\n<!-- a report of tensordict -->\n"
+
+
+@dataclass
+class _Save:
+    """A save that is reported on."""
+
+    path: str
+    format: str
+    root: Specification
+    leaves: dict[Path, Group]
+    values: dict[Path, list[Specification]]
+    problems: list[str]
+    measured: dict[Path, Measured] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(group.nbytes for group in self.leaves.values())
+
+    @staticmethod
+    def at(path: PathLike) -> _Save:
+        """The save at a path or URL, described and not read."""
+        problems: list[str] = []
+
+        def complain(error: OSError) -> Specification:
+            problems.append(str(error))
+            return broken(error)
+
+        place = without_scheme(path)
+        format, root = describe_save(place, complain)
+        return _Save(os.fspath(path), format, root, *groups_of(root), problems)
+
+    def measure(self, limit: int, bar: Progress | None) -> None:
+        """Read the leaves."""
+        for key, group in islice(self.leaves.items(), _MOST_LEAVES):
+            self.measured[key] = measured(group, limit, bar)
+
+
+def report_html(path: PathLike, other: PathLike | None = None, *, limit: int = 0, progress: bool = False) -> str:
+    """A page on what a save holds, or on how two compare, in HTML that needs no other file and runs no script.
+
+    It has the structure, the sizes, a histogram and figures of each leaf, what is NaN or constant, the first values and
+    rows, and thumbnails of what looks like images; of two saves, where they differ. Tensors are read piece by piece, so
+    that memory does not limit their size. Nothing is unpickled, and the tensorclasses need not be known.
+
+    Args:
+        path: a folder or a file, a data set, or the URL of one, of any format that `load` and `open_dataset` take.
+        other: another one, to be compared with it.
+        limit: about how many bytes of each leaf to read, in pieces of 8 MiB at equal distances; 0 for all. The page
+            says of which figures this is true. Elements are then not compared.
+        progress: show bars on standard error.
+
+    Raises:
+        FileNotFoundError: there is nothing at a path.
+        SaveError: a save is of no format that is known, or broken as a whole; a broken entry is reported.
+        ModuleNotFoundError: Matplotlib is not installed: the extra `report` has it.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.looking.report import report_html
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict(x=torch.randn(100), batch_size=[100]).save(folder)
+        ...     page = report_html(folder)
+        >>> "<svg" in page, "<script" in page
+        (True, False)
+    """
+    require("matplotlib", "report")
+    saves = [_Save.at(place) for place in (path, other) if place is not None]
+    with progress_bar(progress, "reading", None if limit else sum(save.nbytes for save in saves)) as bar:
+        for save in saves:
+            save.measure(limit, bar)
+    found = None
+    if len(saves) == 2:
+        with progress_bar(progress, "comparing", None) as bar:
+            found = list(_differences(saves[0].root, saves[1].root, not limit, bar))
+    return "".join([MARK, *_page(saves, found, limit)])
+
+
+def _differences(
+    one: Specification, other: Specification, elements: bool, bar: Progress | None
+) -> Iterator[Difference]:
+    """Where two saves differ in structure, and then in values and elements."""
+    yield from differences(one, other, None)
+    others = dict(walk(other))
+    for key, node in walk(one):
+        theirs = others.get(key)
+        leaves = isinstance(node, LeafSpec) and isinstance(theirs, LeafSpec)
+        values = isinstance(node, Specification) and isinstance(theirs, Specification) and node.is_value
+        if theirs is not None and ((leaves and elements) or (values and getattr(theirs, "is_value", False))):
+            found = differences(node, theirs, Tolerance(equal_nan=True), key)
+            yield from (item for item in found if item.what in ("elements", "value"))
+            if bar is not None and isinstance(node, LeafSpec):
+                bar.add(node.nbytes)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+_PAGE_STYLE = """
+:root { color-scheme: light dark; }
+body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
+.tensordict h1 { font-size: 20px; overflow-wrap: anywhere; } .tensordict h2 { font-size: 16px; margin: 1.6em 0 0.4em; }
+.tensordict h3 { font-size: 13px; margin: 0 0 0.3em; overflow-wrap: anywhere; }
+.tensordict nav a { margin-right: 1em; } .tensordict a { color: var(--td-blue); text-decoration: none; }
+.tensordict .td-cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(26em, 1fr)); gap: 12px; }
+.tensordict .td-card { border: 1px solid var(--td-line); border-radius: 6px; padding: 8px 12px; min-width: 0; }
+.tensordict .td-card svg { width: 100%; height: auto; max-height: 150px; display: block; }
+.tensordict .td-wide { overflow-x: auto; } .tensordict ul { margin: 0; padding-left: 1.3em; }
+.tensordict .td-numbers td { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.tensordict .td-first, .tensordict .td-second { font-weight: 600; }
+.tensordict .td-first::before, .tensordict .td-second::before { content: "■ "; }
+""" + "".join(
+    f".tensordict .td-{name}::before {{ color: {colour}; }}\n" for name, colour in zip(("first", "second"), _COLOURS)
+)
+
+
+def _page(saves: Sequence[_Save], found: list[Difference] | None, limit: int) -> Iterator[str]:
+    title = " and ".join(save.path for save in saves)
+    yield f'<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
+    yield f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_PAGE_STYLE}</style></head>'
+    yield '<body class="tensordict">'
+    yield f"<h1>{' and '.join(_name(saves, number) for number in range(len(saves)))}</h1>"
+    yield "".join(f"<div>{_headline(saves, number)}</div>" for number in range(len(saves)))
+    sections: list[tuple[str, Iterable[str]]] = [
+        *([("Differences", _difference_rows(found, bool(limit)))] if found is not None else []),
+        ("Findings", _findings(saves)),
+        ("Structure", _structure(saves)),
+        ("Tensors", _cards(saves, limit)),
+        ("Values", _values(saves)),
+        ("First rows", _first_rows(saves)),
+    ]
+    made = [(name, "".join(content)) for name, content in sections]
+    there = [(name, content) for name, content in made if content]
+    links = " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name, _ in there)
+    yield f"<nav>{links}</nav>"
+    for name, content in there:
+        yield f'<section><h2 id="{_anchor(name)}">{name}</h2>{content}</section>'
+    yield "</body></html>\n"
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _name(saves: Sequence[_Save], number: int) -> str:
+    """The path of a save, in its colour where there are two."""
+    path = escaped(saves[number].path)
+    return f'<span class="td-{("first", "second")[number]}">{path}</span>' if len(saves) > 1 else path
+
+
+def _letter(saves: Sequence[_Save], number: int) -> list[str]:
+    return ["AB"[number]] if len(saves) > 1 else []
+
+
+def _headline(saves: Sequence[_Save], number: int) -> str:
+    save = saves[number]
+    values = sum(map(len, save.values.values()))
+    on_disk = remote_bytes(save.path) if is_url(save.path) else bytes_on_disk(without_scheme(save.path))
+    facts = [
+        save.format,
+        f"{save.root.kind} of batch size {list(save.root.batch_size)}",
+        count_text(sum(len(group.specs) for group in save.leaves.values()), "tensor"),
+        *([count_text(values, "value")] if values else []),
+        f"{size_text(save.nbytes)} of tensors",
+        *([f"{size_text(on_disk)} of files"] if on_disk is not None else []),
+        *([] if is_url(save.path) else [f"{size_text(bytes_allocated(without_scheme(save.path)))} on disk"]),
+    ]
+    letter = "".join(f"{text}: " for text in _letter(saves, number))
+    return span("note", f"{letter}{', '.join(facts)}")
+
+
+def _key(key: Path) -> str:
+    return ".".join(key)
+
+
+def _all_keys(saves: Sequence[_Save]) -> list[Path]:
+    return list(dict.fromkeys(key for save in saves for key in save.leaves))
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return f"[{', '.join('*' if size == -1 else str(size) for size in shape)}]"
+
+
+def _difference_rows(found: list[Difference], is_limited: bool) -> Iterator[str]:
+    if is_limited:
+        yield '<div class="td-note">Elements were not compared, as not all of them were read.</div>'
+    if not found:
+        yield "<div>None: keys, kinds, shapes, dtypes, values{} are the same.</div>".format(
+            "" if is_limited else " and elements"
+        )
+        return
+    rows = []
+    for item in islice(found, _MOST_LEAVES):
+        what = [_text(value) for value in (item.one, item.other)]
+        if item.what == "elements":
+            by = "" if math.isnan(item.max_abs) else f", by at most {number_text(item.max_abs)}"
+            what = [f"{item.differing:,} of {item.count:,} differ{by}", ""]
+        rows.append([_key(item.key) or "(the root)", item.what, *what])
+    yield table(["key", "what", "A", "B"], rows)
+    yield _more(len(found), len(rows), "difference")
+
+
+def _text(value: object) -> str:
+    return "" if value is None else shortened(value if isinstance(value, str) else repr(value), _MOST_TEXT)
+
+
+def _more(count: int, shown: int, what: str) -> str:
+    return f'<div class="td-note">… {count_text(count - shown, f"more {what}")}</div>' if count > shown else ""
+
+
+# --- what strikes -----------------------------------------------------------------------------------------------------
+
+
+def _findings(saves: Sequence[_Save]) -> Iterator[str]:
+    lines = [
+        "".join([*(f"{letter}: " for letter in _letter(saves, number)), line])
+        for number, save in enumerate(saves)
+        for line in _found_in(save)
+    ]
+    if not lines:
+        yield "<div>Nothing is broken, NaN, infinite or constant.</div>"
+        return
+    yield f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in islice(lines, _MOST_LEAVES))}</ul>"
+    yield _more(len(lines), min(len(lines), _MOST_LEAVES), "finding")
+
+
+def _found_in(save: _Save) -> Iterator[str]:
+    yield from save.problems
+    for key, found in save.measured.items():
+        name, tally = _key(key), found.tally
+        if found.problem:
+            yield f"{name}: its elements cannot be read: {found.problem}"
+        for what, count in (("NaN", tally.nan), ("infinite", tally.infinite)):
+            if count:
+                yield f"{name}: {count:,} of {tally.count:,} elements ({count / tally.count:.2%}) are {what}"
+        if tally.is_constant and tally.count > 1:
+            yield f"{name}: all {tally.count:,} elements are {number_text(tally.least)}"
+        elif found.columns is not None and not found.problem:
+            for what, at in (("constant", found.columns.constant()), ("NaN in some rows", found.columns.with_nan())):
+                if at and found.group.shape[0] > 1:
+                    places = ", ".join(str(list(place)) for place in at[:_MOST_POSITIONS])
+                    more = ", …" if len(at) > _MOST_POSITIONS else ""
+                    count = math.prod(found.columns.shape)
+                    yield f"{name}: columns that are {what}: {len(at):,} of {count:,}, {places}{more}"
+        if not found.total and not found.problem:
+            yield f"{name}: it has no elements"
+
+
+# --- structure, and a card for each leaf ------------------------------------------------------------------------------
+
+
+def _structure(saves: Sequence[_Save]) -> Iterator[str]:
+    keys = _all_keys(saves)
+    head = ["key", *(["save"] if len(saves) > 1 else []), "dtype", "shape", "tensors", "size"]
+    head += ["min", "mean", "std", "max", "NaN", "zero"]
+    rows = []
+    for key in islice(keys, 5 * _MOST_LEAVES):
+        for number, save in enumerate(saves):
+            group = save.leaves.get(key)
+            if group is None:
+                rows.append([_key(key), *_letter(saves, number), "missing", *[""] * (len(head) - 3)])
+                continue
+            facts = [group.dtype, _shape(group.shape), f"{len(group.specs):,}", size_text(group.nbytes)]
+            rows.append([_key(key), *_letter(saves, number), *facts, *_numbers(save.measured.get(key))])
+    yield f'<div class="td-wide">{table(head, rows, "td-numbers")}</div>'
+    if any(MEMBER in key for key in keys):
+        yield _note(f"{MEMBER} stands for the members of a lazy stack, which are looked at together.")
+    yield _more(len(keys), min(len(keys), 5 * _MOST_LEAVES), "key")
+
+
+def _numbers(found: Measured | None) -> list[str]:
+    if found is None or found.problem or not found.tally.count:
+        return []
+    tally = found.tally
+    least, greatest = ("" if value is None else number_text(value) for value in (tally.least, tally.greatest))
+    return [least, number_text(tally.mean), number_text(tally.std), greatest, f"{tally.nan:,}", f"{tally.zero:,}"]
+
+
+def _cards(saves: Sequence[_Save], limit: int) -> Iterator[str]:
+    keys = [key for key in _all_keys(saves) if any(key in save.measured for save in saves)]
+    yield '<div class="td-cards">'
+    for key in keys:
+        yield _card([save.measured.get(key) for save in saves], key)
+    yield "</div>"
+    hidden = len(_all_keys(saves)) - len(keys)
+    if hidden:
+        yield f'<div class="td-note">{count_text(hidden, "more leaf")} in the table above were not read.</div>'
+
+
+def _card(both: Sequence[Measured | None], key: Path) -> str:
+    pieces = [f"<h3>{escaped(_key(key))}</h3>"]
+    samples = [np.zeros(0) if found is None else found.sample for found in both]
+    if (edges := bin_edges(samples)) is not None and np.isfinite(edges).all():
+        pieces.append(_svg(samples, edges))
+    for number, found in enumerate(both):
+        if found is not None:
+            mark = "" if len(both) == 1 else f'<span class="td-{("first", "second")[number]}">{"AB"[number]}</span> '
+            head = " · ".join([found.group.dtype, _shape(found.group.shape), size_text(found.group.nbytes)])
+            pieces.append(f"<div>{mark}{span('note', head)}</div>{_about(found)}")
+    return f'<div class="td-card">{"".join(pieces)}</div>'
+
+
+def _about(found: Measured) -> str:
+    if found.problem:
+        return f'<div class="td-bad">{escaped(found.problem)}</div>'
+    pieces = []
+    if found.is_sampled:
+        share = found.tally.count / max(found.total, 1)
+        pieces.append(_note(f"Of {share:.2%} of the elements, in pieces at equal distances:"))
+    zero = {"zero": f"{found.tally.zero / found.tally.count:.1%}"} if found.tally.zero and found.tally.count > 1 else {}
+    pieces.append(figures_html({**figures_of(found.tally), **zero}))
+    numbers = [number for piece in found.first for number in piece.tolist()][:8]
+    if found.total > 1 and numbers:
+        more = ", …" if found.total > len(numbers) else ""
+        pieces.append(
+            f"<div>{span('name', 'first')} {span('values', ', '.join(map(number_text, numbers)) + more)}</div>"
+        )
+    if found.is_drawn:
+        pieces.append(_note(f"The histogram is of {found.sample.size:,} elements drawn at random."))
+    if found.images:
+        cut = span("note", f" … {count_text(found.more_images, 'more image')}") if found.more_images > 0 else ""
+        pictures = "".join(picture(url, f"image {number}") for number, url in enumerate(found.images))
+        pieces.append(f"<div>{pictures}{cut}</div>")
+    return "".join(pieces)
+
+
+def _note(text: str) -> str:
+    return f'<div class="td-note">{escaped(text)}</div>'
+
+
+def _svg(samples: Sequence[Numbers], edges: Numbers) -> str:
+    """The histograms of one or two samples over each other, as a drawing that stands in the page itself."""
+    matplotlib = require("matplotlib", "report")
+    figure = require("matplotlib.figure", "report").Figure(figsize=(5, 1.7))
+    # A layout that is looked for would take as long again.
+    axes = figure.add_axes((0.03, 0.16, 0.94, 0.82))
+    for sample, colour in zip(samples, _COLOURS):
+        if sample.size:
+            # In shares, as samples may be of different lengths.
+            heights = np.histogram(sample, edges)[0] / sample.size
+            axes.stairs(heights, edges, fill=True, color=colour, alpha=0.85 if len(samples) == 1 else 0.5)
+    axes.yaxis.set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=bool(edges[1] - edges[0] == 1))
+    axes.tick_params(colors=_INK, labelsize=8)
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_INK)
+    content = io.StringIO()
+    # Texts stay texts, and the names inside the same from one time to the next.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tensordict", "svg.id": None}):
+        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawing = content.getvalue()
+    return drawing[drawing.index("<svg") :].replace(_INK, "currentColor")
+
+
+# --- values and rows --------------------------------------------------------------------------------------------------
+
+
+def _values(saves: Sequence[_Save]) -> Iterator[str]:
+    keys = list(dict.fromkeys(key for save in saves for key in save.values))
+    rows = []
+    for key in islice(keys, _MOST_LEAVES):
+        for number, save in enumerate(saves):
+            for node in islice(save.values.get(key, []), 1):
+                more = len(save.values[key]) - 1
+                text = _value_text(node.value) + (f" (and {count_text(more, 'more member')})" if more else "")
+                rows.append([_key(key), *_letter(saves, number), node.kind, _shape(node.batch_size), text])
+    if rows:
+        yield table(["key", *(["save"] if len(saves) > 1 else []), "kind", "batch size", "value"], rows)
+        yield _more(len(keys), min(len(keys), _MOST_LEAVES), "key")
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Broken):
+        return f"broken: {value.why}"
+    if isinstance(value, list) and len(value) > ROWS:
+        return f"{_text(value[:ROWS])[:-1]}, …], {len(value):,} in all"
+    return _text(value)
+
+
+def _first_rows(saves: Sequence[_Save]) -> Iterator[str]:
+    for number, save in enumerate(saves):
+        size = save.root.batch_size
+        columns: dict[str, list[str]] = {}
+        for key, found in save.measured.items():
+            if found.rows and size and found.group.shape[0] == size[0]:
+                columns[_key(key)] = found.rows
+        for key, nodes in save.values.items():
+            value = nodes[0].value
+            if len(nodes) == 1 and isinstance(value, list) and size and len(value) == size[0]:
+                columns[_key(key)] = [_text(item) for item in value[:ROWS]]
+        if columns and size[0]:
+            shown = dict(islice(columns.items(), _MOST_CELLS))
+            rows = [[str(row), *(cells[row] for cells in shown.values())] for row in range(min(ROWS, size[0]))]
+            if len(saves) > 1:
+                yield f"<div>{_name(saves, number)}</div>"
+            yield f'<div class="td-wide">{table(["row", *shown], rows)}</div>'
+            yield _more(len(columns), len(shown), "column")
