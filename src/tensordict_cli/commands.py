@@ -81,6 +81,18 @@ def _diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="the save or the data set: a folder, a file, or its URL")
+    parser.add_argument("other", metavar="OTHER", nargs="?", help="another one, to be compared with it")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", default="report.html", help="where to write the page (default report.html)"
+    )
+    parser.add_argument(
+        "--sample", type=_count, default=0, metavar="MIB", help="read about so much of each tensor (default: all)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace what is at FILE, even if it is no report")
+
+
 def _compact(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the folder of the data set, or its URL")
     parser.add_argument("--rows", type=int, metavar="N", help="the rows of a shard (default: as many as have 128 MiB)")
@@ -219,6 +231,26 @@ examples:
   tensordict diff --json a b > differences.json || echo they differ
 """,
         _diff,
+    ),
+    "report": Command(
+        "write a page with pictures of what a save holds",
+        """\
+Write one page of HTML on what a save or a data set holds, of any format, or on how two compare: structure, sizes, what
+is NaN, infinite or constant, a histogram and figures of each tensor, thumbnails of what looks like images, values, the
+first rows. It needs no other file and runs no script (pip install 'tensordict[report]', which has Matplotlib).
+
+Tensors are read in pieces of 8 MiB, so that memory does not limit their size; those of compressed archives, ragged ones
+and those at URLs one by one. With --sample, such pieces are taken at equal distances, and the page says so. Nothing is
+unpickled, and tensorclasses need not be known. A report that is at FILE is replaced, anything else only with --force.
+An entry that is broken is reported as such, and the command exits with 1 then.
+""",
+        """\
+examples:
+  tensordict report runs/1
+  tensordict report runs/1 runs/2 -o compared.html
+  tensordict report --sample 64 s3://bucket/data -o data.html
+""",
+        _report,
     ),
     "compact": Command(
         "merge the small shards of a data set",

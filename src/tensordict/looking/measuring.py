@@ -28,12 +28,10 @@ _MOST_COLUMNS = 4096
 _MOST_IMAGES, ROWS, _IN_A_CELL = 6, 5, 4
 # Stands in the key of a leaf for the members of a lazy stack, which are looked at together.
 MEMBER = "*"
-# The elements of a piece, as `pieces` cuts it.
-_PIECE = 8 << 20
 
 
 @dataclass
-class Group:
+class LeafGroup:
     """A leaf of a save, or the leaf of this key in all members of a lazy stack.
 
     batch_dims: of the container that it is in.
@@ -66,17 +64,28 @@ class Group:
         """Whether its first dim is that of the rows of a batch."""
         return len(self.specs) == 1 and self.batch_dims > 0 and not self.specs[0].ragged
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether each element of its rows is looked at by itself, as those of images are not."""
+        row = self.shape[1:]
+        return (
+            self.is_table
+            and len(row) > 0
+            and math.prod(row) <= _MOST_COLUMNS
+            and not image_form(self.shape[self.batch_dims :], self.specs[0].dtype)
+        )
 
-def groups_of(root: Specification) -> tuple[dict[Path, Group], dict[Path, list[Specification]]]:
+
+def groups_of(root: Specification) -> tuple[dict[Path, LeafGroup], dict[Path, list[Specification]]]:
     """The leaves of a save by their keys, and the values that are no tensors."""
-    leaves: dict[Path, Group] = {}
+    leaves: dict[Path, LeafGroup] = {}
     values: dict[Path, list[Specification]] = {}
     _collect(root, (), leaves, values)
     return leaves, values
 
 
 def _collect(
-    node: Specification, key: Path, leaves: dict[Path, Group], values: dict[Path, list[Specification]]
+    node: Specification, key: Path, leaves: dict[Path, LeafGroup], values: dict[Path, list[Specification]]
 ) -> None:
     inner = specified(node.entries[WRAPPED]) if node.is_tensorclass else node
     if inner.is_tensorclass:
@@ -86,14 +95,14 @@ def _collect(
     for name, entry in inner.fields().items():
         path = (*key, MEMBER if is_stack else name)
         if isinstance(entry, LeafSpec):
-            leaves.setdefault(path, Group(path, len(node.batch_size))).specs.append(entry)
+            leaves.setdefault(path, LeafGroup(path, len(node.batch_size))).specs.append(entry)
         elif entry.is_value:
             values.setdefault(path, []).append(entry)
         else:
             _collect(entry, path, leaves, values)
 
 
-class Columns:
+class ColumnFigures:
     """Of each element of the rows of a table, its least and greatest value and how often it is NaN."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -133,11 +142,11 @@ class Measured:
     problem: why it could not be read.
     """
 
-    group: Group
+    group: LeafGroup
     tally: Tally = field(default_factory=Tally)
     total: int = 0
     sample: Numbers = field(default_factory=lambda: np.zeros(0))
-    columns: Columns | None = None
+    columns: ColumnFigures | None = None
     first: list[Numbers] = field(default_factory=list)
     rows: list[str] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
@@ -151,7 +160,7 @@ class Measured:
         return self.tally.count < self.total
 
 
-def measured(group: Group, limit: int, bar: Progress | None) -> Measured:
+def measured(group: LeafGroup, limit: int, bar: Progress | None) -> Measured:
     """Read a leaf piece by piece; no more than a piece of 8 MiB, and what is shown, is in memory at a time.
 
     Compressed entries of archives, ragged leaves of data sets and leaves behind URLs are fetched whole, one at a time.
@@ -173,9 +182,8 @@ def measured(group: Group, limit: int, bar: Progress | None) -> Measured:
 def _measure(found: Measured, every: int, bar: Progress | None) -> None:
     group, random = found.group, np.random.default_rng(0)
     samples: list[Numbers] = []
-    shape = group.shape
-    if group.is_table and len(shape) > 1 and math.prod(shape[1:]) <= min(_MOST_COLUMNS, _PIECE >> 4):
-        found.columns = Columns(shape[1:])
+    if group.has_columns:
+        found.columns = ColumnFigures(group.shape[1:])
     for spec in group.specs:
         source = source_of(spec)
         elements = taken(source)[0] if spec.ragged else source
@@ -213,7 +221,7 @@ def _drawn(numbers: Numbers, total: int, random: np.random.Generator) -> Numbers
 def _look(found: Measured, spec: LeafSpec, elements: Tensor) -> None:
     """Take the first elements, images and rows."""
     group = found.group
-    reader: Any = _Read(elements)
+    reader: Any = _OnIndex(elements)
     known = sum(piece.size for piece in found.first)
     if known < 8:
         found.first += first_numbers([reader], 8 - known)
@@ -228,7 +236,7 @@ def _look(found: Measured, spec: LeafSpec, elements: Tensor) -> None:
         found.rows = [_cell(row) for row in _heads(elements)]
 
 
-class _Read:
+class _OnIndex:
     """A tensor of which what is indexed is read, and nothing else."""
 
     def __init__(self, tensor: Tensor) -> None:

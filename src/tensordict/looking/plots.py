@@ -19,6 +19,8 @@ from tensordict.looking.tally import Numbers, numbers_of
 from tensordict.memory.stored_tensors import in_memory
 
 BINS = 40
+# Matplotlib adds up what it draws.
+_FARTHEST = 1e300
 # The most elements that are read of a leaf for a histogram, points along a line, and lines that are told apart.
 _MOST, _POINTS, _LINES = 1 << 20, 2000, 8
 
@@ -58,7 +60,7 @@ def _leaves(node: Contract, path: Path) -> Iterator[tuple[Path, Any, str]]:
 
 
 def _has_dim(node: Contract, name: str) -> bool:
-    return -1 not in node._shape_of(name)
+    return all(type(size) is int and size >= 0 for size in node._shape_of(name))
 
 
 def _axes(ax: Any, count: int, figsize: tuple[float, float] | None) -> Sequence[Any]:
@@ -87,15 +89,19 @@ def _png(figure: Any) -> bytes:
 
 
 def bin_edges(samples: Sequence[Numbers], bins: int = BINS) -> Numbers | None:
-    """The edges of bins for all of some samples: one bin a number, where these are few integers; `None` for none."""
+    """The edges of bins for all of some samples: one bin a number, where these are few integers.
+
+    `None` where there are no elements, and where they are too far apart for Matplotlib.
+    """
     filled = [sample for sample in samples if sample.size]
     if not filled:
         return None
     low, high = float(min(sample.min() for sample in filled)), float(max(sample.max() for sample in filled))
+    if max(-low, high) > _FARTHEST:
+        return None
     if high - low < bins and all((sample == np.round(sample)).all() for sample in filled):
         return np.arange(low - 0.5, high + 1)
-    # In halves, as the range of all floats is no float.
-    return np.linspace(low / 2, high / 2, bins + 1) * 2 if low < high else np.array([low - 0.5, low + 0.5])
+    return np.linspace(low, high, bins + 1) if low < high else np.array([low - 0.5, low + 0.5])
 
 
 def finite(numbers: Numbers) -> Numbers:
@@ -107,7 +113,9 @@ def finite(numbers: Numbers) -> Numbers:
 def _histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> None:
     rows = len(node) if node._batch_size else 1
     shape = node._shape_of(name)
-    step = max(1, math.ceil(math.prod(max(size, 1) for size in shape) / _MOST)) if rows > 1 else 1
+    # The size of a ragged dim is -1, or a symbol of torch's.
+    count = math.prod(size for size in shape if type(size) is int and size > 0)
+    step = max(1, math.ceil(count / _MOST)) if rows > 1 else 1
     taken = node._index(slice(None, None, step)) if step > 1 else node
     parts = [ragged.elements(in_memory(leaf)) for leaf in taken._leaves_of(name)]
     numbers = np.concatenate([numbers_of(part) for part in parts]) if parts else np.zeros(0)
@@ -117,7 +125,7 @@ def _histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> None:
         notes.append(f"{missing:,} not finite")
     edges = bin_edges([sample], bins)
     if edges is None:
-        notes.append("no numbers")
+        notes.append("no numbers" if not sample.size else "too far apart")
     else:
         place.stairs(np.histogram(sample, edges)[0], edges, fill=True)
     _titled(place, path, notes)

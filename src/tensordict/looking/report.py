@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from tensordict.io.formats import describe_save
 from tensordict.io.progress import Progress, bytes_allocated, bytes_on_disk, progress_bar
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import remote_bytes
-from tensordict.io.specification import Broken, LeafSpec, Specification, broken, walk
+from tensordict.io.specification import Broken, LeafSpec, Specification, Unread, broken, walk
 from tensordict.looking.markup import (
     STYLE,
     count_text,
@@ -31,7 +31,7 @@ from tensordict.looking.markup import (
     span,
     table,
 )
-from tensordict.looking.measuring import MEMBER, ROWS, Group, Measured, groups_of, measured
+from tensordict.looking.measuring import MEMBER, ROWS, LeafGroup, Measured, groups_of, measured
 from tensordict.looking.plots import bin_edges
 from tensordict.looking.tally import Numbers, figures_html, figures_of
 from tensordict.memory.mapped import PathLike
@@ -48,13 +48,13 @@ MARK = "<!doctype html>\n<!-- a report of tensordict -->\n"
 
 
 @dataclass
-class _Save:
+class _Reported:
     """A save that is reported on."""
 
     path: str
     format: str
     root: Specification
-    leaves: dict[Path, Group]
+    leaves: dict[Path, LeafGroup]
     values: dict[Path, list[Specification]]
     problems: list[str]
     measured: dict[Path, Measured] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Save:
         return sum(group.nbytes for group in self.leaves.values())
 
     @staticmethod
-    def at(path: PathLike) -> _Save:
+    def at(path: PathLike) -> _Reported:
         """The save at a path or URL, described and not read."""
         problems: list[str] = []
 
@@ -75,7 +75,7 @@ class _Save:
 
         place = without_scheme(path)
         format, root = describe_save(place, complain)
-        return _Save(os.fspath(path), format, root, *groups_of(root), problems)
+        return _Reported(os.fspath(path), format, root, *groups_of(root), problems)
 
     def measure(self, limit: int, bar: Progress | None) -> None:
         """Read the leaves."""
@@ -83,7 +83,18 @@ class _Save:
             self.measured[key] = measured(group, limit, bar)
 
 
-def report_html(path: PathLike, other: PathLike | None = None, *, limit: int = 0, progress: bool = False) -> str:
+class Page(NamedTuple):
+    """A report.
+
+    html: the page.
+    problems: what is broken in the saves, a line each.
+    """
+
+    html: str
+    problems: list[str]
+
+
+def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, progress: bool = False) -> Page:
     """A page on what a save holds, or on how two compare, in HTML that needs no other file and runs no script.
 
     It has the structure, the sizes, a histogram and figures of each leaf, what is NaN or constant, the first values and
@@ -106,15 +117,15 @@ def report_html(path: PathLike, other: PathLike | None = None, *, limit: int = 0
         >>> import tempfile
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from tensordict.looking.report import report_html
+        >>> from tensordict.looking.report import report
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = TensorDict(x=torch.randn(100), batch_size=[100]).save(folder)
-        ...     page = report_html(folder)
-        >>> "<svg" in page, "<script" in page
+        ...     page = report(folder)
+        >>> "<svg" in page.html, "<script" in page.html
         (True, False)
     """
     require("matplotlib", "report")
-    saves = [_Save.at(place) for place in (path, other) if place is not None]
+    saves = [_Reported.at(place) for place in (path, other) if place is not None]
     with progress_bar(progress, "reading", None if limit else sum(save.nbytes for save in saves)) as bar:
         for save in saves:
             save.measure(limit, bar)
@@ -122,7 +133,7 @@ def report_html(path: PathLike, other: PathLike | None = None, *, limit: int = 0
     if len(saves) == 2:
         with progress_bar(progress, "comparing", None) as bar:
             found = list(_differences(saves[0].root, saves[1].root, not limit, bar))
-    return "".join([MARK, *_page(saves, found, limit)])
+    return Page("".join([MARK, *_page(saves, found, limit)]), [line for save in saves for line in save.problems])
 
 
 def _differences(
@@ -162,7 +173,7 @@ body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
 )
 
 
-def _page(saves: Sequence[_Save], found: list[Difference] | None, limit: int) -> Iterator[str]:
+def _page(saves: Sequence[_Reported], found: list[Difference] | None, limit: int) -> Iterator[str]:
     title = " and ".join(save.path for save in saves)
     yield f'<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
     yield f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_PAGE_STYLE}</style></head>'
@@ -190,17 +201,17 @@ def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _name(saves: Sequence[_Save], number: int) -> str:
+def _name(saves: Sequence[_Reported], number: int) -> str:
     """The path of a save, in its colour where there are two."""
     path = escaped(saves[number].path)
     return f'<span class="td-{("first", "second")[number]}">{path}</span>' if len(saves) > 1 else path
 
 
-def _letter(saves: Sequence[_Save], number: int) -> list[str]:
+def _letter(saves: Sequence[_Reported], number: int) -> list[str]:
     return ["AB"[number]] if len(saves) > 1 else []
 
 
-def _headline(saves: Sequence[_Save], number: int) -> str:
+def _headline(saves: Sequence[_Reported], number: int) -> str:
     save = saves[number]
     values = sum(map(len, save.values.values()))
     on_disk = remote_bytes(save.path) if is_url(save.path) else bytes_on_disk(without_scheme(save.path))
@@ -221,7 +232,7 @@ def _key(key: Path) -> str:
     return ".".join(key)
 
 
-def _all_keys(saves: Sequence[_Save]) -> list[Path]:
+def _all_keys(saves: Sequence[_Reported]) -> list[Path]:
     return list(dict.fromkeys(key for save in saves for key in save.leaves))
 
 
@@ -259,7 +270,7 @@ def _more(count: int, shown: int, what: str) -> str:
 # --- what strikes -----------------------------------------------------------------------------------------------------
 
 
-def _findings(saves: Sequence[_Save]) -> Iterator[str]:
+def _findings(saves: Sequence[_Reported]) -> Iterator[str]:
     lines = [
         "".join([*(f"{letter}: " for letter in _letter(saves, number)), line])
         for number, save in enumerate(saves)
@@ -272,7 +283,7 @@ def _findings(saves: Sequence[_Save]) -> Iterator[str]:
     yield _more(len(lines), min(len(lines), _MOST_LEAVES), "finding")
 
 
-def _found_in(save: _Save) -> Iterator[str]:
+def _found_in(save: _Reported) -> Iterator[str]:
     yield from save.problems
     for key, found in save.measured.items():
         name, tally = _key(key), found.tally
@@ -297,7 +308,7 @@ def _found_in(save: _Save) -> Iterator[str]:
 # --- structure, and a card for each leaf ------------------------------------------------------------------------------
 
 
-def _structure(saves: Sequence[_Save]) -> Iterator[str]:
+def _structure(saves: Sequence[_Reported]) -> Iterator[str]:
     keys = _all_keys(saves)
     head = ["key", *(["save"] if len(saves) > 1 else []), "dtype", "shape", "tensors", "size"]
     head += ["min", "mean", "std", "max", "NaN", "zero"]
@@ -324,7 +335,7 @@ def _numbers(found: Measured | None) -> list[str]:
     return [least, number_text(tally.mean), number_text(tally.std), greatest, f"{tally.nan:,}", f"{tally.zero:,}"]
 
 
-def _cards(saves: Sequence[_Save], limit: int) -> Iterator[str]:
+def _cards(saves: Sequence[_Reported], limit: int) -> Iterator[str]:
     keys = [key for key in _all_keys(saves) if any(key in save.measured for save in saves)]
     yield '<div class="td-cards">'
     for key in keys:
@@ -338,7 +349,7 @@ def _cards(saves: Sequence[_Save], limit: int) -> Iterator[str]:
 def _card(both: Sequence[Measured | None], key: Path) -> str:
     pieces = [f"<h3>{escaped(_key(key))}</h3>"]
     samples = [np.zeros(0) if found is None else found.sample for found in both]
-    if (edges := bin_edges(samples)) is not None and np.isfinite(edges).all():
+    if (edges := bin_edges(samples)) is not None:
         pieces.append(_svg(samples, edges))
     for number, found in enumerate(both):
         if found is not None:
@@ -404,7 +415,7 @@ def _svg(samples: Sequence[Numbers], edges: Numbers) -> str:
 # --- values and rows --------------------------------------------------------------------------------------------------
 
 
-def _values(saves: Sequence[_Save]) -> Iterator[str]:
+def _values(saves: Sequence[_Reported]) -> Iterator[str]:
     keys = list(dict.fromkeys(key for save in saves for key in save.values))
     rows = []
     for key in islice(keys, _MOST_LEAVES):
@@ -426,7 +437,7 @@ def _value_text(value: Any) -> str:
     return _text(value)
 
 
-def _first_rows(saves: Sequence[_Save]) -> Iterator[str]:
+def _first_rows(saves: Sequence[_Reported]) -> Iterator[str]:
     for number, save in enumerate(saves):
         size = save.root.batch_size
         columns: dict[str, list[str]] = {}
@@ -434,9 +445,10 @@ def _first_rows(saves: Sequence[_Save]) -> Iterator[str]:
             if found.rows and size and found.group.shape[0] == size[0]:
                 columns[_key(key)] = found.rows
         for key, nodes in save.values.items():
-            value = nodes[0].value
-            if len(nodes) == 1 and isinstance(value, list) and size and len(value) == size[0]:
-                columns[_key(key)] = [_text(item) for item in value[:ROWS]]
+            value, rows_of = nodes[0].value, nodes[0].batch_size[:1]
+            if len(nodes) == 1 and size and rows_of == size[:1] and isinstance(value, (list, Unread)):
+                first = value.read(ROWS) if isinstance(value, Unread) else value
+                columns[_key(key)] = [_text(item) for item in first[:ROWS]]
         if columns and size[0]:
             shown = dict(islice(columns.items(), _MOST_CELLS))
             rows = [[str(row), *(cells[row] for cells in shown.values())] for row in range(min(ROWS, size[0]))]

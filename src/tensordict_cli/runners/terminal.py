@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 from tensordict.io.values import NotJson, plain
+from tensordict.looking.markup import count_text as count_text
+from tensordict.looking.markup import size_text as size_text
 from tensordict_cli.text import printable
 
 # Pieces of text with the style that rich gives them; "" for none.
@@ -106,22 +108,6 @@ def json_value(value: object) -> object:
 def key_text(key: Sequence[str]) -> str:
     """A nested key as it is written in Python."""
     return printable(repr(key[0] if len(key) == 1 else tuple(key))) if key else "the root"
-
-
-def size_text(nbytes: float) -> str:
-    """A number of bytes as people read it."""
-    if nbytes < 1024:
-        return f"{nbytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        nbytes /= 1024
-        if nbytes < 1024:
-            return f"{nbytes:.1f} {unit}"
-    return f"{nbytes / 1024:.1f} TiB"
-
-
-def count_text(count: int, what: str) -> str:
-    """A number with its noun."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def has_tqdm() -> bool:

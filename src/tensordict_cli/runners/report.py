@@ -1,0 +1,37 @@
+"""`tensordict report`: a page with pictures of what a save holds, or of how two compare."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from tensordict.core.errors import SaveError
+from tensordict.looking.report import MARK, report
+from tensordict.memory.files import write_file
+from tensordict_cli.runners.terminal import GOOD, has_tqdm, show, size_text
+from tensordict_cli.text import printable
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 when all could be read, else 1."""
+    _refuse_other(args.output, args.force)
+    watched = sys.stderr.isatty() and has_tqdm()
+    page = report(args.path, args.other, limit=args.sample << 20, progress=watched)
+    content = page.html.encode()
+    write_file(args.output, content)
+    show([[(f"{printable(args.output)}: {size_text(len(content))}", GOOD)]])
+    for problem in page.problems:
+        print(printable(" ".join(problem.split())), file=sys.stderr)
+    return 1 if page.problems else 0
+
+
+def _refuse_other(target: str, force: bool) -> None:
+    """Refuse to replace what is no report."""
+    if os.path.isdir(target):
+        raise SaveError(f"{target!r} is a folder: -o takes the name of the page")
+    if force or not os.path.lexists(target):
+        return
+    with open(target, "rb") as file:
+        if file.read(len(MARK)) != MARK.encode():
+            raise SaveError(f"{target!r} exists already and is no report; use --force to replace it")
