@@ -742,7 +742,7 @@ assert not {"torch", "numpy", "tensordict"} & sys.modules.keys()
     ("arguments", "told"),
     [
         (["inspct", "x"], "there is no command 'inspct'; did you mean 'inspect'?"),
-        (["list"], "there are inspect, verify, convert, diff, compact, tidy, doctor, ifeval"),
+        (["list"], "there are inspect, verify, convert, diff, report, compact, tidy, doctor, ifeval"),
         (["inspect", "x", "--jsn"], "inspect does not take '--jsn'; did you mean '--json'?"),
         (["convert", "x", "y", "--compresion=deflate"], "did you mean '--compression'?"),
         (["verify", "x", "y"], "verify does not take 'y'"),

@@ -259,10 +259,10 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("format", ["directory", "safetensors", "h5", "dataset"])
+@pytest.mark.parametrize("format", ["directory", "h5", "dataset"])
 def test_memory_does_not_limit_the_size(format: str, tmp_path: pathlib.Path) -> None:
     """What is mapped is memory of the file, which the system takes back when it needs it."""
-    big = torch.zeros(128, 1 << 20, dtype=torch.uint8)
+    big = torch.zeros(96, 1 << 20, dtype=torch.uint8)
     path = saved(format, tmp_path, TensorDict({"a": big}, [len(big)]))
     small = saved(format, tmp_path, TensorDict({"a": big[:9]}, [9]))
     done = subprocess.run(
@@ -273,7 +273,7 @@ def test_memory_does_not_limit_the_size(format: str, tmp_path: pathlib.Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "a: all 134,217,728 elements are 0" in (tmp_path / "page.html").read_text()
+    assert "a: all 100,663,296 elements are 0" in (tmp_path / "page.html").read_text()
     assert int(done.stdout.split()[-1]) < 40 << 20
 
 
