@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import logging
+import re
 from typing import Any
 
 import public_names
@@ -74,12 +75,13 @@ def described(path: str) -> list[str]:
     module, _, name = path.rpartition(".")
     found = getattr(importlib.import_module(module), name)
     home = public_names.home(path)
+    data = [f".. py:data:: {name}", f"   :module: {module}", ""]
     if home != path:
-        return [f".. py:data:: {path}", "", f"   The same as :py:obj:`{home}`.", ""]
+        return [*data, f"   The same as :py:obj:`{home}`.", ""]
     if isinstance(found, (dict, logging.Logger)):
-        return [f".. py:data:: {path}", "", f"   A {type(found).__name__}.", ""]
+        return [*data, f"   A {type(found).__name__}.", ""]
     if isinstance(found, type) and found.__module__.split(".")[0] != "tensordict":
-        return [f".. py:data:: {path}", "", f"   The class ``{found.__module__}.{found.__qualname__}``.", ""]
+        return [*data, f"   The class ``{found.__module__}.{found.__qualname__}``.", ""]
     if isinstance(found, type):
         members = public_names.members_of(found)
         listed = [f"   :members: {', '.join(members)}", "   :undoc-members:"] if members else []
@@ -177,6 +179,7 @@ def _exists_elsewhere(path: str) -> bool:
 @functools.cache
 def written() -> dict[str, dict[str, str]]:
     """Of each module the names of what is documented of it, each with the name that it has in the source there."""
+    families = {name: path.rpartition(".")[2] for path, names in public_names.operations().items() for name in names}
     found: dict[str, dict[str, str]] = {}
     for path in public_names.expected():
         module = next(module for module in public_names.MODULES[::-1] if path.startswith(f"{module}."))
@@ -187,7 +190,11 @@ def written() -> dict[str, dict[str, str]]:
             definition = inspect.getattr_static(definition, part) if static else getattr(definition, part)
         definition = _definition(definition)
         if definition is not None:
-            found.setdefault(definition.__module__, {})[attribute] = definition.__qualname__
+            # Operations say that they are of `TensorCollection`.
+            owner, _, name = attribute.rpartition(".")
+            family = families[name] if owner == "TensorDictBase" else None
+            own = f"{family}.{definition.__name__}" if family else definition.__qualname__
+            found.setdefault(definition.__module__, {})[attribute] = own
     return found
 
 
@@ -202,6 +209,22 @@ def source(app: Sphinx, module: str) -> tuple[str, dict[str, tuple[str, int, int
     analyzer.find_tags()
     documented = written().get(module, {}).items()
     return analyzer.code, {name: analyzer.tags[own] for name, own in documented if own in analyzer.tags}
+
+
+def back_to_documentation(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Have pages of sources link to what they are the source of: Sphinx takes all of a module to be of one path."""
+    if not page.startswith("_modules/") or "body" not in context:
+        return
+    objects = app.env.domains["py"].objects
+
+    def corrected(link: re.Match[str]) -> str:
+        module = next(module for module in public_names.MODULES[::-1] if link[2].startswith(f"{module}."))
+        attribute = link[2].removeprefix(f"{module}.")
+        paths = [path for module in public_names.MODULES if (path := f"{module}.{attribute}") in objects]
+        there = [path for path in paths if link[1].endswith(f"{objects[path].docname}.html")]
+        return f'class="viewcode-back" href="{link[1]}#{there[0]}"'
+
+    context["body"] = re.sub(r'class="viewcode-back" href="([^"#]*)#([^"]*)"', corrected, context["body"])
 
 
 def _definition(found: Any) -> Any:
@@ -221,4 +244,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("missing-reference", resolve)
     app.connect("viewcode-follow-imported", source_module)
     app.connect("viewcode-find-source", source)
+    app.connect("html-page-context", back_to_documentation)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
