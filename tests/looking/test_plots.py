@@ -181,15 +181,25 @@ def test_of_a_stack_of_many() -> None:
     [
         ([[3, 3]], 4, [2.5, 3.5]),
         ([[0, 2], [5]], 40, [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5]),
+        ([[0, 255]], 40, [-0.5 + 7 * at for at in range(38)]),
+        ([[0, 9]], 10, [-0.5 + at for at in range(11)]),
+        ([[0, 10]], 10, [-0.5 + 2 * at for at in range(7)]),
         ([[0.5, 0.5]], 4, [0.0, 1.0]),
         ([[0, 0.5, 4]], 4, [0, 1, 2, 3, 4]),
-        ([[-1e299, 1e299]], 2, [-1e299, 0, 1e299]),
+        ([[-1e299, 0.5, 1e299]], 2, [-1e299, 0, 1e299]),
     ],
 )
 def test_edges_of_bins(samples: list[list[float]], bins: int, edges: list[float]) -> None:
     found = bin_edges([np.array(sample, float) for sample in samples], bins)
     assert found is not None and np.allclose(found, edges)
     assert bin_edges([np.zeros(0)]) is None and bin_edges([np.array([-1.7e308, 1.7e308])]) is None
+
+
+def test_all_elements_are_in_a_bin() -> None:
+    for sample in ([-(2.0**63), 2.0**63], [0.0, 2.0**53], [3.0, 1e15, 7.0], [-1e299, 1e299]):
+        edges = bin_edges([np.array(sample)])
+        assert edges is not None and len(edges) <= 42
+        assert np.histogram(np.array(sample), edges)[0].sum() == len(sample)
 
 
 def test_what_is_too_far_apart() -> None:

@@ -89,7 +89,7 @@ def _png(figure: Any) -> bytes:
 
 
 def bin_edges(samples: Sequence[Numbers], bins: int = BINS) -> Numbers | None:
-    """The edges of bins for all of some samples: one bin a number, where these are few integers.
+    """The edges of bins for all of some samples: of integers, each bin has as many numbers, one where these are few.
 
     `None` where there are no elements, and where they are too far apart for Matplotlib.
     """
@@ -99,8 +99,10 @@ def bin_edges(samples: Sequence[Numbers], bins: int = BINS) -> Numbers | None:
     low, high = float(min(sample.min() for sample in filled)), float(max(sample.max() for sample in filled))
     if max(-low, high) > _FARTHEST:
         return None
-    if high - low < bins and all((sample == np.round(sample)).all() for sample in filled):
-        return np.arange(low - 0.5, high + 1)
+    # Larger ones have no halves between them.
+    if max(-low, high) < 1 << 52 and all((sample == np.round(sample)).all() for sample in filled):
+        width = math.ceil((high - low + 1) / bins)
+        return np.arange(low - 0.5, high + width, width)
     return np.linspace(low, high, bins + 1) if low < high else np.array([low - 0.5, low + 0.5])
 
 

@@ -164,6 +164,7 @@ body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
 .tensordict .td-cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(26em, 1fr)); gap: 12px; }
 .tensordict .td-card { border: 1px solid var(--td-line); border-radius: 6px; padding: 8px 12px; min-width: 0; }
 .tensordict .td-card svg { width: 100%; height: auto; max-height: 150px; display: block; }
+.tensordict .td-card img { height: 58px; }
 .tensordict .td-wide { overflow-x: auto; } .tensordict ul { margin: 0; padding-left: 1.3em; }
 .tensordict .td-numbers td { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tensordict .td-first, .tensordict .td-second { font-weight: 600; }
@@ -399,7 +400,7 @@ def _svg(samples: Sequence[Numbers], edges: Numbers) -> str:
             heights = np.histogram(sample, edges)[0] / sample.size
             axes.stairs(heights, edges, fill=True, color=colour, alpha=0.85 if len(samples) == 1 else 0.5)
     axes.yaxis.set_visible(False)
-    axes.xaxis.get_major_locator().set_params(integer=bool(edges[1] - edges[0] == 1))
+    axes.xaxis.get_major_locator().set_params(integer=bool(edges[1] - edges[0] == 1 and len(edges) > 2))
     axes.tick_params(colors=_INK, labelsize=8)
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
