@@ -146,13 +146,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small containers, one round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--part", choices=("large", "small"), help="one of the two containers only")
     parser.add_argument("--folder", type=Path, help="where to write (default: the temporary folder)")
     parser.add_argument("--json", type=Path, help="where to write the medians")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     tables: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for td, formats in ((few_large(options.quick), FORMATS), (many_small(options.quick), FOR_MANY)):
+        for part, make, formats in (("large", few_large, FORMATS), ("small", many_small, FOR_MANY)):
+            if options.part not in (None, part):
+                continue
+            td = make(options.quick)
             leaves = len(list(td.keys(include_nested=True, leaves_only=True)))
             title = f"{td.bytes() / 2**20:.3g} MiB in {leaves:,} leaves"
             tables[title] = measure(td, formats, rounds, folder)
