@@ -15,6 +15,7 @@ from tensordict.convert.sources import SourceFile, files_of
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError, meant
 from tensordict.core.extras import require
+from tensordict.io.progress import progress_bar
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access
 from tensordict.io.transaction import FileTransaction
@@ -83,14 +84,17 @@ def container_of_files(
     parquet, pa = _library()
     files = files_of(path, access)
     tables: list[Any] = []
-    for file in files:
-        with file.local() as local, _naming(file):
-            if os.path.isdir(local):
-                tables.append(parquet.read_table(local, columns=_listed(columns), **options))
-            else:
-                tables.append(_read(local, columns, options))
-            if len(tables) > 1:
-                _check_same(tables[0].schema, tables[-1].schema, files[0])
+    with progress_bar(None, "reading", len(files), "file") as shown:
+        for file in files:
+            with file.local() as local, _naming(file):
+                if os.path.isdir(local):
+                    tables.append(parquet.read_table(local, columns=_listed(columns), **options))
+                else:
+                    tables.append(_read(local, columns, options))
+                if len(tables) > 1:
+                    _check_same(tables[0].schema, tables[-1].schema, files[0])
+            if shown is not None:
+                shown.add(1)
     with _naming(files[-1]):
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return arrow.container_of_table(table, reading)

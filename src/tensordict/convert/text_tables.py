@@ -10,6 +10,7 @@ from tensordict.convert import arrow
 from tensordict.convert.sources import SourceFile
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
+from tensordict.io.progress import progress_bar
 from tensordict.io.remote import StorageOptions
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.uploads import write_file
@@ -53,9 +54,12 @@ class TextTables:
     def whole(self) -> Any:
         """One table of all rows; the files are read once, and kept in memory meanwhile."""
         kept: list[tuple[str, int, Any]] = []
-        for where in self._pieces():
-            self._columns.look(where[-1])
-            kept.append(where)
+        with progress_bar(None, "reading", None, "row") as shown:
+            for where in self._pieces():
+                self._columns.look(where[-1])
+                kept.append(where)
+                if shown is not None:
+                    shown.add(len(where[-1]))
         return arrow.pyarrow().Table.from_batches(self._made(kept))
 
     def batches(self) -> Iterator[Any]:

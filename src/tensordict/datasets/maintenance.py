@@ -22,7 +22,7 @@ from tensordict.datasets.schema import Field, Schema
 from tensordict.datasets.shards import Buffers, Shard, new_shard, row_nbytes
 from tensordict.datasets.writer import DatasetWriter, schema_there, shard_options
 from tensordict.io.formats import ABOVE, DATASET, Above
-from tensordict.io.progress import Progress
+from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access
 from tensordict.io.specification import DICT, VALUE_STACK, WRAPPED, LeafSpec, Specification, Unread
@@ -45,6 +45,7 @@ def compact(
     format: str = "",
     durable: bool = False,
     keep: bool = False,
+    progress: bool | None = None,
     storage_options: StorageOptions | None = None,
 ) -> tuple[int, int]:
     """Merge small shards into larger ones; the rows stay the same, in the same order.
@@ -60,6 +61,7 @@ def compact(
         format: of the new shards: "folder", "archive" or "zarr"; by default that of the first shard.
         durable: have the new shards reach the disk before the old ones are removed.
         keep: leave the old shards there, for `tidy` to remove.
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
         storage_options: of a URL, as in :meth:`TensorDict.save`.
 
     Returns:
@@ -97,17 +99,17 @@ def compact(
         writer = new_id()
         manifest = ManifestWriter(place, writer, schema.digest, durable)
         generation = 1 + max((line.generation for m in index.manifests.values() for line in m.lines), default=0)
-        try:
-            for number, group in enumerate(_groups(parts, limit)):
+        groups = list(_groups(parts, limit))
+        rows = sum(part.rows for group in groups for part in group)
+        with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
+            for number, group in enumerate(groups):
                 name = f"{SHARDS}/{writer}/{number:08}{options.suffix}"
                 count = sum(part.rows for part in group)
                 with contextlib.closing(new_shard(schema, count, place.path(name), options, Buffers())) as shard:
-                    _copy(Shards(index, group, schema, "r"), shard, schema)
+                    _copy(Shards(index, group, schema, "r"), shard, schema, shown)
                     shard.save()
                 holds = tuple((part.writer, part.first, part.last) for part in group)
                 manifest.add(Line(name, count, generation, holds))
-        finally:
-            manifest.close()
         index.read()
         made = len({part.path for part in index.parts()})
         if not keep:
@@ -133,13 +135,15 @@ def _groups(parts: list[Stretch], limit: int) -> Iterator[list[Stretch]]:
         yield group
 
 
-def _copy(shards: Shards, shard: Shard, schema: Schema) -> None:
+def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress | None) -> None:
     step = max(1, _STEP // max(1, sum(row_nbytes(schema).values())))
     for number in range(len(shards)):
         rows = shards[number]
         for start in range(0, len(rows), step):
             batch = schema.taken(rows[start : start + step])
             shard.add(batch, 0, batch.count)
+            if progress is not None:
+                progress.add(batch.count)
 
 
 def _remove_superseded(place: Location) -> list[str]:

@@ -257,7 +257,7 @@ class DatasetWriter:
             closing.append(self._manifest.close)
         self._buffers = Buffers()
         if self._progress is not None:
-            self._progress.__exit__(None, None, None)
+            self._progress.close()
         for close in closing:
             close()
 

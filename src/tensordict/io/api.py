@@ -55,7 +55,7 @@ def memmap(
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
-    progress: bool = False,
+    progress: bool | None = None,
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> Any:
@@ -126,7 +126,7 @@ def save(
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
-    progress: bool = False,
+    progress: bool | None = None,
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> Any:
@@ -173,7 +173,7 @@ def load_memmap(
     num_threads: int = 0,
     allow_pickle: bool | None = None,
     keys: object = None,
-    progress: bool = False,
+    progress: bool | None = None,
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> TensorCollection:
@@ -223,7 +223,7 @@ def load(
     num_threads: int = 0,
     allow_pickle: bool | None = None,
     keys: object = None,
-    progress: bool = False,
+    progress: bool | None = None,
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> TensorCollection:
@@ -270,7 +270,7 @@ def to_safetensors(
     num_threads: int = 0,
     durable: bool = False,
     checksum: bool | str = False,
-    progress: bool = False,
+    progress: bool | None = None,
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
@@ -307,7 +307,7 @@ def from_safetensors(
     *,
     separator: str | None = ".",
     device: object = None,
-    progress: bool = False,
+    progress: bool | None = None,
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> TensorCollection:

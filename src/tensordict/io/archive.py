@@ -180,7 +180,7 @@ def _index(parts: Iterable[Part]) -> dict[str, Entry]:
     return found
 
 
-def _write(fd: int, parts: list[Part], how: Compression, num_threads: int, shown: bool) -> None:
+def _write(fd: int, parts: list[Part], how: Compression, num_threads: int, shown: bool | None) -> None:
     with progress_bar(shown, "saving", sum(item.size for item in parts if not item.like)) as progress:
         if how.method == STORED:
             write_stored(fd, parts, num_threads, progress)
@@ -259,7 +259,7 @@ def pack_memmap(
     compresslevel: int | None = None,
     num_threads: int = 0,
     durable: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     overwrite: bool = False,
 ) -> pathlib.Path:
     """Pack a saved folder into one archive.
@@ -272,7 +272,7 @@ def pack_memmap(
         compresslevel: of the method; its default when `None`.
         num_threads: the number of threads that write or deflate.
         durable: return only when the archive has reached the disk.
-        progress: show a bar (needs tqdm).
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
         overwrite: replace a file that is no archive, too.
 
     Returns:
@@ -331,7 +331,7 @@ def unpack_memmap(
     *,
     num_threads: int = 0,
     durable: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     overwrite: bool = False,
 ) -> pathlib.Path:
     """Unpack an archive to a folder, as `memmap` would have saved it there.
@@ -343,7 +343,7 @@ def unpack_memmap(
         prefix: the folder, created when needed.
         num_threads: the number of threads that unpack.
         durable: return only when the files have reached the disk.
-        progress: show a bar (needs tqdm).
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
         overwrite: replace files that belong to no save and have a name of one of its, too.
 
     Returns:
@@ -430,14 +430,17 @@ def refresh_archive_checksums(archive_path: PathLike, *, num_threads: int = 0) -
     """
     archive = Archive(local_path(archive_path), "r+")
     stored = [entry for entry in archive.entries.values() if entry.method == STORED]
-    files.run_all([partial(_refresh, archive, entry) for entry in stored], num_threads)
+    with progress_bar(None, "checksums", sum(entry.size for entry in stored)) as shown:
+        files.run_all([partial(_refresh, archive, entry, shown) for entry in stored], num_threads)
     return pathlib.Path(archive_path)
 
 
-def _refresh(archive: Archive, entry: Entry) -> None:
+def _refresh(archive: Archive, entry: Entry, progress: Progress | None) -> None:
     crc = 0
     for piece in archive.stored_pieces(entry):
         crc = zlib.crc32(piece, crc)
+        if progress is not None:
+            progress.add(len(piece))
     if crc != entry.crc:
         zipping.set_crc(archive.data, entry, crc)
 

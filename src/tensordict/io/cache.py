@@ -23,6 +23,7 @@ from functools import partial
 from tensordict.core.errors import SaveError
 from tensordict.core.logs import logger
 from tensordict.io import commit
+from tensordict.io.progress import transferring
 from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
@@ -235,9 +236,12 @@ class CachedFile:
             with self._naming():
                 files.write_bytes(self.fd, content, start)
             found.append((start, stop, zlib.crc32(content)))
+            shown.add(stop - start)
 
-        files.run_all([partial(fetch, start, stop) for start, stop in pieces], IN_FLIGHT)
-        logger.debug("fetched %d bytes of %r in %d requests", sum(b - a for a, b in pieces), self.url, len(pieces))
+        total = sum(stop - start for start, stop in pieces)
+        with transferring("fetching", total) as shown:
+            files.run_all([partial(fetch, start, stop) for start, stop in pieces], IN_FLIGHT)
+        logger.debug("fetched %d bytes of %r in %d requests", total, self.url, len(pieces))
         if self._check and self.remote.find(self.file.name) != self.file:
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
         return found

@@ -16,6 +16,7 @@ from tensordict.core.equality import same_value
 from tensordict.core.keys import Path
 from tensordict.io.columns import taken
 from tensordict.io.meta import DTYPES
+from tensordict.io.progress import Progress
 from tensordict.io.specification import LeafSpec, Specification, Unread
 from tensordict.memory.stored_tensors import in_memory
 
@@ -60,17 +61,21 @@ class Difference:
 
 
 def differences(
-    one: Specification | LeafSpec, other: Specification | LeafSpec, tolerance: Tolerance | None, key: Path = ()
+    one: Specification | LeafSpec,
+    other: Specification | LeafSpec,
+    tolerance: Tolerance | None,
+    key: Path = (),
+    progress: Progress | None = None,
 ) -> Iterator[Difference]:
     """The differences between two saves, in the order of the first.
 
     Without a `tolerance`, those of the structure only: any element and any value may stand for another, and names of
-    dims that only one of them has are no difference.
+    dims that only one of them has are no difference. `progress` is told of every byte of the first that was compared.
     """
     if isinstance(one, LeafSpec) and isinstance(other, LeafSpec):
-        yield from _leaf_differences(one, other, tolerance, key)
+        yield from _leaf_differences(one, other, tolerance, key, progress)
     elif isinstance(one, Specification) and isinstance(other, Specification):
-        yield from _node_differences(one, other, tolerance, key)
+        yield from _node_differences(one, other, tolerance, key, progress)
     else:
         yield Difference(key, "kind", kind_of(one), kind_of(other))
 
@@ -83,7 +88,7 @@ def kind_of(node: Specification | LeafSpec) -> str:
 
 
 def _node_differences(
-    one: Specification, other: Specification, tolerance: Tolerance | None, key: Path
+    one: Specification, other: Specification, tolerance: Tolerance | None, key: Path, progress: Progress | None
 ) -> Iterator[Difference]:
     values = one.is_value and other.is_value
     for what, mine, theirs in (
@@ -102,7 +107,7 @@ def _node_differences(
     entries, others = one.fields(), other.fields()
     for name, entry in entries.items():
         if name in others:
-            yield from differences(entry, others[name], tolerance, (*key, name))
+            yield from differences(entry, others[name], tolerance, (*key, name), progress)
         else:
             yield Difference((*key, name), "missing", kind_of(entry))
     for name, entry in others.items():
@@ -110,7 +115,9 @@ def _node_differences(
             yield Difference((*key, name), "additional", None, kind_of(entry))
 
 
-def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | None, key: Path) -> Iterator[Difference]:
+def _leaf_differences(
+    one: LeafSpec, other: LeafSpec, tolerance: Tolerance | None, key: Path, progress: Progress | None
+) -> Iterator[Difference]:
     alike = True
     for what, mine, theirs in (
         ("kind", kind_of(one), kind_of(other)),
@@ -136,7 +143,10 @@ def _leaf_differences(one: LeafSpec, other: LeafSpec, tolerance: Tolerance | Non
         return
     found = _Elements()
     for index in pieces(shape, one.dtype.itemsize):
-        found.compare(read_piece(a, index), read_piece(b, index), tolerance)
+        piece = read_piece(a, index)
+        found.compare(piece, read_piece(b, index), tolerance)
+        if progress is not None:
+            progress.add(piece.nbytes)
     if found.differing:
         yield Difference(key, "elements", None, None, found.differing, math.prod(shape), found.max_abs)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tensordict.io.comparing import Difference, Tolerance, differences
 from tensordict.io.formats import describe_save
+from tensordict.io.progress import progress_bar
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import CacheDir
+from tensordict.io.specification import LeafSpec, walk
 from tensordict.memory.mapped import PathLike
 
 
@@ -16,6 +18,7 @@ def diff(
     rtol: float = 0.0,
     atol: float = 0.0,
     equal_nan: bool = False,
+    progress: bool | None = None,
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> list[Difference]:
@@ -28,6 +31,7 @@ def diff(
         a, b: folders, files, or URLs.
         rtol, atol: elements are the same when `abs(a - b) <= atol + rtol * abs(b)`.
         equal_nan: take NaN for equal to NaN.
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
         storage_options, cache_dir: of URLs, as in :meth:`TensorDict.load`.
 
     Returns:
@@ -52,4 +56,6 @@ def diff(
         (('x',), 'elements', 1, 3)
     """
     one, other = (describe_save(path, storage_options=storage_options, cache_dir=cache_dir)[1] for path in (a, b))
-    return list(differences(one, other, Tolerance(rtol, atol, equal_nan)))
+    total = sum(node.nbytes for _, node in walk(one) if isinstance(node, LeafSpec))
+    with progress_bar(progress, "comparing", total) as shown:
+        return list(differences(one, other, Tolerance(rtol, atol, equal_nan), progress=shown))

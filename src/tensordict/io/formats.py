@@ -119,7 +119,7 @@ def open_file(
     num_threads: int = 0,
     robust_key: bool | None = True,
     allow_pickle: bool | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     access: Access | None = None,
     **others: object,
 ) -> Any:

@@ -1,15 +1,28 @@
-"""A progress bar for long saves and loads, in bytes and bytes per second."""
+"""Progress bars of what may take a while: shown where they are asked for, and where somebody watches."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import math
+import multiprocessing
 import os
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 from tensordict.core import extras
+
+# `True` shows a bar at once, `False` none; `None` one where somebody watches, of what takes longer than `_PATIENCE`.
+Wanted = bool | None
+_PATIENCE = 1.0
+# The bars that are at work. What is done for one of them has none of its own unless it is asked for.
+_open: list[Progress] = []
+# That of what is sent now.
+_transfers: list[Progress] = []
 
 
 class Progress:
@@ -17,7 +30,9 @@ class Progress:
 
     Args:
         doing: what stands before the bar.
-        total: how many bytes there are; `None` when nobody knows.
+        total: how much there is to do, or what tells when the bar is shown; `None` when nobody knows.
+        unit: of what: bytes by default.
+        patience: the seconds after which it is shown.
 
     Raises:
         ModuleNotFoundError: tqdm is not installed; says what to run.
@@ -31,32 +46,86 @@ class Progress:
         100
     """
 
-    def __init__(self, doing: str, total: int | None) -> None:
-        # tqdm writes to stderr.
-        self._bar: Any = extras.require("tqdm", "progress").tqdm(
-            desc=doing, total=total, unit="B", unit_scale=True, unit_divisor=1024
-        )
+    def __init__(
+        self, doing: str, total: int | Callable[[], int | None] | None, unit: str = "B", patience: float = 0.0
+    ) -> None:
+        self._doing, self._total, self._unit = doing, total, unit
         self._lock = threading.Lock()
+        self._bar: Any = None
+        self._from = time.monotonic() + patience
         self.done = 0
+        if not patience:
+            self._show()
 
-    def add(self, nbytes: int) -> None:
-        """Say that so many more bytes are through."""
+    def _show(self) -> None:
+        total = self._total() if callable(self._total) else self._total
+        scale: dict[str, Any] = {"unit_scale": True, "unit_divisor": 1024} if self._unit == "B" else {}
+        # In terminals it writes to stderr, and in notebooks below the cell.
+        bar = extras.require("tqdm.auto", "progress").tqdm
+        self._bar = bar(desc=self._doing, total=total, initial=self.done, unit=self._unit, **scale)
+
+    def add(self, amount: int) -> None:
+        """Say that so much more is done."""
         with self._lock:
-            self.done += nbytes
-            self._bar.update(nbytes)
+            self.done += amount
+            if self._bar is not None:
+                self._bar.update(amount)
+            elif time.monotonic() >= self._from:
+                self._show()
 
     def __enter__(self) -> Progress:
+        _open.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.close()
+        _open.remove(self)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.close()
 
 
-def progress_bar(wanted: bool, doing: str, total: int | None) -> contextlib.AbstractContextManager[Progress | None]:
-    """A bar where it is wanted, else `None`, as a context."""
-    return Progress(doing, total) if wanted else contextlib.nullcontext()
+def progress_bar(
+    wanted: Wanted, doing: str, total: int | Callable[[], int | None] | None, unit: str = "B"
+) -> contextlib.AbstractContextManager[Progress | None]:
+    """A bar where it is wanted, else `None`, as a context; arguments as of `Progress`."""
+    if wanted:
+        return Progress(doing, total, unit)
+    if wanted is None and not _open and _is_watched():
+        return Progress(doing, total, unit, _PATIENCE)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def transferring(doing: str, total: int) -> Iterator[Progress]:
+    """The bar of bytes that come over a network, or go: one for all that is sent meanwhile, by whatever thread."""
+    if _transfers:
+        yield _transfers[-1]
+        return
+    with progress_bar(None, doing, total) as shown:
+        _transfers.append(found := shown or Progress(doing, total, patience=math.inf))
+        try:
+            yield found
+        finally:
+            _transfers.remove(found)
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees the bars of this process: in a terminal or a notebook, and not those of its workers."""
+    if multiprocessing.parent_process() is not None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return False
+    if sys.stderr is None or not (sys.stderr.isatty() or _in_notebook()):
+        return False
+    return importlib.util.find_spec("tqdm") is not None
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
 
 
 def bytes_on_disk(path: str | os.PathLike[str]) -> int:

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from tensordict.core import extras
 from tensordict.core.errors import SaveError
+from tensordict.io.progress import Progress, transferring
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of
@@ -251,6 +252,13 @@ class Remote:
             OSError: it cannot be written.
         """
         self._refuse_http("upload")
+        if isinstance(content, bytes):
+            self._put(name, content, new, None)
+            return
+        with transferring("uploading", os.path.getsize(content)) as shown:
+            self._put(name, content, new, shown)
+
+    def _put(self, name: str, content: Content, new: bool, progress: Progress | None) -> None:
         path = self._path(name)
         mode = {"mode": "create"} if new else {}
         call: Callable[[], object]
@@ -263,7 +271,10 @@ class Remote:
             with open(content, "rb") as file:
                 call = partial(self._fs.pipe_file, path, file.read(), **mode)
         else:
-            call = partial(self._fs.put_file, content, path, **mode)
+            told = extras.require("fsspec.callbacks", "remote").Callback()
+            if progress is not None:
+                told.relative_update = progress.add
+            call = partial(self._fs.put_file, content, path, callback=told, **mode)
         try:
             self._try("upload", name, call)
         except FileExistsError:

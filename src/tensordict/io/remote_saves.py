@@ -29,6 +29,7 @@ from tensordict.io.archive_reader import Archive
 from tensordict.io.cache import CachedFile, ChangedError, LocalCopies, Range, RemoteCache
 from tensordict.io.detect import detect_format
 from tensordict.io.loading import LoadOptions, load_directory, read_directory
+from tensordict.io.progress import transferring
 from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile, StorageOptions, is_url
 from tensordict.io.value_files import left_pickled
 from tensordict.io.zipping import Entry
@@ -457,7 +458,9 @@ class RemoteFolder:
 
     def fetch(self, names: Iterable[str]) -> None:
         """Have these files here."""
-        files.run_all([self._cached(name).ensure for name in names], IN_FLIGHT)
+        wanted = [self._cached(name) for name in names]
+        with transferring("fetching", sum(cached.file.size for cached in wanted)):
+            files.run_all([cached.ensure for cached in wanted], IN_FLIGHT)
 
     def inflating(self, num_threads: int) -> contextlib.AbstractContextManager[None]:
         """A block for loading; nothing in a folder is compressed."""

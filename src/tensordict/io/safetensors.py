@@ -162,7 +162,7 @@ class SafetensorsOptions:
 
     separator: str | None = "."
     device: torch.device | None = None
-    progress: bool = False
+    progress: bool | None = None
     # Is told of entries that are broken.
     complain: Complain | None = None
 

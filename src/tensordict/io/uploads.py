@@ -24,6 +24,7 @@ from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.commit import JOURNAL
 from tensordict.io.loading import LoadOptions, load_directory, read_directory
+from tensordict.io.progress import transferring
 from tensordict.io.remote import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.remote_saves import Access, RemoteFolder, RemoteSave, naming_url
 from tensordict.io.source import Save, Source
@@ -140,14 +141,17 @@ def _claim(remote: Remote, claim: bytes, overwrite: bool) -> None:
 
 
 def _put(remote: Remote, path: str, names: Iterable[str], sent: list[str]) -> None:
+    sizes = {name: os.path.getsize(f"{path}/{name}") for name in names}
+
     def put(name: str) -> None:
         sent.append(name)
         remote.put(name, f"{path}/{name}")
 
-    large = {name for name in names if os.path.getsize(f"{path}/{name}") > _LARGE}
-    files.run_all([partial(put, name) for name in names if name not in large], IN_FLIGHT)
-    for name in sorted(large):
-        put(name)
+    large = {name for name, size in sizes.items() if size > _LARGE}
+    with transferring("uploading", sum(sizes.values())):
+        files.run_all([partial(put, name) for name in sizes if name not in large], IN_FLIGHT)
+        for name in sorted(large):
+            put(name)
 
 
 def _names_in(path: str) -> Iterator[str]:

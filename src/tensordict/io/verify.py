@@ -74,7 +74,7 @@ def verify(
     *,
     raises: bool = True,
     num_threads: int = 0,
-    progress: bool = False,
+    progress: bool | None = None,
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> Report:
@@ -87,7 +87,7 @@ def verify(
         path: a folder or a file, or a URL, from which all of it is fetched, and of a Zarr group its structure.
         raises: `False` returns a report with the problems instead.
         num_threads: the number of threads that read.
-        progress: show a progress bar (needs tqdm).
+        progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
         storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load_memmap`.
 
     Returns:
@@ -139,7 +139,7 @@ def _verified_copy(check: Callable[[PathLike], Report], save: RemoteSave) -> Rep
     return report
 
 
-def _verified(path: PathLike, num_threads: int, progress: bool) -> Report:
+def _verified(path: PathLike, num_threads: int, progress: bool | None) -> Report:
     local_path(path)
     report = Report(os.fspath(path))
     if not os.path.lexists(report.path):
@@ -158,7 +158,7 @@ def _with(above: Above, access: Access) -> Verifier:
     return lambda report, num_threads, shown: above.verify(report, num_threads, shown, access)
 
 
-def _filled(report: Report, verifier: Verifier, num_threads: int, progress: bool) -> Report:
+def _filled(report: Report, verifier: Verifier, num_threads: int, progress: bool | None) -> Report:
     try:
         with progress_bar(progress, "verifying", None) as shown:
             verifier(report, num_threads, shown)

@@ -30,7 +30,7 @@ class SaveOptions:
     durable: bool = False
     # The algorithm of the checksums of leaves; none when empty.
     checksum: str = ""
-    progress: bool = False
+    progress: bool | None = None
     # Replace whatever is there: otherwise a file that belongs to no save is an error.
     overwrite: bool = False
 
@@ -191,7 +191,7 @@ class TensorRun:
         self._algorithm = algorithm
         self._checksums = [checksums.new(algorithm) if algorithm else None for _ in tensors]
 
-    def write(self, fd: int, offset: int, num_threads: int = 0, progress: bool = False) -> None:
+    def write(self, fd: int, offset: int, num_threads: int = 0, progress: bool | None = None) -> None:
         """Write them, the first at byte `offset`; `progress` shows a bar."""
         with progress_bar(progress, "saving", sum(t.numel() * t.itemsize for t in self.tensors)) as shown:
             watches: list[files.Watch | None] = []

@@ -117,7 +117,7 @@ class Checkpointing(Contract):
         num_threads: int = 0,
         durable: bool = False,
         checksum: bool | str = False,
-        progress: bool = False,
+        progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> None:
@@ -136,7 +136,7 @@ class Checkpointing(Contract):
             durable: have the file survive a loss of power once this returns.
             checksum: record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32, or
                 `"sha256"` or `"blake2b"`.
-            progress: show a progress bar (needs tqdm).
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
             overwrite: replace a file that no container was saved to, as the model of another program, too.
             storage_options: of a URL, as in :meth:`memmap`.
 
@@ -167,7 +167,7 @@ class Checkpointing(Contract):
         *,
         separator: str | None = ".",
         device: object = None,
-        progress: bool = False,
+        progress: bool | None = None,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
@@ -181,7 +181,8 @@ class Checkpointing(Contract):
             separator: where the names of a file of another program are nested; `None` for nowhere. A file of this
                 package knows its own.
             device: move the tensors there; they are on the CPU by default.
-            progress: show a progress bar (needs tqdm). Mapping the file takes no time; moving tensors does.
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
+                Mapping the file takes no time; moving tensors does.
             storage_options, cache_dir: of a URL, as in :meth:`load_memmap`.
 
         Returns:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         metadata: bool
         durable: bool
         checksum: bool | str
-        progress: bool
+        progress: bool | None
         overwrite: bool
         storage_options: StorageOptions | None
 
@@ -78,7 +78,7 @@ class Consolidating(Leaves):
         metadata: bool = False,
         durable: bool = False,
         checksum: bool | str = False,
-        progress: bool = False,
+        progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> Self | Future[Self]:
@@ -108,7 +108,8 @@ class Consolidating(Leaves):
             durable: with a file, have it reach the disk before it takes the place of the old one.
             checksum: with a file, record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32,
                 or `"sha256"` or `"blake2b"`. Writing to the leaves later makes it wrong.
-            progress: with a file, show a progress bar (needs tqdm).
+            progress: with a file, show a progress bar (needs tqdm); by default on terminals and in notebooks,
+                after a second.
             overwrite: with a file, replace one that is no consolidated container, too.
             storage_options: of a URL, as in :meth:`memmap`.
 

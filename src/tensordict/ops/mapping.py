@@ -34,7 +34,7 @@ class Mapping(Leaves):
         worker_threads: int = 1,
         index_with_generator: bool = False,
         pbar: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
         mp_start_method: str | None = None,
     ) -> _Result:
         """Call a function with chunks of this container in worker processes, and join the results.
@@ -63,7 +63,8 @@ class Mapping(Leaves):
             worker_threads: the number of torch's threads in each worker.
             index_with_generator: accepted for compatibility: each chunk is cut when its turn comes.
             pbar: show a progress bar (needs tqdm).
-            progress: the same, as the methods that save call it.
+            progress: the same, as the methods that save call it; by default on terminals and in notebooks, after a
+                second.
             mp_start_method: `"fork"`, `"spawn"` or `"forkserver"`; that of the system by default.
 
         Returns:
@@ -113,7 +114,7 @@ class Mapping(Leaves):
         worker_threads: int = 1,
         index_with_generator: bool = True,
         pbar: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
         mp_start_method: str | None = None,
         ordered: bool = True,
     ) -> Iterator[_Result]:

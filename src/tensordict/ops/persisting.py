@@ -91,7 +91,7 @@ class Persisting(Contract):
         filename: object,
         *,
         durable: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
         **kwargs: object,
@@ -105,7 +105,7 @@ class Persisting(Contract):
             filename: the file. To a URL a temporary file is uploaded, over which the result is, to be read only; what
                 is there is replaced with `overwrite=True` only.
             durable: have the file survive a loss of power once this returns.
-            progress: show a progress bar (needs tqdm).
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
             overwrite: replace a file of another program, too: one that is no HDF5 file, or one with other names in it
                 and no note of this package.
             storage_options: of a URL, as in :meth:`memmap`.
@@ -253,7 +253,7 @@ class Persisting(Contract):
         filename: object,
         *,
         durable: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
         **kwargs: object,
@@ -270,7 +270,7 @@ class Persisting(Contract):
         Args:
             filename: the path of a folder; of a zip file, if it ends with `.zip`; a URL; or a `zarr.abc.store.Store`.
             durable: have the files survive a loss of power once this returns; of a store or a URL, without effect.
-            progress: show a progress bar (needs tqdm).
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
             overwrite: replace what another program has written, too: a file or folder that is no group of this
                 package, or has more in it. Of a store or a URL, delete all that is in it.
             storage_options: of a URL, as in :meth:`memmap`.
@@ -317,7 +317,7 @@ class Persisting(Contract):
         filename: Any,
         *,
         durable: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
         **kwargs: object,

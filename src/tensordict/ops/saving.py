@@ -56,13 +56,13 @@ if TYPE_CHECKING:
     class _InPlace(_Common, total=False):
         existsok: bool
         checksum: bool | str
-        progress: bool
+        progress: bool | None
 
     class _Save(_Options, total=False):
         archive: bool | None
         compression: str | int | None
         checksum: bool | str
-        progress: bool
+        progress: bool | None
         storage_options: StorageOptions | None
 
     class _Memmap(_Save, total=False):
@@ -104,7 +104,7 @@ class Saving(Contract):
         allow_pickle: bool | None = None,
         durable: bool = False,
         checksum: bool | str = False,
-        progress: bool = False,
+        progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> Self | Future[Self]:
@@ -143,7 +143,7 @@ class Saving(Contract):
             durable: have everything reach the disk, so that the save survives a loss of power too.
             checksum: record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32, or
                 `"sha256"` or `"blake2b"`. Writing into the saved tensors later makes it wrong.
-            progress: show a progress bar (needs tqdm).
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
             overwrite: replace what is there, whatever `existsok` says: also files that belong to no save, at the path
                 of an archive or in the folder under a name that the save has. Without it they are an error.
             storage_options: of a URL: what fsspec's file system for it takes, such as `endpoint_url` and `key`;
@@ -209,7 +209,7 @@ class Saving(Contract):
         allow_pickle: bool | None = None,
         durable: bool = False,
         checksum: bool | str = False,
-        progress: bool = False,
+        progress: bool | None = None,
         overwrite: bool = False,
     ) -> Self | Future[Self]:
         """Save to a folder and make this container the memory-mapped one; arguments as in :meth:`memmap`.
@@ -338,7 +338,7 @@ class Saving(Contract):
         allow_pickle: bool | None = None,
         durable: bool = False,
         checksum: bool | str = False,
-        progress: bool = False,
+        progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> Self | Future[Self]:
@@ -382,7 +382,7 @@ class Saving(Contract):
         num_threads: int = 0,
         allow_pickle: bool | None = None,
         keys: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
@@ -410,7 +410,8 @@ class Saving(Contract):
             allow_pickle: load values that were pickled, which may run any code: only for saves that you trust. Without
                 it, nothing is unpickled, and such a value is an error that names its entry.
             keys: load only the entries at these nested keys (of the container at `subpath`); no other file is opened.
-            progress: show a progress bar (needs tqdm). Mapping a file takes no time; sending it to a device does.
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
+                Mapping a file takes no time; sending it to a device does.
             storage_options: of a URL, as in :meth:`memmap`.
             cache_dir: of a URL: a folder, or a :class:`~tensordict.RemoteCache`, that keeps what is fetched, so that it
                 is not fetched again as long as it is the same behind the URL; the environment variable
@@ -451,8 +452,7 @@ class Saving(Contract):
         if allow_pickle:
             options.unpickle = unpickle
         remote = isinstance(prefix, RemoteSave) or is_url(prefix)
-        nbytes = bytes_on_disk(prefix) if progress and not remote else None
-        with progress_bar(progress, "loading", nbytes) as options.progress:
+        with progress_bar(progress, "loading", None if remote else partial(bytes_on_disk, prefix)) as options.progress:
             if isinstance(prefix, RemoteSave):
                 loaded = prefix.load(options, subpath, keys, mode, num_threads)
             elif remote:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,10 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from tensordict.core import extras
 from tensordict.core.contract import Contract
 from tensordict.core.errors import DimError, OptionError, WorkerError
 from tensordict.core.shapes import as_dim
+from tensordict.io.progress import progress_bar
 from tensordict.parallel import sharing
 from tensordict.parallel.jobs import Chunk, Job, fitting, name_chunk, raise_failure
 from tensordict.parallel.workers import CallersPool, WorkerPool
@@ -34,7 +33,7 @@ class Options:
     generator: torch.Generator | None
     max_tasks_per_child: int | None
     worker_threads: int
-    pbar: bool
+    pbar: bool | None
     mp_start_method: str | None
     shuffle: bool = False
     ordered: bool = True
@@ -132,12 +131,12 @@ class Mapped:
             given += 1
             return chunks[given - 1]
 
-        with _bar(self._options.pbar, len(chunks)) as bar, pool:
+        with progress_bar(self._options.pbar, "map", len(chunks), "chunk") as bar, pool:
             for chunk, done, value in pool.outcomes(take):
                 if not done:
                     raise_failure(value, chunk)
                 if bar is not None:
-                    bar.update(1)
+                    bar.add(1)
                 waiting[chunk.number] = value
                 # In their order, the number of the next is the number of those that were taken.
                 while (number := taken if self._options.ordered else chunk.number) in waiting:
@@ -203,13 +202,6 @@ def _check_count(name: str, value: object, least: int) -> None:
         raise TypeError(f"{name} is an int, got {value!r} of type {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} is at least {least}, got {value}")
-
-
-def _bar(wanted: bool, chunks: int) -> AbstractContextManager[Any]:
-    if not wanted:
-        return nullcontext()
-    bar: AbstractContextManager[Any] = extras.require("tqdm", "progress").tqdm(desc="map", total=chunks, unit="chunk")
-    return bar
 
 
 def check_shuffle(shuffle: bool, index_with_generator: bool) -> None:

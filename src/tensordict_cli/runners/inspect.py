@@ -20,7 +20,7 @@ from tensordict.core.keys import Path, entry_of
 from tensordict.io.columns import taken
 from tensordict.io.comparing import OPAQUE, pieces, read_piece, source_of
 from tensordict.io.formats import describe_save
-from tensordict.io.progress import bytes_allocated, bytes_on_disk
+from tensordict.io.progress import Progress, bytes_allocated, bytes_on_disk, progress_bar
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import remote_bytes
 from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
@@ -188,9 +188,10 @@ class _FromTensors:
     def read_statistics(self, view: _Shown) -> None:
         """Read all of the tensors that are shown, in pieces."""
         self.statistics = {}
-        for path, node in view.unfolded():
-            if isinstance(node, LeafSpec):
-                self.statistics[path] = self._read(path, partial(_statistics, node))
+        leaves = {path: node for path, node in view.unfolded() if isinstance(node, LeafSpec)}
+        with progress_bar(None, "reading", sum(leaf.nbytes for leaf in leaves.values())) as shown:
+            for path, leaf in leaves.items():
+                self.statistics[path] = self._read(path, partial(_statistics, leaf, shown))
 
     def read_heads(self, view: _Shown, count: int, whole: bool) -> None:
         """Read the first rows of the tensors, and the first values, that are shown."""
@@ -207,7 +208,7 @@ class _FromTensors:
             return None
 
 
-def _statistics(leaf: LeafSpec) -> dict[str, Any] | None:
+def _statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, Any] | None:
     """The figures of a tensor, read in pieces; `None` where torch has no numbers of its dtype."""
     if leaf.dtype in OPAQUE:
         return None
@@ -216,7 +217,10 @@ def _statistics(leaf: LeafSpec) -> dict[str, Any] | None:
         source = taken(source)[0]
     tally = Tally()
     for index in pieces(tuple(source.shape), leaf.dtype.itemsize):
-        tally.add(numbers_of(read_piece(source, index)))
+        piece = read_piece(source, index)
+        tally.add(numbers_of(piece))
+        if progress is not None:
+            progress.add(piece.nbytes)
     found = {"count": tally.count, "mean": tally.mean, "std": tally.std, "min": tally.least, "max": tally.greatest}
     return {**found, "nan": tally.nan, "infinite": tally.infinite, "zero": tally.zero}
 

@@ -372,7 +372,7 @@ def write_container(group: Group, container: Contract, options: Mapping[str, Any
         group.put(name, made(group, form.entries[name], options, (*key, name), above))
 
 
-def write_store(store: Store, container: Contract, options: Mapping[str, Any], progress: bool) -> None:
+def write_store(store: Store, container: Contract, options: Mapping[str, Any], progress: bool | None) -> None:
     """Write a container as the outermost group of an empty store, and close that.
 
     Raises:
