@@ -125,7 +125,8 @@ def test_calls_with_a_bar(
     call, expected = CALLS[name]
     call(tmp_path)
     assert bars == expected
-    assert all(f"{said}: " in capsys.readouterr().err for said in expected)
+    errors = capsys.readouterr().err
+    assert all(f"{said}: " in errors for said in expected)
 
 
 def test_transfers_have_one_bar(bars: list[str], capsys: pytest.CaptureFixture[str]) -> None:
