@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 from behaviour import KINDS, Seen, observe, operation, rows
-from public_names import home, members_of, operations
+from public_names import MODULES, home, members_of, names_of, operations
 
 from tensordict import LazyStackedTensorDict, MemmapTensor, MemoryMappedTensor, TensorDictBase
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,14 @@ def test_every_operation_has_a_family() -> None:
     names = [name for names in operations().values() for name in names]
     assert sorted(names) == sorted(name for name in dir(TensorDictBase) if not name.startswith("_"))
     assert any("td[0]" in rows(family) for family in operations())
+
+
+def test_every_family_has_a_page_and_every_name_is_in_a_list() -> None:
+    """As the test of the site says in minutes."""
+    pages = "".join(page.read_text() for page in DOCS.glob("operations/*.rst"))
+    assert [family for family in operations() if f".. family:: {family}\n" not in pages] == []
+    lists = "".join(page.read_text() for page in DOCS.glob("reference/*.rst"))
+    assert [f"{module}.{name}" for module in MODULES for name in names_of(module) if f"   {name}\n" not in lists] == []
 
 
 def test_where_names_are_documented() -> None:
