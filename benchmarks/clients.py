@@ -127,9 +127,154 @@ def sample(transform: bool, memory_mapped: bool) -> Call:
     return call
 
 
+def sac_update() -> Call:
+    """An update of SAC: a sample of 256 steps out of a memory-mapped buffer, three losses, gradients, targets."""
+    import torch
+    from torch import nn
+    from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
+    from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+    from torchrl.objectives import SACLoss, SoftUpdate
+
+    from tensordict.nn import NormalParamExtractor, TensorDictModule
+
+    network = nn.Sequential(MLP(in_features=17, out_features=12, num_cells=[64, 64]), NormalParamExtractor())
+    actor = ProbabilisticActor(
+        TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+    value = ValueOperator(MLP(in_features=23, out_features=1, num_cells=[64, 64]), in_keys=["observation", "action"])
+    # The entropy to aim for is told, as otherwise it is asked of the specs of an environment.
+    loss = SACLoss(actor, value, num_qvalue_nets=2, target_entropy=-6.0)
+    loss.make_value_estimator(gamma=0.99)
+    targets = SoftUpdate(loss, eps=0.995)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-5)
+    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(STEPS), batch_size=SAMPLE)
+    buffer.extend(_steps())
+
+    def call() -> float:
+        losses = loss(buffer.sample())
+        total = losses["loss_actor"] + losses["loss_qvalue"] + losses["loss_alpha"]
+        total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        targets.step()
+        return total.item()  # type: ignore[no-any-return]
+
+    return call
+
+
+def parallel_environment() -> Call:
+    """A step of two environments, each in a process of its own."""
+    import torch
+    from torchrl.envs import ParallelEnv
+
+    environment = ParallelEnv(2, _counting, mp_start_method="fork")
+    state = environment.reset()
+    action = torch.ones(2, 1)
+
+    def call() -> float:
+        stepped = environment.step(state.copy().set("action", action))
+        return stepped["next", "observation"].sum().item()  # type: ignore[no-any-return]
+
+    return call
+
+
+def _counting() -> Any:
+    """An environment that adds its action to its observation, and does nothing else."""
+    import torch
+    from torchrl.data import Composite, Unbounded
+    from torchrl.envs import EnvBase
+
+    from tensordict import TensorDict
+
+    class Adding(EnvBase):  # type: ignore[misc, no-any-unimported]
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_spec = Composite(observation=Unbounded((17,)))
+            self.action_spec = Unbounded((1,))
+            self.reward_spec = Unbounded((1,))
+
+        def _reset(self, tensordict: Any, **kwargs: Any) -> Any:
+            return TensorDict({"observation": torch.zeros(17), "done": torch.zeros(1, dtype=torch.bool)})
+
+        def _step(self, tensordict: Any) -> Any:
+            following = tensordict["observation"] + tensordict["action"]
+            return TensorDict({"observation": following, "reward": following[:1], "done": following[:1] > 1e9})
+
+        def _set_seed(self, seed: int | None) -> None:
+            pass
+
+    return Adding()
+
+
+def data_proto() -> Call:
+    """What verl's `DataProto` does with a batch between its workers, without verl: it holds a container and objects.
+
+    Split in parts, each sent to another process and back by pickle and moved to its device, joined again, and united
+    with what a worker computed.
+    """
+    import pickle
+
+    import torch
+
+    from tensordict import TensorDict
+
+    tokens = {name: torch.randint(0, 32_000, (256, 512)) for name in ("prompts", "responses", "input_ids")}
+    batch = TensorDict({**tokens, "attention_mask": torch.ones(256, 512, dtype=torch.long)}, [256])
+    batch["index"] = torch.arange(256)
+    batch.set_non_tensor("meta_info", {"temperature": 1.0})
+
+    def call() -> float:
+        parts = []
+        for part in batch.chunk(4, dim=0):
+            there = pickle.loads(pickle.dumps(part.contiguous())).to("cpu")
+            scores = TensorDict({"scores": there["responses"].float().mean(1)}, there.batch_size)
+            scores.set_non_tensor("worker", "actor")
+            for key in scores.keys():
+                there.set(key, scores.get(key))
+            parts.append(there)
+        joined = torch.cat(parts, 0)
+        chosen = joined[joined["index"] % 2 == 0].select("responses", "scores")
+        return chosen["scores"].double().mean().item()  # type: ignore[no-any-return]
+
+    return call
+
+
+def loader_epoch() -> Call:
+    """An epoch of torch's `DataLoader` over a saved data set of 4,096 images, 64 at a time, shuffled."""
+    import tempfile
+    from pathlib import Path
+
+    import torch
+    from torch.utils.data import DataLoader
+
+    from tensordict import TensorDict
+
+    # The folder goes with the process.
+    folder = tempfile.TemporaryDirectory(prefix="tensordict-clients-")
+    pixels = torch.randint(0, 256, (4096, 28, 28), dtype=torch.uint8)
+    made = TensorDict({"image": pixels, "label": {"class": torch.randint(0, 10, (4096,))}}, [4096])
+    made.memmap(Path(folder.name) / "saved")
+    saved = TensorDict.load_memmap(Path(folder.name) / "saved")
+    # Rows are taken a batch at a time, by `__getitems__`.
+    loader = DataLoader(saved, batch_size=64, shuffle=True, collate_fn=lambda rows: rows)
+
+    def call() -> float:
+        assert folder
+        return float(sum(int(rows["image"].sum()) + int(rows["label", "class"].sum()) for rows in loader))
+
+    return call
+
+
 WORKLOADS: dict[str, Callable[[], Call]] = {
     "PPO update, 1,000 steps at once": lambda: ppo_update(STEPS),
     "PPO update, 1,000 steps in parts of 100": lambda: ppo_update(MINIBATCH),
+    "SAC update, 256 steps, memory-mapped": sac_update,
+    "ParallelEnv, a step of two": parallel_environment,
+    "DataProto, 256 x 512 tokens there and back": data_proto,
+    "DataLoader, an epoch over a saved data set": loader_epoch,
     "ReplayBuffer.sample, 256 steps": lambda: sample(transform=False, memory_mapped=False),
     "ReplayBuffer.sample, 256 steps, transform": lambda: sample(transform=True, memory_mapped=False),
     "ReplayBuffer.sample, 256 steps, memory-mapped": lambda: sample(transform=False, memory_mapped=True),

@@ -165,9 +165,9 @@ def _load(ours: Worker, reference: Worker) -> dict[str, Any]:
 
 def _measure(spec: dict[str, Any], ours: Worker, reference: Worker, options: argparse.Namespace) -> Row:
     """Check that the sides do the same work, then time them in turns."""
-    row = Row(**{name: value for name, value in spec.items() if name != "has_floor"})
+    row = Row(**{name: value for name, value in spec.items() if name not in ("has_floor", "has_reference")})
     _progress(f"{row.family}: {row.name}")
-    sides = _prepare(row, spec["has_floor"], ours, reference, options)
+    sides = _prepare(row, spec, ours, reference, options)
     rounds = options.rounds if row.in_memory else min(options.rounds, STORAGE_ROUNDS)
     for _ in range(rounds):
         for side, (worker, of_worker) in list(sides.items()):
@@ -184,14 +184,15 @@ def _measure(spec: dict[str, Any], ours: Worker, reference: Worker, options: arg
 
 
 def _prepare(
-    row: Row, has_floor: bool, ours: Worker, reference: Worker, options: argparse.Namespace
+    row: Row, spec: dict[str, Any], ours: Worker, reference: Worker, options: argparse.Namespace
 ) -> dict[str, tuple[Worker, str]]:
     """Open the workload in both workers and compare what they did; return the sides that work."""
     target_s = QUICK_TURN_SECONDS if options.quick else TURN_SECONDS
     sides: dict[str, tuple[Worker, str]] = {}
     digests: dict[str, dict[str, list[str]]] = {}
-    beside = [(side, ours, side) for side in [*["floor"] * has_floor, *row.rivals]]
-    for side, worker, of_worker in [("ours", ours, "package"), ("reference", reference, "package"), *beside]:
+    packages = [("ours", ours, "package"), *[("reference", reference, "package")] * spec["has_reference"]]
+    beside = [(side, ours, side) for side in [*["floor"] * spec["has_floor"], *row.rivals]]
+    for side, worker, of_worker in [*packages, *beside]:
         if of_worker != "package" and "ours" not in sides:
             continue
         try:

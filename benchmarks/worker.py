@@ -55,6 +55,7 @@ class Bench:
                         "in_memory": family in IN_MEMORY,
                         "has_floor": workload.floor is not None,
                         "rivals": list(workload.rivals),
+                        "has_reference": not workload.reference_refuses,
                         "target": workload.target,
                         "limits": [asdict(limit) for limit in workload.limits],
                         "payload_bytes": workload.payload_bytes,

@@ -60,6 +60,8 @@ class Workload:
     """Which target of `report.py` this workload counts for, besides those that all of them count for."""
     limits: tuple[Limit, ...] = ()
     """Targets of this workload alone."""
+    reference_refuses: bool = False
+    """Whether the reference cannot do this: then it is measured beside the floor and the rivals alone."""
     payload_bytes: int = 0
     """Bytes moved by one call, for workloads whose throughput is of interest."""
 
