@@ -25,12 +25,15 @@ import torch
 from tensordict import PersistentTensorDict, TensorClass, TensorDict, lazy_stack, load_memmap
 from tensordict.nn import TensorDictModule
 
+
 class Step(TensorClass):
     obs: torch.Tensor
     reward: torch.Tensor
 
+
 def data(features=4):
     return TensorDict({"obs": torch.zeros(3, features), "meta": {"reward": torch.zeros(3)}}, batch_size=[3])
+
 
 td = data()
 step = Step(obs=torch.zeros(3, 4), reward=torch.zeros(3), batch_size=[3])
