@@ -379,6 +379,16 @@ def test_the_error_of_containers_with_other_keys_says_what_the_reference_says() 
     assert TensorDict.maybe_dense_stack([one, two])["a"].shape == (2, 2)
 
 
+@pytest.mark.parametrize("join", [torch.cat, torch.stack])
+def test_the_odd_one_among_many_is_told(join: Any) -> None:
+    steps = [TensorDict({"next": {"obs": torch.zeros(2), "action": torch.zeros(2)}}, [2]) for _ in range(20)]
+    del steps[17]["next", "action"]
+    with pytest.raises(
+        KeyError, match=r"under 'next'; only some of them have \['action'\] \(number 17 of 20 lacks 'action'\)"
+    ):
+        join(steps)
+
+
 def test_densify_of_a_container_without_lazy_stacks_is_the_container() -> None:
     td = TensorDict({"a": torch.zeros(2), "n": TensorDict({"b": torch.zeros(2)}, [2])}, [2]).lock_()
     assert td.densify() is td

@@ -723,7 +723,10 @@ def raise_key_mismatch(
     common = set(mappings[0]).intersection(*mappings)
     odd = sorted(union - common)
     where = f" under {'.'.join(path)!r}" if path else ""
+    # Among many, as the steps of an episode, the odd one is hard to find.
+    lacking = next((number, key) for number, mapping in enumerate(mappings) for key in odd if key not in mapping)
+    first = f" (number {lacking[0]} of {len(mappings)} lacks {lacking[1]!r})" if len(mappings) > 2 else ""
     raise KeyMismatchError(
-        f"the containers must have the same keys{where}; only some of them have {odd}. "
+        f"the containers must have the same keys{where}; only some of them have {odd}{first}. "
         f"Select the common keys first, or {instead}"
     )
