@@ -152,6 +152,14 @@ def test_ragged_leaves() -> None:
         stack.plot(dim=0)
 
 
+def test_leaves_without_numbers_are_left_out() -> None:
+    td = TensorDict(a=torch.ones(2), meta=torch.ones(2, device="meta"), complex=torch.ones(2, dtype=torch.complex64))
+    td._entries["sparse"] = torch.eye(2).to_sparse()
+    assert titles(td.plot()) == ["a"]
+    with pytest.raises(ValueError, match="no leaf"):
+        TensorDict.from_module(torch.nn.LazyLinear(2)).plot()
+
+
 def test_of_large_leaves_rows_are_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     big = torch.arange(1 << 21).reshape(1 << 14, 128)
     TensorDict(a=big, batch_size=[1 << 14]).to_h5(tmp_path / "a.h5").close()

@@ -15,6 +15,7 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.extras import require
 from tensordict.core.keys import Path
+from tensordict.looking.reading import why_unreadable
 from tensordict.looking.tally import Numbers, numbers_of
 from tensordict.memory.stored_tensors import in_memory
 
@@ -55,7 +56,7 @@ def _leaves(node: Contract, path: Path) -> Iterator[tuple[Path, Any, str]]:
         if is_node(value):
             if not value._is_non_tensor:
                 yield from _leaves(value, (*path, name))
-        elif isinstance(value, Tensor) and not value.is_meta and (value.is_nested or not value.dtype.is_complex):
+        elif isinstance(value, Tensor) and not why_unreadable(value) and not value.dtype.is_complex:
             yield (*path, name), node, name
 
 

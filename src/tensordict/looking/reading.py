@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tensordict.core import ragged
@@ -79,17 +80,24 @@ def first_index(shape: Sequence[int], count: int) -> tuple[slice, ...]:
 
 def elements_of(tensor: Tensor) -> Tensor | str:
     """The tensor whose elements are those of a leaf, or why there is none that could be read."""
+    if why := why_unreadable(tensor):
+        return why
+    if tensor.is_nested:
+        # What is not so would be copied as a whole.
+        return ragged.elements(tensor) if ragged.is_compact(tensor) else "its rows do not lie one behind the other"
+    return tensor
+
+
+def why_unreadable(tensor: Tensor) -> str:
+    """Why a leaf has no elements that could be read; empty where it has."""
     if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
         return "it has a shape and no elements"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "it stands for many tensors in a function of torch.func"
-    if torch.nn.parameter.is_lazy(tensor):
+    if is_lazy(tensor):
         return "it has not been initialized"
-    if tensor.is_nested:
-        # What is not so would be copied as a whole.
-        return ragged.elements(tensor) if ragged.is_compact(tensor) else "its rows do not lie one behind the other"
     # It tells type checkers too much.
     is_wrapper: bool = is_traceable_wrapper_subclass(tensor)
-    if tensor.layout is not torch.strided or tensor.is_quantized or is_wrapper:
+    if not tensor.is_nested and (tensor.layout is not torch.strided or tensor.is_quantized or is_wrapper):
         return f"elements of a {type(tensor).__name__} of the layout {tensor.layout} are not shown"
-    return tensor
+    return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from tensordict.core.contract import Contract, EntryStore
 from tensordict.looking.entries import ShownLeaf, is_stored, shown_by_member
@@ -164,6 +165,8 @@ def _nbytes(leaf: ShownLeaf) -> int:
 
 
 def _numel(tensor: Tensor) -> int:
+    if is_lazy(tensor):
+        return 0
     return tensor.values().numel() if tensor.is_nested and tensor.is_contiguous() else tensor.numel()
 
 

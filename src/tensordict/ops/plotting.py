@@ -30,7 +30,8 @@ class Plotting(Naming):
     ) -> Figure:
         """A quick look at the leaves: a histogram of each, or lines along a batch dim.
 
-        Values that are no tensors and complex leaves are left out, as ragged ones are with `dim`; NaN and infinite
+        Values that are no tensors are left out, and leaves that are complex, sparse or without elements, as ragged ones
+        are with `dim`; NaN and infinite
         elements are left out of histograms, which say how many there are. Of leaves with more than 1,048,576 elements,
         rows at equal steps are read, and of lines no more than 2,000 points; the plots say so. What is in a file or at
         a URL is read no further than that.
