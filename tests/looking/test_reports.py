@@ -318,6 +318,15 @@ def test_without_matplotlib(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
         report(tmp_path / "a")
 
 
+def test_bars_on_standard_error(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved("archive", tmp_path)
+    report(path, path, progress=True)
+    err = capsys.readouterr().err
+    assert "reading: 100%" in err and "comparing:" in err and re.search(r"drawing: 100%.* 5/5 ", err)
+    report(path, path)
+    assert capsys.readouterr().err == ""
+
+
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 

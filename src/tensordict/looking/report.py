@@ -16,7 +16,7 @@ from tensordict.core.extras import require
 from tensordict.core.keys import Path
 from tensordict.io.comparing import Difference, Tolerance, differences
 from tensordict.io.formats import describe_save
-from tensordict.io.progress import Progress, bytes_allocated, bytes_on_disk, progress_bar
+from tensordict.io.progress import Progress, Wanted, bytes_allocated, bytes_on_disk, progress_bar
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import remote_bytes
 from tensordict.io.specification import Broken, LeafSpec, Specification, Unread, broken, walk
@@ -94,7 +94,7 @@ class Page(NamedTuple):
     problems: list[str]
 
 
-def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, progress: bool = False) -> Page:
+def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, progress: Wanted = None) -> Page:
     """A page on what a save holds, or on how two compare, in HTML that needs no other file and runs no script.
 
     It has the structure, the sizes, a histogram and figures of each leaf, what is NaN or constant, the first values and
@@ -106,7 +106,7 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
         other: another one, to be compared with it.
         limit: about how many bytes of each leaf to read, in pieces of 8 MiB at equal distances; 0 for all. The page
             says of which figures this is true. Elements are then not compared.
-        progress: show bars on standard error.
+        progress: `True` shows bars, `False` none; by default they are shown where somebody watches, after a second.
 
     Raises:
         FileNotFoundError: there is nothing at a path.
@@ -133,7 +133,10 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
     if len(saves) == 2:
         with progress_bar(progress, "comparing", None) as bar:
             found = list(_differences(saves[0].root, saves[1].root, not limit, bar))
-    return Page("".join([MARK, *_page(saves, found, limit)]), [line for save in saves for line in save.problems])
+    drawn = len({key for save in saves for key in save.measured})
+    with progress_bar(progress, "drawing", drawn, unit=" leaves") as bar:
+        html = "".join([MARK, *_page(saves, found, limit, bar)])
+    return Page(html, [line for save in saves for line in save.problems])
 
 
 def _differences(
@@ -174,7 +177,9 @@ body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
 )
 
 
-def _page(saves: Sequence[_Reported], found: list[Difference] | None, limit: int) -> Iterator[str]:
+def _page(
+    saves: Sequence[_Reported], found: list[Difference] | None, limit: int, bar: Progress | None
+) -> Iterator[str]:
     title = " and ".join(save.path for save in saves)
     yield f'<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
     yield f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_PAGE_STYLE}</style></head>'
@@ -185,7 +190,7 @@ def _page(saves: Sequence[_Reported], found: list[Difference] | None, limit: int
         *([("Differences", _difference_rows(found, bool(limit)))] if found is not None else []),
         ("Findings", _findings(saves)),
         ("Structure", _structure(saves)),
-        ("Tensors", _cards(saves, limit)),
+        ("Tensors", _cards(saves, bar)),
         ("Values", _values(saves)),
         ("First rows", _first_rows(saves)),
     ]
@@ -336,11 +341,13 @@ def _numbers(found: Measured | None) -> list[str]:
     return [least, number_text(tally.mean), number_text(tally.std), greatest, f"{tally.nan:,}", f"{tally.zero:,}"]
 
 
-def _cards(saves: Sequence[_Reported], limit: int) -> Iterator[str]:
+def _cards(saves: Sequence[_Reported], bar: Progress | None) -> Iterator[str]:
     keys = [key for key in _all_keys(saves) if any(key in save.measured for save in saves)]
     yield '<div class="td-cards">'
     for key in keys:
         yield _card([save.measured.get(key) for save in saves], key)
+        if bar is not None:
+            bar.add(1)
     yield "</div>"
     hidden = len(_all_keys(saves)) - len(keys)
     if hidden:

@@ -9,15 +9,14 @@ import sys
 from tensordict.core.errors import SaveError
 from tensordict.looking.report import MARK, report
 from tensordict.memory.files import write_file
-from tensordict_cli.runners.terminal import GOOD, has_tqdm, show, size_text
+from tensordict_cli.runners.terminal import GOOD, show, size_text
 from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 when all could be read, else 1."""
     _refuse_other(args.output, args.force)
-    watched = sys.stderr.isatty() and has_tqdm()
-    page = report(args.path, args.other, limit=args.sample << 20, progress=watched)
+    page = report(args.path, args.other, limit=args.sample << 20)
     content = page.html.encode()
     write_file(args.output, content)
     show([[(f"{printable(args.output)}: {size_text(len(content))}", GOOD)]])
