@@ -1052,3 +1052,22 @@ def test_values_written_in_a_block_reach_the_original() -> None:
     with td.unsqueeze(0):
         pass
     assert td["v"] == "new"
+
+
+def test_a_list_of_another_length_says_what_to_write() -> None:
+    td, values = TensorDict(x=torch.zeros(3), batch_size=[3]), ["u", "v"]
+    writes = [
+        lambda: TensorDict({"names": values}, batch_size=[3]),
+        lambda: td.set("names", values),
+        lambda: td.update({"names": values}),
+        lambda: td.set(("n", "names"), values),
+    ]
+    for write in writes:
+        with pytest.raises(
+            RuntimeError, match=r"names.*, of batch size \[2\].*a list is one value an element; set_non_t"
+        ):
+            write()
+    assert list(td.keys()) == ["x"]
+    td.set_non_tensor("names", values)
+    td["more"] = MetaData(values)
+    assert td["names"] == td["more"] == values

@@ -181,9 +181,10 @@ class Writing(Reading, Locking):
             try:
                 node._rebatch(size, path)
             except RuntimeError as error:
+                why = "a list is one value an element; set_non_tensor keeps one whole" if node._is_non_tensor else error
                 raise RuntimeError(
-                    f"entry {joined(path)!r}: a nested container's batch size must begin with its parent's, "
-                    f"{list(size)}, and this one cannot be given it: {error}"
+                    f"entry {joined(path)!r}, of batch size {list(node._batch_size)}: a nested container's batch size "
+                    f"must begin with its parent's, {list(size)}, and this one cannot be given it: {why}"
                 ) from error
         if self._device is not None and node._device != self._device:
             node = node.to(self._device, non_blocking=non_blocking)
