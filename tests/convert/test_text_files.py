@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import pathlib
@@ -12,7 +13,19 @@ import pytest
 import torch
 
 from tensordict import MetaData, TensorDict
+from tensordict.convert import csv as convert_csv
+from tensordict.convert import json as convert_json
 from tensordict.core.errors import DuplicateKeyError, SaveError
+
+
+@pytest.fixture(autouse=True, params=["by Arrow", "closely"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How files are read: what Arrow reads as it is must be what a close look at every cell gives."""
+    if request.param == "closely":
+        monkeypatch.setattr(convert_json._JsonColumns, "_by_arrow", lambda self, block: None)
+        monkeypatch.setattr(
+            convert_csv._CsvColumns, "_types", lambda self, path: dict.fromkeys(self.names, self.pa.binary())
+        )
 
 
 def rows() -> TensorDict:
@@ -121,20 +134,152 @@ def test_several_files_and_urls(tmp_path: pathlib.Path) -> None:
         (tmp_path / f"part{i}.csv").write_text(text)
     found = TensorDict.from_csv(tmp_path / "part*.csv")
     assert found["a"].tolist() == [1, 2.5] and found["s"] == ["x", "7"]
-    td = TensorDict(a=torch.arange(3), batch_size=3)
-    td.to_csv("memory://texts/0/td.csv")
-    td.to_csv("memory://texts/1/td.csv")
-    td.to_json("memory://texts/td.jsonl", lines=True)
-    assert TensorDict.from_csv("memory://texts/*/td.csv")["a"].tolist() == [0, 1, 2] * 2
-    assert TensorDict.from_json("memory://texts/td.jsonl", lines=True)["a"].tolist() == [0, 1, 2]
+    td, where = TensorDict(a=torch.arange(3), batch_size=3), f"memory://{tmp_path.name}"
+    td.to_csv(f"{where}/0/td.csv")
+    td.to_csv(f"{where}/1/td.csv")
+    td.to_json(f"{where}/td.jsonl", lines=True)
+    assert TensorDict.from_csv(f"{where}/*/td.csv")["a"].tolist() == [0, 1, 2] * 2
+    assert TensorDict.from_json(f"{where}/td.jsonl", lines=True)["a"].tolist() == [0, 1, 2]
     with pytest.raises(SaveError, match="overwrite=True"):
-        td.to_csv("memory://texts/0/td.csv")
-    for missing in (tmp_path / "no*.csv", tmp_path / "no.csv", "memory://texts/no*.csv", "memory://texts/no.csv"):
+        td.to_csv(f"{where}/0/td.csv")
+    for missing in (tmp_path / "no*.csv", tmp_path / "no.csv", f"{where}/no*.csv", f"{where}/no.csv"):
         with pytest.raises(FileNotFoundError):
             TensorDict.from_csv(missing)
     (tmp_path / "part2.csv").write_text("b,s\n1,x\n")
     with pytest.raises(ValueError, match=r"part2.csv: the columns are \['b', 's'\]"):
         TensorDict.from_csv(tmp_path / "part*.csv")
+
+
+JSON_LINES = {
+    "flat": '{"a": 1, "b": 0.1, "s": "x"}\n{"a": -2, "b": 5e-324, "s": "\\u00e9\\n\\ud83d\\ude00é"}\n',
+    "integers and others": '{"a": 1}\n{"a": 2.5}\n{"a": 9007199254740993}',
+    "nested": '{"a": {"b": [[1, 2], [3, 4]]}, "c": []}\n{"a": {"b": [[5, 6], [7, 8]]}, "c": [1.5]}',
+    "texts that look like times": '{"s": "2020-01-01", "a": 1, "n": {"t": ["2020-01-01 10:00:00"]}}\n'
+    '{"a": 2, "s": "2021-01-01T00:00:00Z", "n": {"t": []}}',
+    "two rows in one line": '{"a": 1}{"a": 2}\n{"a": 3}',
+    "two rows in two lines": '{"a": 1}{"a":\n2}',
+    "an integer beyond int64": '{"a": 0.5}\n{"a": 9223372036854775808}',
+    "words that are no JSON": '{"a": 0.5}\n{"a": Infinity}\n{"a": NaN}',
+    "a word that nobody knows": '{"a": 0.5}\n{"a": Inf}',
+    "a line break in text": '{"s": "x\ny"}',
+    "a form feed behind": '{"a": 1}\x0c',
+    "ends of lines of Windows, and empty lines": '{"a": 1}\r\n\r\n{"a": 2}\r\n',
+    "lone surrogates": '{"s": "\\ud800"}',
+    "a column that comes later": '{"s": "x"}\n{"s": "y", "t": "z"}\n{"t": null}',
+    "no columns": "{}\n{}",
+    "deep": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "not as deep": '{"a": ' + "[" * 600 + "1" + "]" * 600 + "}",
+}
+
+
+@pytest.mark.parametrize("reading", ["by Arrow"], indirect=True)
+@pytest.mark.parametrize("name", JSON_LINES)
+@pytest.mark.parametrize("between", [None, ",", ", ", ",\n"])
+def test_json_by_arrow_is_that_of_python(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, between: str | None
+) -> None:
+    text = JSON_LINES[name]
+    if between is not None:
+        text = "[" + text.replace("}\n{", "}" + between + "{") + "]"
+    path = tmp_path / "x.json"
+    path.write_bytes(text.encode())
+
+    def outcome() -> Any:
+        try:
+            found = TensorDict.from_json(path, lines=between is None)
+        except (ValueError, RecursionError) as error:
+            return type(error), str(error)
+        return {
+            key: (value.dtype, repr([row.tolist() for row in value.unbind()]))
+            if isinstance(value, torch.Tensor)
+            else list(value)
+            for key, value in found.items(True, True)
+        }
+
+    found = outcome()
+    monkeypatch.setattr(convert_json._JsonColumns, "_by_arrow", lambda self, block: None)
+    assert found == outcome()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"a": "},{"},{"a": "x"}]',
+        '[{"a": 1}\n{"a": 2}]',
+        '[{"a": [{"b": 1},{"b": 2}]},{"a": []}]',
+        '[{"a": 1},]',
+        '[{"s": "}, {"},{"s": "},\\n{"}]',
+        '[,{"a": 1}]',
+        '[{"a": "},\n{"}]',
+        '[{"a": 1},\n {"a": 2}]',
+    ],
+)
+def test_what_is_between_rows_of_an_array(tmp_path: pathlib.Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    try:
+        expected = json.loads(text)
+    except ValueError:
+        with pytest.raises(ValueError, match="x.json"):
+            TensorDict.from_json(path)
+        return
+    name = next(iter(expected[0]))
+    assert list(TensorDict.from_json(path)[name]) == [row[name] for row in expected]
+
+
+def test_json_of_many_blocks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert_json, "_BLOCK", 100)
+    rows = [{"a": i, "s": f"2020-01-{i % 28 + 1:02}", "v": [i, i / 2][: 1 + i % 2]} for i in range(200)]
+    rows[90]["a"], rows[91]["s"], rows[150]["more"] = 0.5, "é", "x"
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows[:100])) + "\n\n" + "\n".join(map(json.dumps, rows[100:])))
+    found = TensorDict.from_json(path, lines=True)
+    assert found["a"].tolist() == [row["a"] for row in rows] and found["s"] == [row["s"] for row in rows]
+    assert [row.tolist() for row in found["v"].unbind()] == [row["v"] for row in rows]
+    assert found["more"] == [row.get("more") for row in rows]
+    rows[170]["a"] = "x"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="column 'a', row 171: \"x\" does not fit"):
+        TensorDict.from_json(path, lines=True)
+
+
+@pytest.mark.parametrize("reading", ["by Arrow"], indirect=True)
+def test_what_is_written_is_what_python_writes(tmp_path: pathlib.Path) -> None:
+    numbers = torch.tensor(
+        [0.0, -0.0, 1.0, 1e15, 1e16, 123456789.0, 1e22, 1e-7, 5e-324, 0.1, -2.5], dtype=torch.float64
+    )
+    count = len(numbers)
+    td = TensorDict(
+        {
+            "x": numbers,
+            "half": torch.arange(count).half() / 3,
+            "single": numbers.float(),
+            "whole": torch.arange(count) - 2**62,
+            "large": torch.full((count,), 2**63, dtype=torch.uint64),
+            "flag": numbers > 0,
+            'a "key"\n': torch.rand(count, 2, 3),
+            "ragged": torch.nested.nested_tensor([torch.rand(i % 3) for i in range(count)], layout=torch.jagged),
+            "text": ["plain", 'a "b"\n\\', "\x00é\u2028", "", None, "/"] + ["z"] * (count - 6),
+            "none": torch.zeros(count, 0),
+            "code": torch.arange(count) % 3 - 1,
+            "code_categories": MetaData(["u", "v"]),
+            "day": torch.arange(count, dtype=torch.int32),
+            "day_arrow_type": MetaData("date32[day]"),
+        },
+        batch_size=count,
+    )
+    td["inner"] = TensorDict(x=numbers, values=[{"k": [1, None]}] * count, batch_size=count)
+    td.to_json(tmp_path / "x.jsonl", lines=True)
+    td.to_json(tmp_path / "x.json")
+    lines = (tmp_path / "x.jsonl").read_text().split("\n")
+    found = [json.loads(line) for line in lines[:-1]]
+    assert lines[-1] == "" and json.loads((tmp_path / "x.json").read_text()) == found
+    for i, row in enumerate(found):
+        for name in ("x", "half", "single", "whole", "large", "flag", 'a "key"\n'):
+            assert repr(row[name]) == repr(td[name][i].tolist()), name
+        assert row["ragged"] == td["ragged"][i].tolist() and row["text"] == td["text"][i] and row["none"] == []
+        assert row["code"] == (None, "u", "v")[i % 3] and row["day"] == f"1970-01-{i + 1:02}"
+        assert row["inner"] == {"x": numbers[i].item(), "values": {"k": [1, None]}}
 
 
 BAD_CSV = {
@@ -205,6 +350,44 @@ def test_cells_far_down(tmp_path: pathlib.Path) -> None:
     ):
         with pytest.raises(ValueError, match=f"column 'a', row 1002: {message}"):
             read(cell)
+
+
+def test_csv_of_which_the_end_is_of_other_cells(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert_csv, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(convert_csv, "_HEAD", 1 << 10)
+    path = tmp_path / "x.csv"
+    lines = [f"{i},{i / 2},{i % 2 == 0},t{i},1" for i in range(2000)]
+
+    def read(line: str) -> Any:
+        path.write_text("\n".join(["n,x,b,s,w", *lines, line, *lines]) + "\n")
+        return TensorDict.from_csv(path, nulls="mask")
+
+    for line, name, value in (
+        ("2.5,1,True,x,1", "n", 2.5),
+        ("+7,1,True,x,1", "n", 7),
+        ("0,NA,true,x,1", "x", 0),
+        ("0,1, true ,x,1", "b", True),
+        ("0,1,FALSE,x,1", "b", 0),
+        ("0,1,True,,1", "s", None),
+        ("0,1,True,NA,1", "s", "NA"),
+        ('0,1,True,"a\nb",1', "s", "a\nb"),
+    ):
+        found = read(line)
+        assert found[name][2000] == value and len(found["s"]) == found["n"].shape[0] == 4001
+        assert found["n"][2001:].tolist() == list(range(2000)) and found["x"][4000] == 999.5
+        assert found["b"][-2:].tolist() == [True, False] and found["s"][1999] == found["s"][4000] == "t1999"
+        assert ("x_mask" in found) == (name == "x")
+    for line, message in (
+        ("0,1,1,x,1", "column 'b', row 2002: '1' is not true"),
+        ("0x1,1,True,x,1", "column 'n', row 2002: '0x1' is not"),
+        ("0,1,True,x", "row .*: 4 cells"),
+        ("0,x,True,x,1", "column 'x', row 2002: 'x' is not"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(line)
+    with gzip.open(tmp_path / "x.csv.gz", "wt") as file:
+        file.write(path.read_text().replace("0,x,True", "0,1,True"))
+    assert TensorDict.from_csv(tmp_path / "x.csv.gz")["n"].shape == (4001,)
 
 
 BAD_JSON = {

@@ -1,12 +1,14 @@
 """CSV as tables of Arrow: strict about rows and types, a piece of the file at a time.
 
-The cells are read as bytes, and converted by rules that do not depend on where a piece ends. A column is what its first
-cell that is not empty is: numbers, `true` and `false`, or text.
+A column is what its first cell that is not empty is: numbers, `true` and `false`, or text. Arrow reads the cells as
+what the first rows tell, as long as it takes them for that. From there on they are read as bytes, which takes twice the
+time, and converted by rules that do not depend on where a piece ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,6 +36,8 @@ _CALLED = {"int": "a number", "float": "a number", "bool": "true or false"}
 _FIRST = 256
 # The bytes that are parsed at a time, of which Arrow reads 32 times as many ahead: a row may not be longer.
 _BLOCK = 2 << 20
+# Those that are enough for the first rows, mostly.
+_HEAD = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,11 @@ def _naming(shown: str, wrong: list[Any]) -> Iterator[None]:
 _NOT_UTF8 = "the byte {!r} is no UTF-8: encoding='latin-1', or what it is, reads other encodings"
 
 
+def _has_hexadecimal(block: bytes) -> bool:
+    """Whether there may be hexadecimal integers in these bytes, of which the first may stand in those before."""
+    return block[:1] in b"xX" or any(sign in block and b"0" + sign in block for sign in (b"x", b"X"))
+
+
 class _CsvColumns:
     """What the columns of a file are, as far as it was seen, and their cells as that; see `text_tables.Columns`."""
 
@@ -213,7 +222,10 @@ class _CsvColumns:
         self.names: list[str] = []
 
     def pieces(self, path: str) -> Iterator[Any]:
-        """The record batches of a file with the cells as bytes, `None` where they are empty and without quotes."""
+        """The record batches of a file, `None` where cells are empty and without quotes.
+
+        Columns are of what they are, as far as it is known, or all of bytes from the piece on that has other cells.
+        """
         csv = require("pyarrow.csv", "tabular")
         options, shown = self.options, self.shown
         self.row = 2 if options.header else 1
@@ -223,12 +235,12 @@ class _CsvColumns:
             wrong.append(row)
             return "error"
 
-        def opened(given: list[str] | None, types: dict[str, Any]) -> Any:
+        def opened(given: list[str] | None, types: dict[str, Any], block: int = _BLOCK) -> Any:
             return csv.open_csv(
                 path,
                 csv.ReadOptions(
                     use_threads=False,
-                    block_size=_BLOCK,
+                    block_size=block,
                     encoding=options.encoding,
                     column_names=given,
                     skip_rows=1 if options.header and given else 0,
@@ -245,13 +257,19 @@ class _CsvColumns:
                     column_types=types,
                     include_columns=options.usecols,
                     null_values=["", *options.na_values],
+                    true_values=_TRUE,
+                    false_values=_FALSE,
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
                 ),
             )
 
         with _naming(shown, wrong):
-            names = opened(options.names, {}).schema.names
+            try:
+                names = opened(options.names, {}, _HEAD).schema.names
+            except self.pa.ArrowInvalid:  # a row longer than that, or any error
+                wrong.clear()
+                names = opened(options.names, {}).schema.names
             given = options.names
             if not options.header and given is None:
                 names = given = [str(position) for position in range(len(names))]
@@ -259,12 +277,39 @@ class _CsvColumns:
             if self.names and names != self.names:
                 raise ValueError(f"{shown}: the columns are {names}, and those of the files before {self.names}")
             self.names = names
-            yield from opened(given, dict.fromkeys(names, self.pa.binary()))
+            as_bytes = dict.fromkeys(names, self.pa.binary())
+            done = 0
+            with contextlib.suppress(self.pa.ArrowInvalid):
+                for batch in itertools.islice(opened(given, as_bytes, _HEAD), 1):
+                    self.look(batch[:_FIRST])
+                for batch in opened(given, self._types(path)):
+                    yield batch
+                    done += len(batch)
+                return
+            wrong.clear()
+            for batch in opened(given, as_bytes):
+                if done < len(batch):
+                    yield batch[done:]
+                done = max(done - len(batch), 0)
+
+    def _types(self, path: str) -> dict[str, Any]:
+        """The types that Arrow reads columns as: their own, and bytes where that is not known or would not be exact."""
+        pa, exact = self.pa, self.options.encoding.lower() in ("utf-8", "utf8")
+        if exact and "int" in self.kinds.values():
+            # It reads hexadecimal integers, too.
+            with pa.input_stream(path) as file:
+                blocks = iter(lambda: file.read(_BLOCK), b"")
+                exact = not any(_has_hexadecimal(block) for block in blocks)
+        made = {"bool": pa.bool_(), "float": pa.float64(), _TEXT: pa.string()}
+        if exact:
+            made["int"] = self._type("int")
+        return {name: made.get(self.kinds.get(name, ""), pa.binary()) for name in self.names}
 
     def look(self, batch: Any) -> None:
         """Find out what the columns are, as far as this batch tells."""
         for name, column in zip(self.names, batch.columns):
-            self.kinds[name] = self._widened(name, column, self.kinds.get(name, ""))
+            if self.pa.types.is_binary(column.type):
+                self.kinds[name] = self._widened(name, column, self.kinds.get(name, ""))
 
     def table(self, batch: Any) -> Any:
         """The batch with its columns as what they are."""
@@ -348,7 +393,10 @@ class _CsvColumns:
 
     def _converted(self, name: str, column: Any) -> Any:
         pa, pc = self.pa, self.pc
-        kind, cells = self.kinds[name], self._text(name, column)
+        kind = self.kinds[name]
+        if not pa.types.is_binary(column.type):
+            return column.cast(pa.float64(), safe=False) if kind == "float" else column
+        cells = self._text(name, column)
         if kind in (_TEXT, ""):
             return cells
         if (numbers := self._quick(cells, kind)) is not None:
