@@ -28,7 +28,8 @@ class UnbatchedTensor(Tensor, Contract):
 
     Indexing, reshaping, stacking and whatever else is done to the batch of a container leaves it as it is; what is
     done to every element of the leaves (arithmetic, `clone`, `to`, `apply`) is done to it too. An assignment to a part
-    of the batch passes it by. It is read as it was written, a tensor.
+    of the batch passes it by. It is read as it was written, a tensor. What torch makes of it and other tensors is a
+    tensor like these, `td["a"] * td["scale"]`; of it alone, or with numbers, an `UnbatchedTensor`.
 
     To the walks of the contract it is a container that holds one leaf, itself, so they need not know of it.
 

@@ -273,7 +273,8 @@ class Stacking(Writing):
 
         Returns:
             this container where it has no lazy stack; else one of the same kind over the same leaves, with a
-            `TensorDict` of copies in the place of each lazy stack.
+            `TensorDict` of copies in the place of each lazy stack. Its batch size ends before the
+            first dim along which members differ in length; values there become lists.
 
         Raises:
             RuntimeError: the leaves of a lazy stack are no nested tensor of that layout, or its stack dim is not the
