@@ -107,6 +107,9 @@ CALLS: dict[str, tuple[Callable[[pathlib.Path], object], list[str]]] = {
     "from_csv": (lambda path: TensorDict.from_csv(table(path, "csv")), ["reading"]),
     "from_json": (lambda path: TensorDict.from_json(table(path, "json")), ["reading"]),
     "from_parquet": (lambda path: TensorDict.from_parquet(table(path, "parquet")), ["reading"]),
+    "to_csv": (lambda path: make().select("y").to_csv(path / "x.csv"), ["writing"]),
+    "to_json": (lambda path: make().to_json(path / "x.json"), ["writing"]),
+    "to_parquet": (lambda path: make().to_parquet(path / "x.parquet"), ["writing"]),
     "map": (lambda path: make().map(_same, chunksize=5, num_workers=1, mp_start_method="fork"), ["map"]),
     "inspect --stats": (lambda path: main(["inspect", str(saved(path)), "--stats"]), ["reading"]),
 }

@@ -22,6 +22,7 @@ from tensordict.core.contract import is_node
 from tensordict.core.errors import SaveError, StackError, UnsupportedEntryError
 from tensordict.core.extras import require
 from tensordict.core.keys import Path, joined
+from tensordict.io.progress import progress_bar
 from tensordict.io.remote import is_url
 from tensordict.memory.names import without_scheme
 
@@ -133,11 +134,14 @@ def _encoding(name: str, values: Rows) -> str:
 def _samples(rows: dict[str, Rows], encodings: Mapping[str, str], count: int) -> Iterator[dict[str, Any]]:
     """The rows as the writer takes them: scalars are numbers of NumPy, which its checks of types ask for."""
     whole = [name for name, values in rows.items() if encodings[name] == "int" and isinstance(values, np.ndarray)]
-    for row in range(count):
-        sample = {name: values[row] for name, values in rows.items()}
-        for name in whole:
-            sample[name] = int(sample[name])
-        yield sample
+    with progress_bar(None, "writing", count, "row") as shown:
+        for row in range(count):
+            sample = {name: values[row] for name, values in rows.items()}
+            for name in whole:
+                sample[name] = int(sample[name])
+            yield sample
+            if shown is not None:
+                shown.add(1)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -200,9 +204,12 @@ def _entries(
             raise SaveError(f"{place!r}: the shards have different columns: {encodings} and {known}")
         encodings = known
     count = len(data)
-    for row in range(count):
-        for name, value in data[row].items():
-            found.setdefault(name, []).append(value)
+    with progress_bar(None, "reading", count, "row") as shown:
+        for row in range(count):
+            for name, value in data[row].items():
+                found.setdefault(name, []).append(value)
+            if shown is not None:
+                shown.add(1)
     entries: dict[str, Any] = {}
     for name, values in found.items():
         *parents, last = name.split(separator) if separator else [name]

@@ -15,7 +15,7 @@ from tensordict.convert.sources import SourceFile, files_of
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError, meant
 from tensordict.core.extras import require
-from tensordict.io.progress import progress_bar
+from tensordict.io.progress import WatchedFile, progress_bar
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access
 from tensordict.io.transaction import FileTransaction
@@ -195,7 +195,11 @@ def write(
     def save(local: PathLike) -> None:
         check = None if overwrite else _refuse_other
         with FileTransaction(local, durable=durable, check=check) as transaction:
-            with transaction.new_file(transaction.path) as fd, open(fd, "wb", closefd=False) as file:
+            with (
+                transaction.new_file(transaction.path) as fd,
+                progress_bar(None, "writing", None) as shown,
+                WatchedFile(fd, shown) as file,
+            ):
                 try:
                     parquet.write_table(table, file, **options)
                 except pa.ArrowException as error:

@@ -10,7 +10,7 @@ from tensordict.convert import arrow
 from tensordict.convert.sources import SourceFile
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
-from tensordict.io.progress import progress_bar
+from tensordict.io.progress import WatchedFile, progress_bar
 from tensordict.io.remote import StorageOptions
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.uploads import write_file
@@ -146,7 +146,11 @@ def write_text(
 
     def save(local: PathLike) -> None:
         with FileTransaction(local, check=None if overwrite else _refuse) as transaction:
-            with transaction.new_file(transaction.path) as fd, open(fd, "wb", closefd=False) as file:
+            with (
+                transaction.new_file(transaction.path) as fd,
+                progress_bar(None, "writing", None) as shown,
+                WatchedFile(fd, shown) as file,
+            ):
                 write(file)
             transaction.commit()
 

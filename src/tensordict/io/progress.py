@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import math
 import multiprocessing
 import os
@@ -98,6 +99,26 @@ def progress_bar(
     if wanted is None and not _open and _is_watched():
         return Progress(doing, total, unit, _PATIENCE)
     return contextlib.nullcontext()
+
+
+class WatchedFile(io.BufferedWriter):
+    """A binary file of which a bar shows how much has been written, for what writes all of something at once.
+
+    Args:
+        fd: the open file, which is not closed.
+        progress: the bar, or `None`.
+    """
+
+    def __init__(self, fd: int, progress: Progress | None) -> None:
+        super().__init__(io.FileIO(fd, "wb", closefd=False))
+        self._progress = progress
+
+    def write(self, content: Any) -> int:
+        """Write bytes; gives how many."""
+        written = super().write(content)
+        if self._progress is not None:
+            self._progress.add(written)
+        return written
 
 
 @contextlib.contextmanager
