@@ -75,16 +75,17 @@ def count(run: Callable[[], object]) -> tuple[collections.Counter[str], ...]:
         if event == "c_call" and argument is not sys.setprofile:
             outside[getattr(argument, "__qualname__", repr(argument))] += 1
 
+    before = sys.gettrace(), sys.getprofile()
     sys.settrace(trace)
     try:
         run()
     finally:
-        sys.settrace(None)
+        sys.settrace(before[0])
     sys.setprofile(profile)
     try:
         run()
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before[1])
     return instructions, entered, outside
 
 
