@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import public_names
+from docstrings import spaced
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx import addnodes
@@ -22,13 +23,16 @@ import tensordict
 
 
 class Names(SphinxDirective):
-    """`.. names:: MODULE`: what each of the names in the content is, from its docstring."""
+    """`.. names:: MODULE`: a table of the names in the content, then what each of them is, from their docstrings."""
 
     has_content = True
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        return parsed(self, [line for name in self.content for line in described(f"{self.arguments[0]}.{name}")])
+        paths = [f"{self.arguments[0]}.{name}" for name in self.content]
+        table = [".. list-table::", "   :widths: auto", "   :class: names", ""]
+        table += [line for path in paths for line in (f"   * - :py:obj:`~{path}`", f"     - {summary(path)}")]
+        return parsed(self, [*table, "", *(line for path in paths for line in described(path))])
 
 
 class Family(SphinxDirective):
@@ -68,6 +72,16 @@ def parsed(directive: SphinxDirective, lines: list[str]) -> list[nodes.Node]:
     source = directive.get_source_info()[0]
     directive.state.nested_parse(StringList(lines, source), directive.content_offset, found)
     return found.children
+
+
+def summary(path: str) -> str:
+    """The first paragraph of the docstring of what lies at a path."""
+    module, _, name = path.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    if (home := public_names.home(path)) != path:
+        return f"The same as :py:obj:`{home}`."
+    written = isinstance(found, type) or inspect.isroutine(found)
+    return spaced(" ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split())) if written else ""
 
 
 def described(path: str) -> list[str]:

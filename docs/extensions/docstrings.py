@@ -14,8 +14,7 @@ _SECTION = re.compile(r"(Args|Returns):$")
 
 def rewrite(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
     """Rewrite the lines of a docstring in place."""
-    text = _QUOTED.sub(lambda quoted: quoted[1] + (rf"\ {quoted[2]}" if quoted[2] else ""), "\n".join(lines))
-    lines[:] = text.split("\n")
+    lines[:] = spaced("\n".join(lines)).split("\n")
     at = 0
     while at < len(lines):
         if section := _SECTION.match(lines[at]):
@@ -27,6 +26,11 @@ def rewrite(app: Sphinx, what: str, name: str, found: object, options: object, l
         # What comes before a colon in the first line would be taken for a type, were there more behind it.
         before, colon, behind = lines[0].partition(": ")
         lines[:1] = [before + colon.strip(), behind] if colon else [before]
+
+
+def spaced(text: str) -> str:
+    """A text in which what is in backquotes ends where they do."""
+    return _QUOTED.sub(lambda quoted: quoted[1] + (rf"\ {quoted[2]}" if quoted[2] else ""), text)
 
 
 def _arguments(lines: list[str]) -> list[str]:
