@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, open_dataset
+from tensordict.io import progress
 from tensordict_cli import main
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -75,6 +76,49 @@ def test_rows_that_are_none_and_parts_that_differ(tmp_path: pathlib.Path, capsys
     assert main(["convert", str(tmp_path / "values.tdz"), str(tmp_path / "x.jsonl")]) == 0
     lines = (tmp_path / "x.jsonl").read_text().splitlines()
     assert lines[0] == '{"v": "a"}' and lines[-1] == '{"v": 1}' and len(lines) == count + 1
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
+def test_numbers_that_are_missing(tmp_path: pathlib.Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"n": pandas.array([1, None, 3], dtype="Int64"), "x": [0.5, 1.5, 2.5], "s": ["a", None, "c"]}
+    )
+    source = tmp_path / f"x.{suffix}"
+    if suffix == "jsonl":
+        frame.to_json(source, orient="records", lines=True)
+    else:
+        getattr(frame, f"to_{suffix}")(source, index=False)
+
+    def convert(*options: str, made: str = "made") -> int:
+        return main(["convert", *options, str(source), str(tmp_path / made)])
+
+    assert convert() == 2 and "'n'" in capsys.readouterr().err
+    for option, message in (
+        (["--fill", "x=0"], "column 'n'"),
+        (["--fill", "0.5"], "has no 0.5 to fill in"),
+        (["--fill", "much"], "--fill is a number"),
+        (["--fill", "0", "--fill", "n=1"], "one number for all columns, or"),
+    ):
+        assert convert(*option) == 2 and message in capsys.readouterr().err and not (tmp_path / "made").exists()
+    assert convert("--fill", "-1") == 0 and convert("--fill", "n=7", "--fill", "x=nan", made="other.jsonl") == 0
+    data = open_dataset(tmp_path / "made")
+    assert data["n"].tolist() == [1, -1, 3] and data["n"].dtype == torch.int64 and data[1]["s"] is None
+    assert TensorDict.from_json(tmp_path / "other.jsonl", lines=True)["n"].tolist() == [1, 7, 3]
+    assert main(["convert", "--fill", "0", str(tmp_path / "made"), str(tmp_path / "x.tdz")]) == 2
+    assert "the numbers of a save are all there" in capsys.readouterr().err
+
+
+def test_rows_from_table_to_table_have_a_bar(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_is_watched", lambda: True)
+    TensorDict(a=torch.arange(70_000), batch_size=70_000).to_parquet(tmp_path / "x.parquet")
+    assert main(["convert", str(tmp_path / "x.parquet"), str(tmp_path / "x.csv")]) == 0
+    said = capsys.readouterr().err
+    assert "converting" in said and "70000" in said and "row" in said
 
 
 def test_patterns(tmp_path: pathlib.Path) -> None:

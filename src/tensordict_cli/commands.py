@@ -58,6 +58,13 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checksum", choices=("crc32", "sha256", "blake2b"), help="record a checksum per tensor, for verify"
     )
+    parser.add_argument(
+        "--fill",
+        action="append",
+        default=[],
+        metavar="[COLUMN=]VALUE",
+        help="what stands where a table SRC lacks numbers, in all columns or in one (may be given again)",
+    )
     parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that write")
     parser.add_argument(
         "--import",
@@ -207,6 +214,7 @@ examples:
   tensordict convert --import my_project.data runs/1 run.h5
   tensordict convert big.parquet dataset
   tensordict convert 's3://bucket/logs-*.jsonl' dataset
+  tensordict convert --fill age=0 --fill size=nan people.csv dataset
   tensordict convert dataset rows.csv
   tensordict convert --to directory --force run.safetensors runs/1
 """,

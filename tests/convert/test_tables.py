@@ -697,3 +697,17 @@ def test_memory_that_was_mapped_for_reading(known: bool, tmp_path: pathlib.Path)
     td["a"].add_(1)
     assert td["a"][:3].tolist() == [1, 2, 3] and td["b"].sum() == 2_500
     assert pa.ipc.open_file(str(path)).read_all()["a"][:2].to_pylist() == [0, 1]
+
+
+def test_extension_types_are_what_they_are_stored_as() -> None:
+    table = pa.table(
+        {
+            "id": pa.array([b"0" * 16, b"1" * 16], pa.uuid()),
+            "text": pa.array(['{"a": 1}', "2"], pa.json_()),
+            "flag": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8())),
+        }
+    )
+    td = from_arrow(table)
+    assert td["id"] == [b"0" * 16, b"1" * 16] and td["text"] == ['{"a": 1}', "2"]
+    assert td["flag"].dtype == torch.int8 and td["flag"].tolist() == [1, 0]
+    assert td.to_arrow().schema.types == [pa.binary(), pa.string(), pa.int8()]

@@ -11,6 +11,7 @@ from typing import Any
 
 from tensordict.containers.dense import TensorDict
 from tensordict.convert.arrow import table_of
+from tensordict.convert.columns import Fill
 from tensordict.convert.csv import CsvOptions, csv_tables, write_csv
 from tensordict.convert.json import json_tables, write_json
 from tensordict.convert.parquet import refuse_empty_lists
@@ -45,9 +46,12 @@ def run(args: argparse.Namespace) -> int:
     source, target = without_scheme(args.source), without_scheme(args.target)
     shown = sys.stderr.isatty() and has_tqdm()
     with_metadata = bool(kind_of(target)) and not args.to
-    parts = _of_table(source, with_metadata) if kind_of(source) else _of_save(source, args.allow_pickle, shown)
+    fill = _fill_of(args.fill)
+    if fill is not None and not kind_of(source):
+        raise SaveError(f"--fill is for tables, of which {source!r} is none: the numbers of a save are all there")
+    parts = _of_table(source, with_metadata, fill) if kind_of(source) else _of_save(source, args.allow_pickle, shown)
     if with_metadata:
-        rows = _to_table(parts, target, args.force)
+        rows = _to_table(_counted(parts) if kind_of(source) else parts, target, args.force)
     elif args.to in (None, "dataset") and not os.path.splitext(target.rstrip("/"))[1]:
         rows = _to_dataset(parts, target.rstrip("/"), shown)
     else:
@@ -59,11 +63,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_table(path: str, metadata: bool) -> Iterator[Any]:
+def _fill_of(given: list[str]) -> Fill:
+    """What `--fill` says: a number for all columns, or one for each of some."""
+    numbers = {name: _number(text) for name, _, text in (each.rpartition("=") for each in given)}
+    if "" not in numbers:
+        return numbers or None
+    if len(given) > 1:
+        raise SaveError(f"--fill is one number for all columns, or COLUMN=VALUE for each, got {' and '.join(given)}")
+    return numbers[""]
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    except ValueError:
+        raise SaveError(f"--fill is a number, as 0, 0.5 or nan, or COLUMN=NUMBER, got {text!r}") from None
+
+
+def _of_table(path: str, metadata: bool, fill: Fill) -> Iterator[Any]:
     """Containers of some rows each."""
     kind = kind_of(path)
     if kind == _PARQUET:
-        options = {"separator": _SEPARATOR, "metadata": metadata}
+        options: dict[str, Any] = {"separator": _SEPARATOR, "metadata": metadata, "fill": fill}
         is_empty = True
         for part in TensorDict.from_parquet(path, batch_size_rows=_ROWS, **options):
             yield part
@@ -72,9 +93,22 @@ def _of_table(path: str, metadata: bool) -> Iterator[Any]:
             raise SaveError(f"{path!r}: there are no rows, so that there is nothing to write")
         return
     found = files_of(path, Access.of(None))
-    tables = csv_tables(found, CsvOptions(), False) if kind == _CSV else json_tables(found, True, False)
+    filled = fill is not None
+    tables = csv_tables(found, CsvOptions(), filled) if kind == _CSV else json_tables(found, True, filled)
     for batch in tables.batches():
-        yield TensorDict.from_arrow(batch, separator=_SEPARATOR, metadata=metadata)
+        try:
+            yield TensorDict.from_arrow(batch, separator=_SEPARATOR, metadata=metadata, fill=fill)
+        except ValueError as error:
+            raise SaveError(f"{path!r}: {error}") from error
+
+
+def _counted(parts: Iterator[Any]) -> Iterator[Any]:
+    """The same containers, with a bar of their rows; nobody knows how many there will be."""
+    with progress_bar(None, "converting", None, " rows") as bar:
+        for part in parts:
+            yield part
+            if bar is not None:
+                bar.add(part.batch_size[0])
 
 
 def _of_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
