@@ -21,6 +21,7 @@ help:
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
 	@echo "make test-slow      run the tests that take minutes, which make test leaves out"
 	@echo "make redis          install the server that the tests start, where there is none"
+	@echo "make chromium       install the browser in which the tests open pages, where there is none"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
 	@echo "make differ         run random programs here and on the reference; choose with DIFFER='--seconds 60 --seed 7'"
 	@echo "make lint           check format, style, types and the plan of the house"
