@@ -722,6 +722,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"tensordict {tensordict.__version__}\n"
 
 
+def test_version_of_the_process() -> None:
+    script = pathlib.Path(sys.executable).parent / "tensordict"
+    for command in ([str(script)], [sys.executable, "-m", "tensordict"]):
+        result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, timeout=120)
+        assert (result.stdout, result.stderr) == (f"tensordict {tensordict.__version__}\n", "")
+
+
 def test_help_imports_no_torch() -> None:
     program = """
 import sys
