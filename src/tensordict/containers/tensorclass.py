@@ -119,6 +119,8 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     _layout: ClassVar[FieldTable]
     _is_tensorclass: ClassVar[bool] = True
     _has_post_init: ClassVar[bool] = False
+    # The fields that are assigned a plain tensor as it is.
+    _takes_tensors: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -129,6 +131,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         cls._nodes = cls._layout.containers
         properties = {name: _field(cls, name) for name in cls._layout.names}
         cls._setters = {name: made.fset for name, made in properties.items() if made.fset is not None}
+        cls._takes_tensors = frozenset(properties if cls._stores_tensors and not cls._frozen else ())
         for name, made in properties.items():
             setattr(cls, name, made)
         _prefer_own(cls)
@@ -188,6 +191,13 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             self._check_field(key if isinstance(key, str) else key[0])
 
     def __setattr__(self, name: str, value: object) -> None:
+        # A tensor for a field that takes one as it is: as the setter does, without its two calls.
+        if type(value) is Tensor and name in self._takes_tensors:
+            try:
+                self._tensordict._write_name(name, value)
+            except (RuntimeError, TypeError) as error:
+                raise with_class_name(error, type(self)) from error
+            return
         setter = self._setters.get(name)
         if setter is not None:
             setter(self, value)
