@@ -26,8 +26,11 @@ def test_calls_are_counted(accounts: ModuleType) -> None:
     assert entered[name] == 4 and instructions[name] >= 12 and outside["len"] == 4
 
 
-def test_a_field_is_read_in_one_call(accounts: ModuleType) -> None:
+def test_a_field_is_written_in_two_calls_and_read_in_one(accounts: ModuleType) -> None:
     calls = accounts.calls()
+    calls["point.x = leaf"]()
+    _, entered, _ = accounts.count(calls["point.x = leaf"])
+    assert sum(entered.values()) == 2
     calls["point.x"]()
     _, entered, _ = accounts.count(calls["point.x"])
     assert sum(entered.values()) == 1
