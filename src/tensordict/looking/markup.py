@@ -98,6 +98,7 @@ STYLE = f"""
 .tensordict .td-kind, .tensordict .td-device, .tensordict .td-facts, .tensordict .td-note {{ color: var(--td-quiet); }}
 .tensordict .td-dtype {{ color: var(--td-blue); }}
 .tensordict .td-shape, .tensordict .td-values {{ font-family: ui-monospace, monospace; font-size: 12px; }}
+.tensordict .td-more {{ color: var(--td-quiet); white-space: nowrap; }}
 .tensordict .td-size {{ text-align: right; white-space: nowrap; }}
 .tensordict .td-node > summary .td-size {{ color: var(--td-quiet); }}
 .tensordict .td-values {{ overflow-wrap: anywhere; }}

@@ -385,7 +385,7 @@ def _about(found: Measured) -> str:
     if found.is_drawn:
         pieces.append(_note(f"The histogram is of {found.sample.size:,} elements drawn at random."))
     if found.images:
-        cut = span("note", f" … {count_text(found.more_images, 'more image')}") if found.more_images > 0 else ""
+        cut = span("more", f" … {count_text(found.more_images, 'more image')}") if found.more_images > 0 else ""
         pictures = "".join(picture(url, f"image {number}") for number, url in enumerate(found.images))
         pieces.append(f"<div>{pictures}{cut}</div>")
     return "".join(pieces)

@@ -189,7 +189,7 @@ def _pictures(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> st
         return ""
     urls = first_images(tensors, form, _MOST_IMAGES)
     more = math.prod(shape[: len(shape) - len(form)]) - len(urls)
-    cut = span("note", f" … {count_text(more, 'more image')}") if more else ""
+    cut = span("more", f" … {count_text(more, 'more image')}") if more else ""
     return f"<div>{''.join(picture(url, f'image {number}') for number, url in enumerate(urls))}{cut}</div>"
 
 
