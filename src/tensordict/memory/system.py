@@ -141,3 +141,9 @@ def sent(fd: int) -> Descriptor:
         )
     descriptor: Descriptor = send(fd)
     return descriptor
+
+
+def give_back_memory() -> None:
+    """Have memory that was freed go back to the system, where the C library does so when it is asked (glibc)."""
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(ctypes.c_size_t(0))
