@@ -20,6 +20,7 @@ help:
 	@echo "make docs           build the documentation site in build/docs (its first page: build/docs/index.html)"
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
 	@echo "make test-slow      run the tests that take minutes, which make test leaves out"
+	@echo "make test-wheels    install the wheel, with all it needs, into clean environments of every Python that is found"
 	@echo "make redis          install the server that the tests start, where there is none"
 	@echo "make chromium       install the browser in which the tests open pages, where there is none"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
@@ -49,6 +50,11 @@ test: .venv/installed .venv-reference/installed .venv-mds/installed redis chromi
 # Tests marked `slow`: hundreds of rounds of what `make test` runs a few of.
 test-slow: .venv/installed
 	.venv/bin/python -m pytest -n $(JOBS) -m slow $(TESTS)
+
+# Python of other versions: on the PATH as python3.10 and so on, of pyenv, or in TENSORDICT_TEST_PYTHONS=path:path. `make
+# test` does the same with torches that lie there already.
+test-wheels: .venv/installed
+	TENSORDICT_TEST_TORCH=1 .venv/bin/python -m pytest tests/wheels $(TESTS)
 
 # The server of the system's package redis-server; what is on the PATH is taken as it is. Where there are no rights to
 # install it, conda has one for every user.
