@@ -86,3 +86,19 @@ class TestDigits:
         assert checkpoint["weights", "3", "weight"].shape == (10, 128)
         # 45 batches in each of 12 epochs, and none since: restoring must not write into the checkpoint.
         assert checkpoint["optimizer", "0", "step"].item() == 45 * 12
+
+
+def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def run(epochs: int) -> str:
+        command = [sys.executable, "-W", "error", str(EXAMPLES / "training.py"), "--root", str(tmp_path)]
+        done = subprocess.run([*command, "--epochs", str(epochs)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert re.findall(r"^epoch (\d)", run(4), re.MULTILINE) == ["0", "1", "2", "3"]
+    out = run(6)
+    assert re.findall(r"^epoch (\d)", out, re.MULTILINE) == ["4", "5"]
+    found = re.search(r"^accuracy: (.*)$", out, re.MULTILINE)
+    assert found is not None and float(found[1]) > 0.9
+    history = TensorDict.load_memmap(tmp_path / "history-4")
+    assert history["epoch"].tolist() == [4, 5] and f"{history['accuracy'][-1]:.3f}" == found[1]

@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensordict import MemmapTensor, MemoryMappedTensor
+from tensordict import MemmapTensor, MemoryMappedTensor, TensorDict
 from tensordict.core.errors import SaveError
 
 DTYPES = [
@@ -374,3 +374,10 @@ def test_full_disk_is_an_error_at_allocation(tmp_path: pathlib.Path, monkeypatch
         MemoryMappedTensor.empty(1000, filename=tmp_path / "x")
     assert caught.value.errno == errno.ENOSPC
     assert not os.listdir(tmp_path)
+
+
+def test_numbers_in_mapped_tensors_are_formatted_as_in_others(tmp_path):
+    loss = TensorDict(loss=torch.tensor([0.12345])).memmap(tmp_path / "run")["loss"][0]
+    assert type(loss) is MemoryMappedTensor and f"{loss:.3f}" == "0.123" and f"{loss}" == str(loss)
+    with pytest.raises(TypeError):
+        f"{loss.expand(2):.3f}"

@@ -461,3 +461,12 @@ def test_compiles_without_a_graph_break(fn: Any) -> None:
     for key, value in expected.items(True, True):
         assert torch.equal(compiled[key], value)
         assert compiled[key].dtype == value.dtype
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(float, torch.float64), (int, torch.int64), (bool, torch.bool)])
+def test_types_of_numbers_are_dtypes_as_for_tensors(number: type, dtype: torch.dtype) -> None:
+    td = make()
+    for cast in (td.to(number), td.to(dtype=number), td.to("cpu", number)):
+        assert cast["a"].dtype is cast["b", "c"].dtype is torch.zeros(1).to(number).dtype is dtype
+    with pytest.raises(TypeError, match="type of a number, got <class 'str'>"):
+        td.to(str)

@@ -6,9 +6,10 @@ from dataclasses import field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch.utils.data import DataLoader
 from typing_extensions import assert_type
 
-from tensordict import TensorClass, TypedTensorDict, tensorclass
+from tensordict import TensorClass, TensorDict, TypedTensorDict, tensorclass
 
 
 class Inner(TensorClass):
@@ -106,3 +107,10 @@ class Counted(TensorClass):
 
     def __post_init__(self) -> None:
         self.x = self.x + 1
+
+
+# A container is a data set as it is.
+for batch in DataLoader(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), batch_size=2, shuffle=True):
+    _ = batch["x"]
+for batch in DataLoader(Data(x=torch.zeros(4), batch_size=[4]), batch_size=2):
+    _ = batch.x

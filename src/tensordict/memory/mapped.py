@@ -163,6 +163,10 @@ class MemoryMappedTensor(Tensor):
             return _wrap(result, self._source)
         return result
 
+    def __format__(self, spec: str) -> str:
+        # Torch formats numbers in plain tensors only, as f"{loss:.3f}" does.
+        return format(self.item(), spec) if spec and not self.ndim else super().__format__(spec)  # type: ignore[no-untyped-call]
+
     # --- copying and pickling -------------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Tensor], tuple[object, ...]]:

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     Operand = Tensor | float
 
 
-class Arithmetic(Leaves):
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    # To type checkers a container is one: `DataLoader` asks for this class, and takes what acts alike.
+    _DataSet = Dataset[Any]
+else:
+    _DataSet = object
+
+
+class Arithmetic(Leaves, _DataSet):
     """Arithmetic with another container, a mapping, a tensor or a number.
 
     The other operand: a container must have the same keys, in any order; leaves meet leaves as torch's broadcasting has
@@ -256,12 +265,12 @@ class Arithmetic(Leaves):
     # --- operators --------------------------------------------------------------------------------------------------
     # A right side that is no operand is for that object to handle, and then for Python to refuse.
 
-    def __add__(self, other: object) -> Self:
+    def __add__(self, other: object) -> Self:  # type: ignore[override]  # that of `Dataset` joins two of them
         return NotImplemented if operand(other) is NotImplemented else self.add(other)
 
     __radd__ = __add__
 
-    def __iadd__(self, other: object) -> Self:
+    def __iadd__(self, other: object) -> Self:  # type: ignore[override]
         return NotImplemented if operand(other) is NotImplemented else self.add_(other)
 
     def __sub__(self, other: object) -> Self:

@@ -394,6 +394,10 @@ class _Request(NamedTuple):
         return self.dtype is None and self.memory_format is None and not self.copy
 
 
+# What torch takes types of numbers for.
+_OF_NUMBERS: dict[object, torch.dtype] = {
+    float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128
+}  # fmt: skip
 _POSITIONS = ("device", "dtype", "non_blocking", "copy")
 _KEYWORDS = frozenset(
     (*_POSITIONS, "other", "tensor", "memory_format", "batch_size", "non_blocking_pin", "num_threads", "inplace")
@@ -412,7 +416,7 @@ def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
     if args:
         first = args[0]
         names: tuple[str, ...]
-        if isinstance(first, torch.dtype):
+        if isinstance(first, (torch.dtype, type)):
             names = _POSITIONS[1:]
         elif isinstance(first, (Tensor, Contract)):
             names = ("other", *_POSITIONS[2:])
@@ -435,8 +439,9 @@ def _parsed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
         if not isinstance(other, (Tensor, Contract)):
             raise TypeError(f"to() takes over the device and dtype of a tensor or container, not of {other!r}")
         device, dtype = other.device, other.dtype  # type: ignore[union-attr]
+    dtype = _OF_NUMBERS.get(dtype, dtype)
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"to() needs a torch.dtype, got {dtype!r}")
+        raise TypeError(f"to() needs a torch.dtype, or the type of a number, got {dtype!r}")
     size = given.get("batch_size")
     return _Request(
         None if device is None else as_device(device),
