@@ -41,7 +41,10 @@ import gc, json, torch
 seen = []
 gc.callbacks.append(lambda phase, info: seen.append(info["generation"]))
 import tensordict
-print(json.dumps([gc.isenabled(), seen.count(2)]))
+print(json.dumps([gc.isenabled(), max(seen, default=0), gc.get_freeze_count() > 0]))
 """
-    assert run(program.format("")) == [True, 0]
-    assert run(program.format("gc.disable()")) == [False, 0]
+    assert run(program.format("")) == [True, 0, False]
+    assert run(program.format("gc.disable()")) == [False, 0, False]
+    # What a program has frozen stays so.
+    enabled, _, frozen = run(program.format("gc.freeze()"))
+    assert enabled and frozen

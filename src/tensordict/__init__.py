@@ -88,6 +88,10 @@ try:
     from tensordict.io.api import memmap  # after the module of this name
 finally:
     if _collects:
+        if not _gc.get_freeze_count():
+            # All at once to the oldest generation: a look at what is new would be next, 20 ms.
+            _gc.freeze()
+            _gc.unfreeze()
         _gc.enable()
 
 if _typing.TYPE_CHECKING:
