@@ -604,7 +604,7 @@ def test_exceptions_that_cannot_be_pickled(by):
 
 
 def test_results_that_cannot_be_pickled(by):
-    with pytest.raises(Exception, match=r"chunk 0 \(.*pickle"):
+    with pytest.raises(Exception, match=r"chunk 0 \(.*local object"):
         list(make().map_iter(unpicklable, num_chunks=1, **by))
 
 
