@@ -1038,3 +1038,18 @@ def test_a_write_to_members_of_which_one_is_locked_changes_none() -> None:
     with pytest.raises(RuntimeError, match="locked"):
         stack["new"] = torch.zeros(2)
     assert "new" not in stack[0]
+
+
+def test_one_container_as_two_members_changes_once() -> None:
+    def make() -> LazyStackedTensorDict:
+        member = TensorDict(a=torch.ones(3), b=torch.zeros(3), batch_size=[3])
+        return lazy_stack([member, member])
+
+    stack = make()
+    name, value = stack.popitem()
+    assert name == "b" and value.shape == (2, 3) and list(stack.keys()) == ["a"]
+    stack = make()
+    del stack["a"]
+    assert list(stack.keys()) == ["b"]
+    stack = make().rename_key_("a", "c")
+    assert list(stack.keys()) == ["b", "c"] and stack["c"].sum() == 6

@@ -642,6 +642,11 @@ def underlying(container: Contract) -> Any:
     return container._wrapped_container()
 
 
+def distinct(members: Sequence[ContainerT]) -> Iterable[ContainerT]:
+    """Each of them once: one container may be several members of a lazy stack."""
+    return {id(member): member for member in members}.values()
+
+
 def is_node(value: object) -> bool:
     """Whether a value holds entries: a container that is no leaf at the same time, as an `UnbatchedTensor` is."""
     return isinstance(value, Contract) and not isinstance(value, Tensor)

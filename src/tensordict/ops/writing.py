@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
-from tensordict.core.contract import Contract, is_node, unchanged
+from tensordict.core.contract import Contract, distinct, is_node, unchanged
 from tensordict.core.devices import wait_for
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.foreach import refuse_graph_leaves
@@ -512,7 +512,7 @@ class Writing(Reading, Locking):
                 for member in members:
                     check_way(member, new, new)
                 with self._at_once(unchanged):
-                    for member in members:
+                    for member in distinct(members):
                         member.rename_key_(old, new)
                 return self
             # What is in a file stays there.

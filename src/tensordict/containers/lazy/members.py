@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import registry
-from tensordict.core.contract import Contract, EntryStore
+from tensordict.core.contract import Contract, EntryStore, distinct
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.keys import Path, joined
 from tensordict.ops.locking import raise_locked
@@ -171,7 +171,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
                 raise KeyError(name)
             if member._locked:
                 raise_locked(f"delete the entry {name!r} of a member of this lazy stack")
-        for member in sample:
+        for member in distinct(sample):
             del member._entries[name]
 
     def __iter__(self) -> Iterator[str]:
