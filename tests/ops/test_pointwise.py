@@ -800,13 +800,20 @@ def test_compiled_code_sees_through() -> None:
 
 
 @pytest.mark.parametrize("op", [operator.add, operator.sub, operator.iadd])
-def test_compiled_operators_with_tensors_are_refused_with_the_way_out(op: Callable[[Any, Any], Any]) -> None:
-    # Torch hands `td + tensor` and `td += tensor` to us as the same call, so that one of them would be wrong.
+def test_compiled_functions_of_operators_are_left_to_python(op: Callable[[Any, Any], Any]) -> None:
+    # Torch hands `iadd(td, tensor)` and `add(td, tensor)` to us as the same call, and no bytecode tells which it is.
     torch.compiler.reset()
-    td, compiled = make().float(), torch.compile(op, backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match=r"write operators between containers and tensors as methods: td\.add"):
-        compiled(td, torch.ones(3))
+    td, other = make().float(), torch.ones(3)
+
+    def change(td: Any) -> Any:
+        return op(td, other)
+
+    with pytest.raises(Exception, match=r"Write td\.add_\(tensor\)"):
+        torch.compile(change, backend="eager", fullgraph=True)(td)
     assert torch.equal(td["a"], make().float()["a"])
+    torch.compiler.reset()
+    found, expected = torch.compile(change, backend="eager")(td), op(make().float(), other)
+    assert (found == expected).all() and (found is td) == (op is operator.iadd)
 
 
 # --- what autograd refuses changes nothing ----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise SaveError(f"--fill is for tables, of which {source!r} is none: the numbers of a save are all there")
     parts = _of_table(source, with_metadata, fill) if kind_of(source) else _of_save(source, args.allow_pickle, shown)
     if with_metadata:
-        rows = _to_table(_counted(parts) if kind_of(source) else parts, target, args.force)
+        rows = _to_table(parts, target, args.force)
     elif args.to in (None, "dataset") and not os.path.splitext(target.rstrip("/"))[1]:
         rows = _to_dataset(parts, target.rstrip("/"), shown)
     else:
@@ -100,15 +100,6 @@ def _of_table(path: str, metadata: bool, fill: Fill) -> Iterator[Any]:
             yield TensorDict.from_arrow(batch, separator=_SEPARATOR, metadata=metadata, fill=fill)
         except ValueError as error:
             raise SaveError(f"{path!r}: {error}") from error
-
-
-def _counted(parts: Iterator[Any]) -> Iterator[Any]:
-    """The same containers, with a bar of their rows; nobody knows how many there will be."""
-    with progress_bar(None, "converting", None, " rows") as bar:
-        for part in parts:
-            yield part
-            if bar is not None:
-                bar.add(part.batch_size[0])
 
 
 def _of_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
