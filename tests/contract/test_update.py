@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -214,3 +214,27 @@ def test_replace(td: Any, plain: Plain, kind: Kind) -> None:
         assert_matches(new, plain | {"b": plain["b"] | {"c": value}}, kind.batch_size, kind.extra)
     assert_matches(td, plain, kind.batch_size, kind.extra)
     assert_matches(td.replace(), plain, kind.batch_size, kind.extra)
+
+
+class OfAUser(Mapping[str, Any]):
+    """A mapping of a user's, whose attributes are its own."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self._entries = {name: torch.zeros_like(value) for name, value in items.items()}
+        self._items = items
+
+    def __getitem__(self, name: str) -> Any:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def test_mappings_are_read_by_their_items(td: Any, plain: Plain) -> None:
+    tensors = {name: changed(leaf) for name, leaf in plain.items() if isinstance(leaf, torch.Tensor)}
+    td.update_(OfAUser(tensors))
+    for name, leaf in tensors.items():
+        assert torch.equal(td[name], leaf)

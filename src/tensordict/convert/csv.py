@@ -8,6 +8,7 @@ time, and converted by rules that do not depend on where a piece ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -226,44 +227,11 @@ class _CsvColumns:
 
         Columns are of what they are, as far as it is known, or all of bytes from the piece on that has other cells.
         """
-        csv = require("pyarrow.csv", "tabular")
         options, shown = self.options, self.shown
         self.row = 2 if options.header else 1
         wrong: list[Any] = []
 
-        def refuse(row: Any) -> str:
-            wrong.append(row)
-            return "error"
-
-        def opened(given: list[str] | None, types: dict[str, Any], block: int = _BLOCK) -> Any:
-            return csv.open_csv(
-                path,
-                csv.ReadOptions(
-                    use_threads=False,
-                    block_size=block,
-                    encoding=options.encoding,
-                    column_names=given,
-                    skip_rows=1 if options.header and given else 0,
-                    autogenerate_column_names=not options.header and given is None,
-                ),
-                csv.ParseOptions(
-                    delimiter=options.sep,
-                    quote_char=options.quotechar,
-                    escape_char=options.escapechar or False,
-                    newlines_in_values=True,
-                    invalid_row_handler=refuse,
-                ),
-                csv.ConvertOptions(
-                    column_types=types,
-                    include_columns=options.usecols,
-                    null_values=["", *options.na_values],
-                    true_values=_TRUE,
-                    false_values=_FALSE,
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                ),
-            )
-
+        opened = functools.partial(self._opened, path, wrong)
         with _naming(shown, wrong):
             try:
                 names = opened(options.names, {}, _HEAD).schema.names
@@ -291,6 +259,44 @@ class _CsvColumns:
                 if done < len(batch):
                     yield batch[done:]
                 done = max(done - len(batch), 0)
+
+    def _opened(
+        self, path: str, wrong: list[Any], given: list[str] | None, types: dict[str, Any], block: int = _BLOCK
+    ) -> Any:
+        """Arrow's reader of columns of these names and types; it adds the rows that it refuses to `wrong`."""
+        csv, options = require("pyarrow.csv", "tabular"), self.options
+
+        def refuse(row: Any) -> str:
+            wrong.append(row)
+            return "error"
+
+        return csv.open_csv(
+            path,
+            csv.ReadOptions(
+                use_threads=False,
+                block_size=block,
+                encoding=options.encoding,
+                column_names=given,
+                skip_rows=1 if options.header and given else 0,
+                autogenerate_column_names=not options.header and given is None,
+            ),
+            csv.ParseOptions(
+                delimiter=options.sep,
+                quote_char=options.quotechar,
+                escape_char=options.escapechar or False,
+                newlines_in_values=True,
+                invalid_row_handler=refuse,
+            ),
+            csv.ConvertOptions(
+                column_types=types,
+                include_columns=options.usecols,
+                null_values=["", *options.na_values],
+                true_values=_TRUE,
+                false_values=_FALSE,
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
 
     def _types(self, path: str) -> dict[str, Any]:
         """The types that Arrow reads columns as: their own, and bytes where that is not known or would not be exact."""

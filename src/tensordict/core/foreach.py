@@ -52,7 +52,7 @@ def _takes_lists(leaves: Sequence[Tensor], others: tuple[object, ...]) -> bool:
     """Whether torch takes these leaves, and the lists beside them, as lists.
 
     They must be plain tensors or parameters: other subclasses have calls of their own. `torch.func` has no batching
-    rules for lists of tensors. Compiled code has; its graph is smaller then, and compiled in half the time.
+    rules for lists of tensors. Compiled code has; its graph is smaller then.
     """
     kinds = set(map(type, leaves))
     for other in others:

@@ -182,31 +182,32 @@ class Update(Write):
                             continue
                 except RuntimeError:
                     fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
-            path = (*prefix, key)
-            current: Any = fresh[key] if key in fresh else mapping.get(key)
-            is_container = isinstance(current, Contract) and not isinstance(current, Tensor)
-            if current is None and not adds:
-                # TorchRL's processes write a step that has more entries than the specs, and the reference lets them.
-                plan.absent = plan.absent or path
-            elif is_container and not current._is_non_tensor and self.merges(item):
-                current._plan_write(self, item, path)
-            elif inplace and is_container and current._is_non_tensor:
-                plan.steps.append((overwriting(current, node, key, item, path), ()))
-            elif inplace and isinstance(current, Tensor):
-                plan.copy(current, item, path)
-            elif not adds:
-                raise TypeError(
-                    f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}"
-                )
-            elif not writable:
-                raise_locked(f"update the entry {joined(path)!r}")
-            else:
-                value: Any = node._admit(item, path, self.non_blocking)
-                if self.clone and (value is item or isinstance(value, Contract)):
-                    value = value.clone()
-                fresh[key] = value
+            self._other(node, key, item, (*prefix, key), fresh, writable)
         if fresh:
             plan.steps.append((_store, (node, fresh)))
+
+    def _other(self, node: Any, key: str, item: Any, path: Path, fresh: dict[str, Any], writable: bool) -> None:
+        """Check an item that is no plain tensor in the place of one, and add it to the plan or to what is `fresh`."""
+        current: Any = fresh[key] if key in fresh else node._entries.get(key)
+        is_container = isinstance(current, Contract) and not isinstance(current, Tensor)
+        if current is None and not self.adds:
+            # TorchRL's processes write a step that has more entries than the specs, and the reference lets them.
+            self.plan.absent = self.plan.absent or path
+        elif is_container and not current._is_non_tensor and self.merges(item):
+            current._plan_write(self, item, path)
+        elif self.inplace and is_container and current._is_non_tensor:
+            self.plan.steps.append((overwriting(current, node, key, item, path), ()))
+        elif self.inplace and isinstance(current, Tensor):
+            self.plan.copy(current, item, path)
+        elif not self.adds:
+            raise TypeError(f"entry {joined(path)!r} is a container and cannot be updated with {type(item).__name__}")
+        elif not writable:
+            raise_locked(f"update the entry {joined(path)!r}")
+        else:
+            value: Any = node._admit(item, path, self.non_blocking)
+            if self.clone and (value is item or isinstance(value, Contract)):
+                value = value.clone()
+            fresh[key] = value
 
 
 class Copy(Update):
@@ -262,9 +263,9 @@ def resize(node: Contract, size: torch.Size) -> None:
 def plain_pairs(mapping: object, source: object) -> tuple[list[Tensor], list[Tensor]] | None:
     """The entries of a container and those of a source under the same names, if all of both are plain tensors.
 
-    By far the most frequent case: looked at as wholes, they cost a third of what they cost one by one.
+    By far the most frequent case, which is cheaper to look at as a whole than entry by entry.
     """
-    given = source if type(source) is dict else getattr(source, "_entries", None)
+    given: object = source._entries if isinstance(source, Contract) else source
     if type(mapping) is not dict or type(given) is not dict:
         return None
     items: list[Any] = list(given.values())
