@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 KEPT, LAST = HERE / "kept", HERE / "results.json"
 RATIOS = ("reference_over_ours", "ours_over_floor")
 LEAST = 0.05
-"""Moves below this are not reported: where memory came to lie in two processes makes as much of a difference."""
+"""Moves below this are not reported: a bound that was chosen, not measured."""
 
 Run = dict[str, Any]
 
