@@ -6,7 +6,8 @@ import functools
 import gc
 import pathlib
 import pickle
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -394,6 +395,16 @@ def test_files_stay_what_they_are_while_their_rows_are_read(tmp_path: pathlib.Pa
     parts[0].unlock_()["a"] = torch.zeros(3)
 
 
+@pytest.fixture
+def short_turns() -> Iterator[None]:
+    """Threads take turns a hundred times as often."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(interval / 100)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("short_turns")
 def test_parts_that_come_and_go(tmp_path: pathlib.Path) -> None:
     """A sequence that keeps the last two parts, which threads read at a time."""
     for number in range(6):
@@ -418,7 +429,7 @@ def test_parts_that_come_and_go(tmp_path: pathlib.Path) -> None:
         return True
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(read, range(4)))
+        assert all(pool.map(read, range(40)))
     td.parts[5]["a"].fill_(9)
     assert td[[23]]["a"].unique().tolist() == [9]
 

@@ -411,10 +411,11 @@ class LazyConcatenatedTensorDict(OnDisk):
         own = self._rows
         if own.start or own.step != 1:
             positions = own.start + positions * own.step
-        with Taken(self._joint, positions) as taken:
-            if self._joint.in_flight > 1:
-                taken.read_ahead(list(self._all_of_parts()))
-            return self._gathered_rows(taken, at)
+        taken = Taken(self._joint, positions)
+        self._joint.note(taken)
+        if self._joint.in_flight > 1:
+            taken.read_ahead(list(self._all_of_parts()))
+        return self._gathered_rows(taken, at)
 
     def _all_of_parts(self) -> Iterator[RowsOfParts | JoinedValues]:
         """The entries of the parts, those of nested containers, too."""

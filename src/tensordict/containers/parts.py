@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import threading
 import weakref
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
@@ -47,10 +50,11 @@ class Parts(Sequence[Any]):
     _locked = True
     # See `copy_from`.
     missed: int = 0
-    # What refers to each part once it was checked; whether it is noted where its tensors are; what keeps them there.
+    # What refers to each part once it was checked.
     _checked: list[weakref.ref[Any] | None]
+    # Whether it is noted where the tensors of a part are; of which part that is noted, and what keeps them there.
     _noted: Values
-    _held: list[list[Any] | None]
+    _held: Values
     # Where the tensors at a path begin, 0 for one that has to be asked for its rows; and a power of 2 (at most 8) of
     # which all these addresses are multiples.
     _addresses: dict[Path, Values]
@@ -91,8 +95,9 @@ class Parts(Sequence[Any]):
         self.in_flight = max(self.in_flight, getattr(containers, "in_flight", 1))
         self._where += [(containers, at) for at in range(len(containers))]
         self._checked += [None] * len(containers)
-        self._held += [None] * len(containers)
-        self._noted = np.append(self._noted, np.zeros(len(containers), dtype=np.bool_))
+        with _noting:
+            self._held = np.append(self._held, np.full(len(containers), None))
+            self._noted = np.append(self._noted, np.zeros(len(containers), dtype=np.bool_))
         self.starts += itertools.islice(itertools.accumulate(lengths, initial=self.starts[-1]), 1, None)
         self._starts_array = None
 
@@ -117,8 +122,10 @@ class Parts(Sequence[Any]):
         known = self._checked[number]
         if known is None or known() is not part:
             self._check(number, part, self.starts[number + 1] - self.starts[number])
-            self._forget(number)
-            self._checked[number] = weakref.ref(part, partial(_forget, weakref.ref(self), number))
+            self._checked[number] = weakref.ref(part)
+            with _noting:
+                if self._noted[number] and self._held[number][0]() is not part:
+                    self._forget(number)
         return part
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,11 +141,9 @@ class Parts(Sequence[Any]):
         """Know nothing of the parts."""
         count = len(self._where)
         self._starts_array = None
-        self._checked, self._held = [None] * count, [None] * count
-        self._noted = np.zeros(count, dtype=np.bool_)
+        self._checked = [None] * count
+        self._held, self._noted = np.full(count, None), np.zeros(count, dtype=np.bool_)
         self._addresses, self._aligned = {}, {}
-        self.readers: set[Taken] = set()
-        self._gone: list[Any] = []
 
     def refuse_read_only(self, path: Path) -> None:
         """Raise a `SaveError` where nothing may be written to the parts."""
@@ -200,30 +205,38 @@ class Parts(Sequence[Any]):
     # begin that are mapped from files is noted when its rows are first gathered, and the part is locked, as one that a
     # locked container holds: its entries cannot be replaced while this is there. What is noted of a part goes with it.
 
-    # Nothing is unmapped while rows are gathered (`readers`): that is done when the last gathering ends (`_gone`).
+    # Threads may gather at a time: what is noted is read and changed under `_noting`, and a reader holds what it reads.
 
-    def begin(self, reader: Taken) -> None:
-        """Have the parts of the rows that a reader takes noted; what is mapped stays so until its `end`."""
-        self.readers.add(reader)
+    def note(self, reader: Taken) -> None:
+        """Note where the tensors are of the parts of the rows that a reader takes."""
         noted = self._noted[reader.numbers]
         if not noted.all():
             numbers = np.unique(reader.numbers[~noted]).tolist()
             reader.loaded = self.each(self.__getitem__, numbers)
             for number, part in zip(numbers, reader.loaded, strict=True):
-                self._note(number, part)
+                with _noting:
+                    # Another thread may have loaded the same part meanwhile, as another container.
+                    if not self._noted[number]:
+                        self._note(number, part)
 
-    def end(self, reader: Taken) -> None:
-        """A reader has done."""
-        self.readers.discard(reader)
-        if not self.readers:
-            self._gone.clear()
+    def addresses(self, path: Path, reader: Taken) -> Values:
+        """Where the tensors at a path begin, for each row of a reader; 0 for one that has to be asked for it."""
+        with _noting:
+            reader.held.append(self._held[reader.numbers])
+            found: Values = self._starts_of(path)[reader.numbers]
+        return found
+
+    def copy(self, path: Path, addresses: Values, out: Tensor) -> None:
+        """Copy rows of the tensors at a path, which are at these addresses."""
+        self.missed = scattered.copy_from(addresses, out, self._aligned[path], self.missed)
 
     def _note(self, number: int, part: Any) -> None:
         storages: list[Any] = []
         self._locate(number, part._wrapped_container(), self.template, (), storages)
+        among = weakref.ref(self)
         if storages:
-            part._lock_tree(weakref.ref(self))
-        self._held[number] = storages
+            part._lock_tree(among)
+        self._held[number] = weakref.ref(part, partial(_noting.part_is_gone, among, number)), storages
         self._noted[number] = True
 
     def _locate(self, number: int, node: Any, template: Any, path: Path, storages: list[Any]) -> None:
@@ -237,26 +250,23 @@ class Parts(Sequence[Any]):
             elif isinstance(value, Tensor) and _stays_in_place(value, sample):
                 storages.append(value.untyped_storage())
                 address = value.data_ptr()
-                self.addresses(key)[number] = address
+                self._starts_of(key)[number] = address
                 self._aligned[key] = min(self._aligned.get(key, 8), (address | 8) & -(address | 8))
 
     def _forget(self, number: int) -> None:
-        """Drop what is noted of a part that is gone."""
-        self._checked[number] = None
-        self._noted[number : number + 1] = False
+        """Drop what is noted of a part."""
+        self._noted[number] = False
+        self._held[number] = None
         for addresses in self._addresses.values():
             addresses[number : number + 1] = 0
-        # After that, so that who reads an address is among the readers.
-        if self.readers:
-            self._gone.append(self._held[number])
-        self._held[number] = None
 
-    def copy(self, path: Path, addresses: Values, out: Tensor) -> None:
-        """Copy rows of the tensors at a path, which are at these addresses."""
-        self.missed = scattered.copy_from(addresses, out, self._aligned[path], self.missed)
+    def _forget_gone(self, number: int, reference: object) -> None:
+        """The same, if it is this reference by which it was noted."""
+        if self._noted[number] and self._held[number][0] is reference:
+            self._forget(number)
 
-    def addresses(self, path: Path) -> Values:
-        """Where the tensors at a path begin in the parts of which it was noted; 0 for one that has to be asked."""
+    def _starts_of(self, path: Path) -> Values:
+        """Where the tensors at a path begin in all parts."""
         addresses = self._addresses.get(path)
         if addresses is None or len(addresses) < len(self):
             grown = np.zeros(len(self), dtype=np.int64)
@@ -283,10 +293,47 @@ class Parts(Sequence[Any]):
         _check_alike(part, self.template, number, ())
 
 
-def _forget(parts: weakref.ref[Parts], number: int, reference: object) -> None:
-    among = parts()
-    if among is not None and among._checked[number] is reference:
-        among._forget(number)
+class _Noting:
+    """The lock under which parts are noted and forgotten.
+
+    Python says in any thread and at any moment that a part is gone, also while this thread has the lock: then the part
+    is forgotten when the lock is let go.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._gone: deque[tuple[weakref.ref[Parts], int, object]] = deque()
+        if hasattr(os, "register_at_fork"):
+            release = self._lock.release
+            os.register_at_fork(before=self._lock.acquire, after_in_parent=release, after_in_child=release)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        if self._gone:
+            self._forget_gone()
+
+    def part_is_gone(self, among: weakref.ref[Parts], number: int, reference: object) -> None:
+        """A part was destroyed, to which this reference was."""
+        self._gone.append((among, number, reference))
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        # Whoever has the lock looks here after letting it go.
+        while self._gone and self._lock.acquire(blocking=False):
+            try:
+                while self._gone:
+                    among, number, reference = self._gone.popleft()
+                    parts = among()
+                    if parts is not None:
+                        parts._forget_gone(number, reference)
+            finally:
+                self._lock.release()
+
+
+_noting = _Noting()
 
 
 def _stays_in_place(value: Tensor, sample: Any) -> bool:
@@ -320,8 +367,9 @@ class Taken:
         self.parts = parts
         self.numbers = starts.searchsorted(rows, "right") - 1
         self.local = rows - starts[self.numbers]
-        # Parts that are not kept otherwise.
+        # Parts that are not kept otherwise, and the memory that is read.
         self.loaded: list[Any] = []
+        self.held: list[Values] = []
         self._read: dict[Path, list[Any]] = {}
 
     @cached_property
@@ -344,13 +392,6 @@ class Taken:
         back[self.order] = np.arange(len(back))
         return torch.from_numpy(back)
 
-    def __enter__(self) -> Taken:
-        self.parts.begin(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.parts.end(self)
-
     def read_ahead(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
         """Read the rows of entries, of several parts at once."""
 
@@ -367,7 +408,7 @@ class Taken:
 
     def addresses(self, path: Path, nbytes: int) -> Values | None:
         """Where the rows of an entry begin, which are of so many bytes; `None` when parts have to be asked for them."""
-        starts = self.parts.addresses(path)[self.numbers]
+        starts = self.parts.addresses(path, self)
         return starts + self.local * nbytes if starts.all() else None
 
 
