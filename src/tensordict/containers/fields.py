@@ -31,8 +31,9 @@ class FieldTable:
     owner: the class name, for errors.
     names: those of the fields, in order.
     taken: all that there are values of: the fields, and `extras`.
+    required: those of them without default.
     positional: the arguments that can be given by position.
-    defaults: the values of arguments that are not given, or the functions that make them.
+    defaults: the values of arguments that are not given, or the functions that make them; a field without is `None`.
     extras: the arguments that only `__post_init__` sees.
     fixed: the fields that are no arguments.
     masked: the container's own arguments that are fields here.
@@ -44,6 +45,7 @@ class FieldTable:
     owner: str
     names: dict[str, None]
     taken: frozenset[str]
+    required: frozenset[str]
     positional: tuple[str, ...]
     defaults: list[tuple[str, Any, Callable[[], Any] | None]]
     extras: tuple[str, ...]
@@ -67,7 +69,9 @@ class FieldTable:
         return None, {**state, "scope": {}}
 
     def bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
-        """The values of all fields, and of `extras`, for the arguments given by position and (as a dict) by name.
+        """The values of fields, and of `extras`, for the arguments given by position and (as a dict) by name.
+
+        A field that it has no value of is `None`.
 
         Raises:
             TypeError: a field is missing, unknown or given twice; class and field are named.
@@ -79,10 +83,10 @@ class FieldTable:
         for name, value, make in self.defaults:
             if name not in values:
                 values[name] = value if make is None else make()
-        if values.keys() != self.taken:
+        if not self.required <= values.keys() <= self.taken:
             if unknown := values.keys() - self.taken:
                 raise FieldError(f"{self.owner}() got {listed(unknown)}, {self.known()}{self.meant(unknown)}")
-            raise TypeError(f"{self.owner}() is missing {listed(self.taken - values.keys())}, which has no default")
+            raise TypeError(f"{self.owner}() is missing {listed(self.required - values.keys())}, which has no default")
         return values
 
     def _with_positions(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
@@ -144,20 +148,18 @@ def layout_of(cls: type[Any], base: type[Any]) -> FieldTable:
                 )
     specs = {name: f for name, f in cls.__dataclass_fields__.items() if f._field_type.name != "_FIELD_CLASSVAR"}
     names = dict.fromkeys(f.name for f in fields)
+    defaults = {
+        name: (None if f.default is MISSING else f.default, None if f.default_factory is MISSING else f.default_factory)
+        for name, f in specs.items()
+        if f.default is not MISSING or f.default_factory is not MISSING or not f.init
+    }
     layout = FieldTable(
         cls.__name__,
         names,
         frozenset(specs),
+        frozenset(specs).difference(defaults),
         tuple(name for name, f in specs.items() if f.init and not f.kw_only),
-        [
-            (
-                name,
-                None if f.default is MISSING else f.default,
-                None if f.default_factory is MISSING else f.default_factory,
-            )
-            for name, f in specs.items()
-            if f.default is not MISSING or f.default_factory is not MISSING or not f.init
-        ],
+        [(name, *made) for name, made in defaults.items() if made != (None, None) or name not in names],
         tuple(name for name in specs if name not in names),
         frozenset(name for name, f in specs.items() if not f.init),
         tuple(name for name in names if name in _OWN_ARGUMENTS),

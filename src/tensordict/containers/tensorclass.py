@@ -165,7 +165,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         if not self._stores_tensors or set(map(type, values.values())) != _ONLY_TENSORS:
             values = {name: self._as_entry(name, value, True) for name, value in values.items() if value is not None}
         try:
-            container._fill(values, (), container._queues(non_blocking))
+            container._fill(values, (), device is not None and container._queues(non_blocking))
         except (RuntimeError, TypeError) as error:
             raise with_class_name(error, type(self)) from error
         if device is not None:

@@ -157,7 +157,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
             if name not in present
         }
         for name in kind._layout.names:
-            if name not in present and name not in defaults:
+            if name not in present and name in kind._layout.required:
                 key = (*path, name) if path else name
                 raise KeyError(
                     f"{type(self.tc_module).__name__} reads {key!r}, a field of {kind.__name__}, not found in the "
