@@ -49,13 +49,17 @@ class Assign(Write):
         self.indexed = indexed
         self.size = size
         self.fills = fills
+        # The shape of the last leaf that `part_of` was asked for, and its answer: the next often has the same shape.
+        self._shape = self._part = torch.Size()
         # A basic index makes views to copy into, all in one call; otherwise the leaves themselves are indexed.
         self.basic = is_basic(at)
 
     def part_of(self, leaf: Any) -> torch.Size:
         """The shape of the part of a leaf or value that is assigned: what is behind the dims indexed stays."""
-        part: torch.Size = self.size + leaf.shape[len(self.indexed) :]
-        return part
+        shape = leaf.shape
+        if shape != self._shape or not shape:
+            self._shape, self._part = shape, self.size + shape[len(self.indexed) :]
+        return self._part
 
     def to_leaf(self, leaf: Tensor, item: Any, path: Path) -> None:
         """Have `item` assigned to its part of a leaf; raises naming `path` when it does not fit."""

@@ -269,8 +269,8 @@ def plain_pairs(mapping: object, source: object) -> tuple[list[Tensor], list[Ten
     if type(mapping) is not dict or type(given) is not dict:
         return None
     items: list[Any] = list(given.values())
-    entries: list[Any] = [mapping.get(name) for name in given]
-    return (entries, items) if set(map(type, entries)) == _PLAIN and set(map(type, items)) == _PLAIN else None
+    entries: list[Any] = list(map(mapping.get, given))
+    return (entries, items) if {*map(type, entries), *map(type, items)} == _PLAIN else None
 
 
 def alike(targets: list[Tensor], values: list[Tensor]) -> bool:
