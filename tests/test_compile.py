@@ -11,7 +11,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
-from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack
+from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack, pad, pad_sequence
 
 # What torch says of itself while it compiles and exports.
 pytestmark = [
@@ -162,6 +162,54 @@ ONE_SIZE = {
 }
 
 
+# What gives the same as Python does, for sizes that vary; torch may make a graph for each.
+SIZES_VARY = {
+    "any": lambda td: [(td == td).any(), (td != td).any(), (td == td).any(0)],
+    "all": lambda td: [(td == td).all(), (td != td).all(), (td == td).all(0)],
+    "any of a tensorclass": lambda td: [(pair(td) != pair(td)).any(), (pair(td) == pair(td)).all()],
+    "number - container": lambda td: 1 - td,
+    "sub with alpha": lambda td: td.sub(1, alpha=2).add(2, alpha=0.5),
+    "sub_ with alpha": lambda td: td.clone().sub_(1, alpha=2),
+    "rsub with alpha": lambda td: td.rsub(1, alpha=2),
+    "number / container": lambda td: 2 / (td.abs() + 1),
+    "number ** container": lambda td: 2**td,
+    "number % container": lambda td: 7 % (td.abs() + 1),
+    "number // container": lambda td: 7 // (td.abs() + 1),
+    "maximum": lambda td: td.maximum(td * -1).clamp(0, 1),
+    "lerp": lambda td: td.lerp(td * 2, 0.5).addcmul(td, td, value=2),
+    "assign by a tensor": lambda td: copied(td.clone(), lambda td: td.__setitem__(torch.tensor([0, 2]), td[:2] * 2)),
+    "assign by a list": lambda td: copied(td.clone(), lambda td: td.__setitem__([0, 1], td[2:4] * 2)),
+    "assign by a mask": lambda td: copied(td.clone(), lambda td: td.__setitem__(td["b", "c"] > 0, 0)),
+    "update_at_": lambda td: td.clone().update_at_(td[:1] * 2, slice(1, 2)),
+    "set_at_": lambda td: td.clone().set_at_("a", torch.zeros(2, 3), torch.tensor([0, 1])),
+    "sort": lambda td: td[td["b", "c"].argsort()],
+    "mask": lambda td: td[td["b", "c"] > 0],
+    "stack of slices": lambda td: torch.stack([td[:2], td[2:4]]),
+    "cat of pieces": lambda td: torch.cat(list(td.split(2))),
+    "chunk": lambda td: td.chunk(2)[-1],
+    "tensor_split": lambda td: td.tensor_split(2)[0],
+    "narrow": lambda td: td.narrow(0, 1, 2).flip(0).roll(1, 0),
+    "unflatten": lambda td: td.unflatten(0, (2, -1)).flatten(0, 1),
+    "repeat": lambda td: td.repeat(2).repeat_interleave(2, dim=0),
+    "lazy arithmetic": lambda td: (lazy_stack([td, td]) * 2).contiguous(),
+    "lazy reshape": lambda td: lazy_stack([td, td]).reshape(-1).contiguous(),
+    "lazy index": lambda td: lazy_stack([td, td])[:, 1:3].contiguous(),
+    "lazy assign": lambda td: copied(lazy_stack([td.clone(), td.clone()]), lambda td: td.__setitem__(0, td[1] * 2)),
+    "reductions": lambda td: [td.max(0), td.amin(0), td.std(0), td.prod(0), td.logsumexp(0), td.sum(dim="feature")],
+    "casts": lambda td: [td.double(), td.to(torch.float16), td.bfloat16()],
+    "flatten_keys and back": lambda td: td.flatten_keys(".").unflatten_keys("."),
+    "rename": lambda td: td.copy().rename_key_("a", ("b", "d")),
+    "replace": lambda td: td.replace({"a": td["a"] + 1}),
+    "likes": lambda td: [torch.zeros_like(td), torch.full_like(td, 2), td.new_ones(3), td.empty(recurse=True)],
+    "named_apply": lambda td: td.named_apply(lambda key, leaf: leaf + len(key), nested_keys=True),
+    "apply to a batch size": lambda td: td.apply(lambda leaf: leaf.sum(0), batch_size=[]),
+    "pad": lambda td: pad(td, [1, 2]),
+    "pad_sequence": lambda td: pad_sequence([td, td[1:]]),
+    "vmap": lambda td: torch.vmap(lambda row, other: row * 2 + other)(td, td),
+    "grad": lambda td: torch.func.grad(lambda td: (td["a"] ** 2).sum())(td),
+}
+
+
 @pytest.fixture(autouse=True)
 def _fresh():
     torch._dynamo.reset()
@@ -196,6 +244,14 @@ def test_graphs_for_any_size(name):
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     assert [run(function, compiled, 4) for _ in range(2)][-1] <= 1
     assert [run(function, compiled, count) for count in (6, 8, 10)][-1] <= 2
+
+
+@pytest.mark.parametrize("name", SIZES_VARY)
+def test_the_same_as_python_does(name):
+    function = SIZES_VARY[name]
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    for count in (4, 6, 8):
+        run(function, compiled, count)
 
 
 @pytest.mark.parametrize("name", ONE_SIZE)

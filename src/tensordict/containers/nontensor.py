@@ -607,10 +607,10 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         """The elements of the batch, numbered."""
         return torch.arange(math.prod(self._batch_size)).reshape(self._batch_size)
 
-    def _of_elements(self, numbers: Tensor) -> Any:
+    def _of_elements(self, numbers: Sequence[int], size: torch.Size) -> Any:
         """A stack of the elements of the batch that have these numbers; `None` for -1."""
         values = [*self._flat_values(), None]
-        return _grid([values[number] for number in numbers.flatten().tolist()], numbers.shape, self._device)
+        return _grid([values[number] for number in numbers], size, self._device)
 
     def _dense(self, hooked: bool = False) -> Any:
         return _Numbered(self)
@@ -650,13 +650,15 @@ class _Numbered(NonTensorDataBase):
         # What makes tensors of a dtype, such as new_ones, makes no element.
         found = fn(numbers).to(torch.int64)
         shifted = fn(numbers + count).to(torch.int64)
-        out = self._value._of_elements(torch.where(shifted - found == count, found, -1))
+        numbers = torch.where(shifted - found == count, found, -1)
+        out = self._value._of_elements(numbers.flatten().tolist(), numbers.shape)
         if self._names is not None:
             out.names = self._renamed(len(size), batch_dims, rename)
         return out
 
     def _map_many(self, fn: Any, sizes: object, batch_dims: int, rename: object, on_node: object = None) -> list[Any]:
-        return [self._value._of_elements(part) for part in fn(self._value._numbers())]
+        parts = fn(self._value._numbers())
+        return [self._value._of_elements(part.flatten().tolist(), part.shape) for part in parts]
 
 
 _SCALAR = torch.Size(())

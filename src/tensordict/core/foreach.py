@@ -110,9 +110,13 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
     if torch.compiler.is_compiling():
         # What torch refuses it refuses while it traces, when nothing has changed yet.
         if many is not None and _takes_lists(leaves, others):
-            many(leaves, *others)
-        else:
-            _one_by_one(container, one, _rows(leaves, others))
+            try:
+                many(leaves, *others)
+            except TypeError:
+                pass  # There is no such call for lists and a number.
+            else:
+                return
+        _one_by_one(container, one, _rows(leaves, others))
         return
     _refuse_dtypes(container, one, many, leaves, others)
     if many is None or not _takes_lists(leaves, others):

@@ -50,7 +50,7 @@ def leaf_index(index: Any, batch_size: torch.Size) -> Any:
 def is_beyond(index: object, batch_size: torch.Size) -> bool:
     """Whether `index` does something else to a leaf, with feature dims behind its batch dims, than to the batch."""
     if type(index) is int or type(index) is slice:
-        return not batch_size
+        return len(batch_size) == 0
     items = index if isinstance(index, (tuple, torch.Size)) else (index,)
     if any(item is Ellipsis for item in items[:-1]):
         return True
@@ -79,8 +79,11 @@ def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
 
 
 def checked_size(index: object, batch_size: torch.Size) -> torch.Size:
-    """As `result_size`, and every element of an index tensor is known to be in bounds."""
-    if type(index) is Tensor:
+    """As `result_size`, and every element of an index tensor is known to be in bounds.
+
+    Compiled code has no elements to look at: what is out of bounds fails when it runs.
+    """
+    if type(index) is Tensor and not torch.compiler.is_compiling():
         if index.ndim != 1 or index.numel() > 64 or not index.is_cpu or index.dtype in _MASKS:
             return _asked_size(index, batch_size)
         # A few elements are looked at in Python in a third of the time.

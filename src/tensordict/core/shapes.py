@@ -237,7 +237,8 @@ def even_lengths(length: int, sections: int) -> list[int]:
     """The lengths of `sections` pieces that differ by one at most, the longer ones first."""
     if sections <= 0:
         raise ShapeError(f"the number of sections must be positive, got {sections}")
-    short, longer = divmod(length, sections)
+    # Not `divmod`, see above.
+    short, longer = length // sections, length % sections
     return [short + 1] * longer + [short] * (sections - longer)
 
 

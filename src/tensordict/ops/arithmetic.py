@@ -455,11 +455,18 @@ def _shapes(leaves: list[Any]) -> list[Any]:
 
 def _scaled(one: One, many: Callable[..., Any], alpha: float | None) -> tuple[One, Many]:
     """The functions with `alpha` times the other operand, if there is one."""
-    return (one, many) if alpha is None else (partial(one, alpha=alpha), partial(many, alpha=alpha))
+    return (one, many) if alpha is None else (partial(one, alpha=alpha), partial(_of_lists, many, alpha=alpha))
+
+
+def _of_lists(many: Callable[..., Any], left: list[Tensor], right: object, **options: Any) -> Any:
+    """Call what takes two lists; a `TypeError` for a number, which torch raises too late in compiled code."""
+    if type(right) is not list:
+        raise TypeError(f"torch has no such call for a list of tensors and {right!r}")
+    return many(left, right, **options)
 
 
 def _foreach_rsub(left: list[Tensor], right: Any, **alpha: Any) -> Any:
-    return torch._foreach_sub(right, left, **alpha)
+    return _of_lists(lambda left, right: torch._foreach_sub(right, left, **alpha), left, right)
 
 
 def _rdiv(leaf: Tensor, other: Operand) -> Tensor:

@@ -24,12 +24,12 @@ from tensordict.ops.reduction_plans import (
     along,
     apply_along,
     is_feature,
+    of_all,
     one_feature_dim,
     over_everything,
     refuse_keepdim,
     restacked,
     rows_of,
-    settled,
     staying,
     with_keys,
 )
@@ -524,7 +524,7 @@ class Reducing(ReductionBase):
         if dim is not None:
             return self._by_level(self._plan(_ALL, dim, keepdim))
         refuse_keepdim(keepdim, "everything is reduced to one bool")
-        return not settled(self._leaves(), Tensor.all, False)
+        return of_all(self._leaves(), Tensor.all, False)
 
     @overload
     def any(self, dim: None = ..., keepdim: bool = ...) -> bool: ...
@@ -535,7 +535,7 @@ class Reducing(ReductionBase):
         if dim is not None:
             return self._by_level(self._plan(_ANY, dim, keepdim))
         refuse_keepdim(keepdim, "everything is reduced to one bool")
-        return settled(self._leaves(), Tensor.any, True)
+        return of_all(self._leaves(), Tensor.any, True)
 
     # --- values and indices -----------------------------------------------------------------------------------------
 

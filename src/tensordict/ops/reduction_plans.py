@@ -491,11 +491,21 @@ def row_of(leaves: list[Tensor]) -> Tensor:
     return torch.cat([leaf.flatten() for leaf in _dense(leaves)])
 
 
-def settled(leaves: list[Tensor], method: Callable[..., Any], answer: bool) -> bool:
-    """Whether `method` gives `answer` for some leaf: small ones at once, the CPU's in turn, others in one transfer."""
+def of_all(leaves: list[Tensor], method: Callable[..., Any], settles: bool) -> bool:
+    """`Tensor.all` or `Tensor.any` of all leaves: small ones at once, the CPU's in turn, others in one transfer.
+
+    Args:
+        leaves: the tensors.
+        method: the one or the other.
+        settles: what one leaf can say for all of them.
+    """
+    if torch.compiler.is_compiling():
+        # One number for the graph. Dynamo takes `bool(flag) is True` for false, whatever the flag is.
+        flags = [method(ragged.elements(leaf)).bool() for leaf in leaves]
+        return bool(method(torch.stack([flag.to(flags[0].device) for flag in flags]))) if flags else not settles
     if leaves and sum([leaf.numel() for leaf in leaves]) <= _SMALL and len(set(map(_kind, leaves))) == 1:
         try:
-            return bool(method(row_of(leaves))) is answer
+            return bool(method(row_of(leaves)))
         except RuntimeError:
             if not any(map(ragged.is_ragged, leaves)):
                 raise
@@ -504,9 +514,10 @@ def settled(leaves: list[Tensor], method: Callable[..., Any], answer: bool) -> b
     for leaf in map(ragged.elements, leaves):
         if not leaf.is_cpu:
             by_device.setdefault(leaf.device, []).append(method(leaf).bool())
-        elif bool(method(leaf)) is answer:
-            return True
-    return any(bool(method(torch.stack(flags))) is answer for flags in by_device.values())
+        elif bool(method(leaf)) is settles:
+            return settles
+    is_settled = any(bool(method(torch.stack(flags))) is settles for flags in by_device.values())
+    return settles if is_settled else not settles
 
 
 def _kind(leaf: Tensor) -> tuple[torch.dtype, torch.device]:

@@ -17,6 +17,7 @@ from tensordict.core.context import elements_of
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.indexing import leaf_index, result_size
+from tensordict.core.shapes import nested_lists
 from tensordict.ops.batch_ops import BatchOp, Cut, ForMembers, Reshape, without
 from tensordict.ops.indexing import _is_mask
 
@@ -129,7 +130,8 @@ class LazyDims(LazyCore):
         if _uniform(self):
             with contextlib.suppress(StackError):
                 return fn(self._dense())
-        return self._of_elements(fn(self._numbers()))
+        numbers = fn(self._numbers())
+        return self._of_elements(numbers.flatten().tolist(), numbers.shape)
 
     def _numbers(self) -> Tensor:
         """The numbers of the elements of the batch."""
@@ -144,18 +146,18 @@ class LazyDims(LazyCore):
                 "elements can be taken and rearranged in each member only"
             )
 
-    def _of_elements(self, numbers: Tensor) -> Any:
-        """Lazy stacks, along dim 0, of the elements of the batch that have these numbers."""
+    def _of_elements(self, numbers: Sequence[int], size: torch.Size) -> Any:
+        """Lazy stacks, along dim 0, of the elements of the batch that have these numbers, in this batch size."""
         elements = self._elements()
 
         def packed(part: Any) -> Any:
             if not isinstance(part, list):
-                return elements[part]
+                return part
             return type(self)._over(
                 Members([packed(item) for item in part], 0, template=elements[0] if elements else None)
             )
 
-        return packed(numbers.tolist())
+        return packed(nested_lists([elements[number] for number in numbers], size))
 
     def _elements(self) -> list[Any]:
         """All elements of the batch, as views, in the order of their numbers."""
@@ -194,7 +196,7 @@ class LazyDims(LazyCore):
         if result is None:
             if not (self._batch_size.numel() and op.size):
                 return self._dense()._on_batch(op)
-            result = self._of_elements(self._numbers().reshape(op.size))
+            result = self._of_elements(range(op.size.numel()), op.size)
         # The names of what other operations give come with the members.
         result._entries.name = None
         if (own := self._names) is not None and any(names := op.rename(own)):

@@ -215,7 +215,7 @@ def common_size(containers: Sequence[Any]) -> torch.Size:
     """
     first: torch.Size = containers[0]._batch_size
     sizes = [container._batch_size for container in containers]
-    if sizes.count(first) == len(sizes):
+    if sizes == [first] * len(sizes):
         return first
     return torch.Size([column[0] if len(set(column)) == 1 else -1 for column in zip(*sizes)])
 
