@@ -198,6 +198,8 @@ SIZES_VARY = {
     "reductions": lambda td: [td.max(0), td.amin(0), td.std(0), td.prod(0), td.logsumexp(0), td.sum(dim="feature")],
     "casts": lambda td: [td.double(), td.to(torch.float16), td.bfloat16()],
     "flatten_keys and back": lambda td: td.flatten_keys(".").unflatten_keys("."),
+    "flatten_keys in place": lambda td: copied(td, lambda td: td.flatten_keys(".", inplace=True)),
+    "unflatten_keys in place": lambda td: copied(td, lambda td: td.unflatten_keys("a", inplace=True)),
     "rename": lambda td: td.copy().rename_key_("a", ("b", "d")),
     "replace": lambda td: td.replace({"a": td["a"] + 1}),
     "likes": lambda td: [torch.zeros_like(td), torch.full_like(td, 2), td.new_ones(3), td.empty(recurse=True)],

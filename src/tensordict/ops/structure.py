@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -245,7 +245,7 @@ class Structure(Writing):
         if inplace:
             self._refuse_if_locked("flatten the keys in place")
             self._exchange(flat)
-            return remember_state(self, undo.in_place)
+            return remember_state(self, _KeysInPlace(undo, "unflatten"))
         return remember(flat, self, undo)
 
     def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
@@ -281,7 +281,7 @@ class Structure(Writing):
         if inplace:
             self._refuse_if_locked("unflatten the keys in place")
             self._exchange(tree)
-            return remember_state(self, undo.in_place)
+            return remember_state(self, _KeysInPlace(undo, "flatten"))
         return remember(tree, self, undo)
 
     def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
@@ -472,9 +472,19 @@ class _Flatten:
         kept = value.exclude(*[path[1:] for path in merged]) if merged else value
         return [(name, kept), *[(self.names[path], value._find(path[1:])) for path in merged]]
 
-    def in_place(self, container: Any) -> None:
-        container._refuse_if_locked("flatten the keys in place")
-        container._exchange(self(container))
+
+class _KeysInPlace:
+    """The undoing of `flatten_keys` or `unflatten_keys` in the container itself.
+
+    An object, as compiled code cannot give back a method of one.
+    """
+
+    def __init__(self, undo: Callable[[Any], Any], done: str) -> None:
+        self.undo, self.done = undo, done
+
+    def __call__(self, container: Any) -> None:
+        container._refuse_if_locked(f"{self.done} the keys in place")
+        container._exchange(self.undo(container))
 
 
 class _Unflatten:
@@ -486,10 +496,6 @@ class _Unflatten:
 
     def __call__(self, container: Any) -> Any:
         return container._tree(self.separator, self._places())
-
-    def in_place(self, container: Any) -> None:
-        container._refuse_if_locked("unflatten the keys in place")
-        container._exchange(self(container))
 
     def _places(self) -> dict[str, Path]:
         """Where the entries were whose names have the separator in them, and so do not tell."""
