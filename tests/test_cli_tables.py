@@ -110,6 +110,47 @@ def test_numbers_that_are_missing(tmp_path: pathlib.Path, suffix: str, capsys: p
     assert "the numbers of a save are all there" in capsys.readouterr().err
 
 
+def write_gaps(path: pathlib.Path, rows: int) -> None:
+    """A table of many parts, of which the last one alone lacks values."""
+    n = [*range(rows - 1), None]
+    if path.suffix == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"n": n, "x": [0.5] * rows, "in": [{"y": value} for value in n]}), path)
+    elif path.suffix == ".csv":
+        cells = (f"{'' if value is None else value}" for value in n)
+        path.write_text("n,x,in.y,pad\n" + "".join(f"{cell},0.5,{cell},{'-' * 40}\n" for cell in cells))
+    else:
+        path.write_text("".join(json.dumps({"n": value, "x": 0.5, "in": {"y": value}}) + "\n" for value in n))
+
+
+@pytest.mark.parametrize(("suffix", "rows"), [("parquet", 70_000), ("csv", 60_000), ("jsonl", 40_000)])
+def test_masks_of_numbers_that_are_missing(
+    tmp_path: pathlib.Path, suffix: str, rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, made, back = (tmp_path / name for name in (f"x.{suffix}", "made", f"back.{suffix}"))
+    write_gaps(source, rows)
+    assert main(["convert", "--nulls", "mask", "--fill", "7", str(source), str(made)]) == 0
+    data = open_dataset(made)
+    for name in ("n", ("in", "y")):
+        values, mask = data[name], data[f"{name}_mask" if name == "n" else ("in", "y_mask")]
+        assert mask.dtype is torch.bool and mask[:-1].all() and not mask[-1]
+        assert values.dtype is torch.int64 and values.tolist() == [*range(rows - 1), 7]
+    assert "x_mask" not in data.keys()
+    assert main(["convert", "--nulls", "mask", str(made), str(back)]) == 0
+    read = {"parquet": TensorDict.from_parquet, "csv": TensorDict.from_csv}.get(suffix, TensorDict.from_json)
+    options = {"lines": True} if suffix == "jsonl" else {}
+    one, other = (read(path, nulls="mask", **options) for path in (source, back))
+    assert (one == other).all() and set(one.keys(True)) == set(other.keys(True))
+    # From table to table, too; and without it, masks are columns.
+    assert main(["convert", "--nulls", "mask", str(source), str(tmp_path / "other.jsonl")]) == 0
+    last = (tmp_path / "other.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["n"] is None and "n_mask" not in last
+    assert main(["convert", str(made), str(tmp_path / "plain.parquet")]) == 0
+    assert "n_mask" in TensorDict.from_parquet(tmp_path / "plain.parquet")
+    assert main(["convert", "--nulls", "mask", str(made), str(tmp_path / "x.tdz")]) == 2
+    assert "--nulls is for tables" in capsys.readouterr().err
+
+
 def test_rows_from_table_to_table_have_a_bar(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,11 @@ def _convert(parser: argparse.ArgumentParser) -> None:
         metavar="[COLUMN=]VALUE",
         help="what stands where a table SRC lacks numbers, in all columns or in one (may be given again)",
     )
+    parser.add_argument(
+        "--nulls",
+        choices=("mask",),
+        help="add entries NAME_mask, false where a table SRC lacks numbers; of a table DST, what these say is missing",
+    )
     parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that write")
     parser.add_argument(
         "--import",
@@ -215,6 +220,7 @@ examples:
   tensordict convert big.parquet dataset
   tensordict convert 's3://bucket/logs-*.jsonl' dataset
   tensordict convert --fill age=0 --fill size=nan people.csv dataset
+  tensordict convert --nulls mask gaps.parquet dataset
   tensordict convert dataset rows.csv
   tensordict convert --to directory --force run.safetensors runs/1
 """,

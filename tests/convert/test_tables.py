@@ -68,7 +68,7 @@ def same(one: TensorDict, other: TensorDict) -> None:
             assert left.dtype == right.dtype and left.layout == right.layout
             assert all(torch.equal(a, b) for a, b in zip(left.unbind(), right.unbind(), strict=True))
         else:
-            assert left.dtype == right.dtype and torch.equal(left, right)
+            torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
 
 
 def values(entry: object) -> object:
@@ -322,6 +322,76 @@ def test_values_that_are_missing_in_lists(tmp_path):
     td.to_parquet(tmp_path / "x")
     same(from_parquet(tmp_path / "x"), td)
     assert from_arrow(pa.table({"l": deep}), nulls="mask")["l"][0] == [[1.0, None]]  # rows of no one form: values
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_masks_become_missing_values_again(name, tmp_path):
+    table = pa.table({"ok": [1, 2, 3], name: MISSING[name]})
+    td = from_arrow(table, nulls="mask")
+    back = td.to_arrow(nulls="mask")
+    assert back.schema.remove_metadata() == table.schema
+    assert str(back[name].to_pylist()) == str(table[name].to_pylist())  # NaN is not equal to NaN
+    same(from_arrow(back, nulls="mask"), td)
+    td.to_parquet(tmp_path / "x.parquet", nulls="mask")
+    same(from_parquet(tmp_path / "x.parquet", nulls="mask"), td)
+    frame = td.to_pandas(nulls="mask")
+    assert frame[name].isna().sum() == table[name].null_count and list(frame) == ["ok", name]
+    assert from_pandas(frame, nulls="mask")[f"{name}_mask"].equal(td[f"{name}_mask"]) or name == "floats"
+    assert td.to_polars(nulls="mask")[name].null_count() == table[name].null_count
+    # Unasked, a mask is a column like others.
+    assert f"{name}_mask" in td.to_arrow().schema.names and td.to_arrow()[name].null_count == (name == "codes")
+
+
+def test_rows_of_ragged_and_wide_leaves_that_are_missing(tmp_path):
+    rows = torch.tensor([True, False, True])
+    rag = torch.nested.nested_tensor([torch.arange(2), torch.arange(0), torch.arange(3)], layout=torch.jagged)
+    td = TensorDict(z=torch.zeros(3, dtype=torch.complex64), z_mask=rows, h=torch.ones(3, 2, dtype=torch.bfloat16))
+    td["h_mask"], td["r"], td["r_mask"] = rows, rag, rows
+    td["t"], td["t_arrow_type"], td["t_mask"] = torch.ones(3, 2), MetaData("fixed_shape_tensor"), rows
+    td["u"], td["u_categories"], td["u_mask"] = torch.tensor([0, 1, 1], dtype=torch.uint8), MetaData(["a", "b"]), rows
+    td.batch_size = [3]
+    table = td.to_arrow(nulls="mask")
+    assert table.schema.names == ["z", "h", "r", "t", "u"] and {column.null_count for column in table.columns} == {1}
+    assert table["u"].to_pylist() == ["a", None, "b"] and isinstance(table["t"].type, pa.FixedShapeTensorType)
+    td["h"][1], td["t"][1], td["u"] = 0, 0, torch.tensor([0, -1, 1])
+    same(from_arrow(table, nulls="mask"), td)
+
+
+def test_what_looks_like_a_mask_and_is_none():
+    td = TensorDict(a=torch.zeros(2, 3), a_mask=torch.ones(2, 4, dtype=torch.bool), b=torch.zeros(2), batch_size=[2])
+    td["b_mask"], td["c_mask"], td["s"] = torch.zeros(2), torch.zeros(2, dtype=torch.bool), ["x", "y"]
+    td["s_mask"] = torch.zeros(2, dtype=torch.bool)
+    td["d"] = td["d_mask"] = td["d_mask_mask"] = torch.tensor([True, False])
+    table = td.to_arrow(nulls="mask")
+    assert table.schema.names == [name for name in td.keys() if name != "d_mask"]
+    assert table["d"].to_pylist() == [True, None] and table["d_mask_mask"].to_pylist() == [True, False]
+    with pytest.raises(ValueError, match="nulls is None"):
+        td.to_arrow(nulls="drop")
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_parts_of_a_file_have_the_same_masks(tmp_path, statistics):
+    lists = pa.list_(pa.int64())
+    table = pa.table(
+        {
+            "late": pa.array([1, 2, 3, None]),
+            "whole": [1.0] * 4,
+            "matrix": pa.array([[1, 2], None, [3, None], [4, 5]], pa.list_(pa.int64(), 2)),
+            "deep": [{"x": value} for value in ([1, 2], None, [3], [None, 4])],
+            "empty": pa.array([[1], None, [2], [3, 4]], lists),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=3, write_statistics=statistics)
+    whole = from_parquet(tmp_path / "x.parquet", nulls="mask")
+    assert "whole_mask" not in whole and whole["empty_mask"].dim() == 1 and whole["matrix_mask"].dim() == 2
+    for rows in (1, 2, 4):
+        parts = list(from_parquet(tmp_path / "x.parquet", nulls="mask", batch_size_rows=rows))
+        for key in ("late_mask", "matrix_mask", ("deep", "x_mask"), "empty_mask"):
+            rows_of = [row.tolist() for part in parts for row in part[key].unbind()]
+            assert rows_of == [row.tolist() for row in whole[key].unbind()], key
+        assert all(set(part.keys(True)) == set(whole.keys(True)) for part in parts)
+    part = next(from_parquet(tmp_path / "x.parquet", nulls="mask", batch_size_rows=2, columns=["late", "deep.x"]))
+    assert set(part.keys(True, True)) == {"late", "late_mask", ("deep", "x"), ("deep", "x_mask")}
 
 
 def test_missing_values_are_filled():

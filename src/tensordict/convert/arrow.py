@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -131,9 +131,7 @@ def container_of_table(table: Any, reading: TableOptions) -> Any:
         ValueError: it has no columns, or one lacks values and nothing was said of them.
     """
     pa = pyarrow()
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    elif not isinstance(table, pa.Table):
+    if not isinstance(table, (pa.RecordBatch, pa.Table)):
         if not hasattr(table, "__arrow_c_stream__") and not hasattr(table, "__arrow_c_array__"):
             raise TypeError(f"from_arrow reads a table or a record batch of Arrow, got {type(table).__name__}")
         table = pa.table(table)
@@ -141,11 +139,43 @@ def container_of_table(table: Any, reading: TableOptions) -> Any:
     structure = _structure_of(schema)
     if not len(schema) and structure is None:
         raise ValueError("the table has no columns, so that there is nothing to make entries of")
+    return container_of(_columns(table, structure, reading), table.num_rows, structure, reading)
+
+
+def _columns(table: Any, structure: TableStructure | None, reading: TableOptions) -> list[TableColumn]:
+    if not isinstance(table, pyarrow().Table):
+        table = pyarrow().Table.from_batches([table])
     reader = Reader(reading, {} if structure is None else structure.notes, table.num_rows)
-    names = schema.names
+    names = table.schema.names
     for name, path, column in zip(names, paths_of(names, reading.separator), table.itercolumns()):
         reader.column(path, (name,), column)
-    return container_of(reader.found, table.num_rows, structure, reading)
+    for column in reader.found if reading.masks else ():
+        if (by_elements := reading.masks.get(column.path)) is not None:
+            column.valid = _as_mask(column, by_elements)
+    return reader.found
+
+
+def _as_mask(column: TableColumn, by_elements: bool) -> Tensor | None:
+    """Where a column has values, in the form that this has in all parts of a table."""
+    values, valid = column.values, column.valid
+    if not isinstance(values, Tensor) or (valid is not None and (not by_elements or valid.dim() == values.dim())):
+        return valid
+    ones = torch.ones_like(values, dtype=torch.bool) if by_elements else torch.ones(len(values), dtype=torch.bool)
+    # Of ragged rows that are missing there are no elements.
+    return ones if valid is None or values.is_nested else ones & valid.view(-1, *[1] * (values.dim() - 1))
+
+
+def masks_of(tables: Iterable[Any], reading: TableOptions) -> dict[Path, bool]:
+    """The columns that lack values in any part of a table, and whether elements of them are missing, not rows alone.
+
+    With these as `masks`, all parts have the same entries.
+    """
+    found: dict[Path, bool] = {}
+    for table in tables:
+        for column in _columns(table, _structure_of(table.schema), reading):
+            if column.valid is not None:
+                found[column.path] = found.get(column.path, False) or column.valid.dim() > 1
+    return found
 
 
 def _structure_of(schema: Any) -> TableStructure | None:
@@ -479,18 +509,19 @@ def _rectangular(lengths: Sequence[Tensor]) -> Tensor | None:
 # --- to tables --------------------------------------------------------------------------------------------------------
 
 
-def table_of(container: Any, separator: str | None = None, text_categories: bool = False) -> Any:
+def table_of(container: Any, separator: str | None = None, text_categories: bool = False, nulls: Nulls = None) -> Any:
     """The table of a container: its nested containers are structs, or with `separator` columns with joined names.
 
     Args:
         text_categories: whether codes are dictionaries only where their categories are text or bytes.
+        nulls: `"mask"` makes nulls where leaves `<name>_mask` say that there is no value, and no columns of these.
 
     Raises:
         UnsupportedEntryError: an entry has no form as a column.
         ValueError: two entries would be one column, or there is none.
     """
     pa = pyarrow()
-    columns, rows, structure = columns_of(container, text_categories)
+    columns, rows, structure = columns_of(container, text_categories, nulls)
     tree: dict[str, Any] = {}
     for column, place in zip(columns, places_of(columns, separator)):
         array, note = array_of(column)
@@ -533,22 +564,39 @@ def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
         if leaf.is_nested and leaf.dtype.is_complex:
             raise UnsupportedEntryError(f"{entry_of(column.path)}ragged complex numbers have no form in a table")
         leaf = torch.view_as_real(leaf.resolve_conj()) if leaf.dtype.is_complex else leaf.to(WIDER[leaf.dtype])
-    if column.categories is not None:
+    rows = elements = column.valid
+    if rows is not None and rows.dim() == leaf.dim() > 1:
+        rows = None
+    elif leaf.dim() > 1:
+        elements = None
+    if column.categories is not None and column.valid is None:
         # Codes of nothing are written as null.
         note["missing"] = True
     if leaf.is_nested:
         flat, sizes, row = taken(leaf)
-        array, by_default = _ragged_array(_typed(_flat_array(flat), column), sizes, row)
+        if elements is not None:
+            elements = taken(elements)[0]
+        array, by_default = _ragged_array(_typed(flat, column, elements), sizes, row)
         form = None if row is None else list(row)
         if form != by_default:
             note["ragged"] = form
-        return array, note
-    array = _typed(_flat_array(leaf), column)
+        return _lacking(array, rows), note
+    array = _typed(leaf, column, elements)
     if column.type == TENSOR:
         pa, shape = pyarrow(), leaf.shape[1:]
         kind = pa.fixed_shape_tensor(array.type, list(shape))
-        return pa.ExtensionArray.from_storage(kind, _fixed(array, (len(leaf), shape.numel()))), note
-    return (array if leaf.dim() == 1 else _fixed(array, leaf.shape)), note
+        return pa.ExtensionArray.from_storage(kind, _lacking(_fixed(array, (len(leaf), shape.numel())), rows)), note
+    return (array if leaf.dim() == 1 else _lacking(_fixed(array, leaf.shape), rows)), note
+
+
+def _lacking(array: Any, valid: Tensor | None) -> Any:
+    """An array with null where `valid` is false, over the same memory."""
+    if valid is None or valid.all():
+        return array
+    pa, kind = pyarrow(), array.type
+    bits = pa.array(valid.reshape(-1).numpy(force=True)).buffers()[1]
+    children = [array.values] if is_list(kind) else None
+    return pa.Array.from_buffers(kind, len(array), [bits, *array.buffers()[1 : kind.num_buffers]], children=children)
 
 
 def _flat_array(leaf: Tensor) -> Any:
@@ -599,18 +647,20 @@ def _ragged_array(array: Any, sizes: Tensor, row: Sequence[int] | None) -> tuple
     return array, _only_ragged(dims)
 
 
-def _typed(array: Any, column: TableColumn) -> Any:
-    """The array of what numbers stand for."""
+def _typed(leaf: Tensor, column: TableColumn, valid: Tensor | None) -> Any:
+    """The array of what all numbers of a tensor stand for, null where `valid` is false."""
     pa = pyarrow()
     kind = column.type
+    if column.categories is not None:
+        there = torch.from_numpy(leaf.reshape(-1).numpy(force=True) >= 0)
+        valid = there if valid is None else there & valid.reshape(-1)
+    array = _lacking(_flat_array(leaf), valid)
     try:
         if column.categories is not None:
-            missing = array.to_numpy() < 0
-            codes = pa.array(array.to_numpy(), mask=missing) if missing.any() else array
             values = pa.array(column.categories, None if column.categories else pa.string())
             if not _is_same(values.to_pylist(), column.categories):
                 raise pa.ArrowInvalid(f"Arrow makes {values.type} of the categories, which changes them")
-            return pa.DictionaryArray.from_arrays(codes, values, ordered=kind == ORDERED, safe=True)
+            return pa.DictionaryArray.from_arrays(array, values, ordered=kind == ORDERED, safe=True)
         if kind is None or kind == TENSOR:
             return array
         target = _type_named(kind)

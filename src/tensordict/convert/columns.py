@@ -65,6 +65,8 @@ class TableOptions:
     nulls: `"mask"` adds a leaf `<name>_mask`, true where there is a value; `None` refuses columns that lack values.
     fill: what stands where there is no value: one number, or one for each of some columns.
     metadata: whether there are entries `<name>_arrow_type` and `<name>_categories`.
+    masks: the nested keys of columns that get a mask even where nothing is missing, since there is something in other
+        parts of the same table; true where it is one of elements, not of rows.
     """
 
     separator: str | None = None
@@ -72,16 +74,26 @@ class TableOptions:
     nulls: Nulls = None
     fill: Fill = None
     metadata: bool = True
+    masks: Mapping[Path, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.nulls not in (None, "mask"):
-            raise ValueError(f"nulls is None, which refuses columns that lack values, or 'mask', got {self.nulls!r}")
+        check_nulls(self.nulls, "which refuses columns that lack values")
         if self.separator == "":
             raise ValueError("the separator of nested keys has at least one character")
 
     def fill_of(self, name: str) -> Any:
         """What stands for values that are missing in a column; `None` when nothing was said."""
         return self.fill.get(name) if isinstance(self.fill, Mapping) else self.fill
+
+
+def check_nulls(nulls: object, otherwise: str) -> None:
+    """Check what was said of values that are missing.
+
+    Raises:
+        ValueError: it is neither `"mask"` nor `None`, which means `otherwise`.
+    """
+    if nulls not in (None, "mask"):
+        raise ValueError(f"nulls is None, {otherwise}, or 'mask', got {nulls!r}")
 
 
 @dataclass(slots=True)
@@ -169,7 +181,9 @@ def _by_path(items: Any) -> dict[Path, dict[str, Any]]:
 # --- of containers ----------------------------------------------------------------------------------------------------
 
 
-def columns_of(container: Any, text_categories: bool = False) -> tuple[list[TableColumn], int, TableStructure]:
+def columns_of(
+    container: Any, text_categories: bool = False, nulls: Nulls = None
+) -> tuple[list[TableColumn], int, TableStructure]:
     """The columns of a container, how many rows they have, and what it is beside them.
 
     The rows are its first batch dim; without batch dims, the first dim that all leaves share. `MetaData` beside a leaf
@@ -177,16 +191,40 @@ def columns_of(container: Any, text_categories: bool = False) -> tuple[list[Tabl
 
     Args:
         text_categories: whether the table keeps categories only if they are text or bytes.
+        nulls: `"mask"` has leaves `<name>_mask` say which values of others are missing.
 
     Raises:
         UnsupportedEntryError: an entry has no form as a column.
         ValueError: the leaves have no dim in common that would be the rows.
     """
+    check_nulls(nulls, "which writes masks as columns of their own")
     found = _Columns(TableStructure(), [], None, text_categories)
     found.take(container, ())
     if found.rows is None:
         raise ValueError("the container has neither batch dims nor leaves, so that nobody can say how many rows it has")
-    return found.columns, found.rows, found.structure
+    return _without_masks(found.columns) if nulls else found.columns, found.rows, found.structure
+
+
+def _without_masks(columns: Sequence[TableColumn]) -> list[TableColumn]:
+    """The columns without those that tell where others have values, which these are told."""
+    by_path = {column.path: column for column in columns}
+    taken: set[Path] = set()
+    for mask in sorted(columns, key=lambda column: len(column.path[-1])):
+        path = (*mask.path[:-1], mask.path[-1].removesuffix(MASK))
+        masked = by_path.get(path)
+        if masked is not None and path not in taken and _is_mask(mask, masked):
+            masked.valid = mask.values
+            taken.add(mask.path)
+    return [column for column in columns if column.path not in taken]
+
+
+def _is_mask(mask: TableColumn, masked: TableColumn) -> bool:
+    """Whether a column is a truth value for each row, or for each element, of another one."""
+    if mask is masked or mask.dtype is not torch.bool or masked.dtype is None:
+        return False
+    if not mask.values.is_nested:
+        return mask.shape == () or (mask.values.shape == masked.values.shape and not masked.dtype.is_complex)
+    return bool(masked.values.is_nested) and torch.equal(ragged.row_sizes(mask.values), ragged.row_sizes(masked.values))
 
 
 @dataclass(slots=True)

@@ -110,7 +110,7 @@ def _as_arrow(series: Any, name: str) -> Any:
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
-def frame_of(container: Any, separator: str | None) -> Any:
+def frame_of(container: Any, separator: str | None, nulls: Nulls = None) -> Any:
     """The data frame of a container.
 
     Raises:
@@ -118,7 +118,7 @@ def frame_of(container: Any, separator: str | None) -> Any:
         ValueError: there is a nested container and no separator, or two entries would be one column.
     """
     pandas = require("pandas", "tabular")
-    columns, rows, _ = columns_of(container)
+    columns, rows, _ = columns_of(container, nulls=nulls)
     for column in columns:
         if separator is None and len(column.path) > 1:
             raise ValueError(
@@ -135,7 +135,8 @@ def _series(pandas: Any, column: TableColumn) -> Any:
     leaf = column.values
     if column.type == TENSOR:
         column.type = None  # lists in lists say more than the flat ones that such tensors are stored as
-    if isinstance(leaf, Tensor) and not leaf.is_nested and column.type is None and column.categories is None:
+    is_plain = isinstance(leaf, Tensor) and column.type is None and column.categories is None
+    if is_plain and column.valid is None and not leaf.is_nested:
         leaf = leaf.detach()
         if leaf.dim() == 1 and (leaf.dtype not in arrow.WIDER or leaf.dtype in _COMPLEX):
             return leaf.numpy(force=True)
@@ -146,8 +147,8 @@ def _series(pandas: Any, column: TableColumn) -> Any:
     array = arrow.array_of(column)[0]
     types = arrow.pyarrow().types
     kind = array.type
-    # For these pandas has objects, if any, which do not say what they are.
+    # For these pandas has objects, if any, which do not say what they are, and for integers with gaps, other numbers.
     is_clock = types.is_date(kind) or types.is_time(kind)
-    if is_clock or types.is_nested(kind) or types.is_decimal(kind):
+    if (is_plain and column.valid is not None) or is_clock or types.is_nested(kind) or types.is_decimal(kind):
         return pandas.Series(pandas.arrays.ArrowExtensionArray(array))
     return array.to_pandas()

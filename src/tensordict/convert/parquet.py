@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -155,6 +156,23 @@ def _batches(
     rows: int,
     options: dict[str, Any],
 ) -> Iterator[Any]:
+    if reading.nulls:
+        lacking = (batch for _, batch in _record_batches(files, columns, rows, options, lacking=True))
+        reading = replace(reading, masks=arrow.masks_of(lacking, reading))
+    for file, batch in _record_batches(files, columns, rows, options):
+        with _naming(file):
+            container = arrow.container_of_table(batch, reading)
+        yield container
+
+
+def _record_batches(
+    files: Sequence[SourceFile],
+    columns: Sequence[str] | None,
+    rows: int,
+    options: dict[str, Any],
+    lacking: bool = False,
+) -> Iterator[tuple[SourceFile, Any]]:
+    """The rows of files, so many at a time; `lacking` for those columns alone that may lack values."""
     parquet, _ = _library()
     for file in files:
         with file.local() as local, contextlib.ExitStack() as held:
@@ -162,20 +180,35 @@ def _batches(
                 # Ahead of the rows, it would keep all of the file in memory.
                 opened = held.enter_context(parquet.ParquetFile(local, pre_buffer=False))
                 _check_columns(opened.schema_arrow, columns)
-                batches = opened.iter_batches(rows, columns=_listed(columns), **options)
+                batches = opened.iter_batches(
+                    rows, columns=_lacking(opened, columns) if lacking else _listed(columns), **options
+                )
             while True:
                 with _naming(file):
                     batch = next(batches, None)
-                    container = None if batch is None else arrow.container_of_table(batch, reading)
-                if container is None:
+                if batch is None:
                     break
-                yield container
+                yield file, batch
+
+
+def _lacking(file: Any, columns: Sequence[str] | None) -> list[str]:
+    """The columns whose statistics do not say that no value is missing."""
+    metadata = file.metadata
+    found: set[str] = set()
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(metadata.num_columns)):
+            statistics = column.statistics
+            if statistics is None or not statistics.has_null_count or statistics.null_count:
+                found.add(column.path_in_schema.partition(".")[0])
+    names = file.schema_arrow.names if columns is None else columns
+    return [name for name in names if name in found or name.partition(".")[0] in found]
 
 
 def write(
     container: Any,
     path: PathLike,
     separator: str | None,
+    nulls: Nulls,
     overwrite: bool,
     durable: bool,
     storage_options: StorageOptions | None,
@@ -189,7 +222,7 @@ def write(
     """
     parquet, pa = _library()
     # Of other categories it keeps what the codes stand for, and no codes.
-    table = arrow.table_of(container, separator, text_categories=True)
+    table = arrow.table_of(container, separator, text_categories=True, nulls=nulls)
     refuse_empty_lists(table.schema)
 
     def save(local: PathLike) -> None:

@@ -72,11 +72,11 @@ def container_of_frame(frame: Any, reading: TableOptions) -> Any:
     return arrow.container_of_table(frame.to_arrow(), reading)
 
 
-def frame_of(container: Any, separator: str | None) -> DataFrame:
+def frame_of(container: Any, separator: str | None, nulls: Nulls = None) -> DataFrame:
     """The data frame of a container.
 
     Raises:
         UnsupportedEntryError, ValueError: as `arrow.table_of` raises them.
     """
-    frame: DataFrame = require("polars", "polars").from_arrow(arrow.table_of(container, separator))
+    frame: DataFrame = require("polars", "polars").from_arrow(arrow.table_of(container, separator, nulls=nulls))
     return frame

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO, Protocol
 
 from tensordict.convert import arrow
+from tensordict.convert.columns import TableOptions
 from tensordict.convert.sources import SourceFile
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
@@ -62,13 +64,19 @@ class TextTables:
                     shown.add(len(where[-1]))
         return arrow.pyarrow().Table.from_batches(self._made(kept))
 
-    def batches(self) -> Iterator[Any]:
-        """Record batches, one in memory at a time: the files are read twice."""
+    def containers(self, reading: TableOptions) -> Iterator[Any]:
+        """Containers of the rows, one in memory at a time, of the same entries: the files are read twice.
+
+        With `nulls="mask"` they are read three times: what is missing is only seen when it is known what columns are.
+        """
         found = False
         for _, _, piece in self._pieces():
             self._columns.look(piece)
             found = True
-        yield from self._made(self._pieces() if found else ())
+        if reading.nulls and found:
+            reading = replace(reading, masks=arrow.masks_of(self._made(self._pieces()), reading))
+        for batch in self._made(self._pieces() if found else ()):
+            yield arrow.container_of_table(batch, reading)
 
     def _pieces(self) -> Iterator[tuple[str, int, Any]]:
         """The pieces of all files, with the file and the row where each begins."""

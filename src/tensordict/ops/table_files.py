@@ -65,7 +65,8 @@ class TableFiles(Tables):
                 of a file or pattern.
             columns: the columns to read; all by default. `"a.b"` is the field `b` of the struct `a`.
             batch_size_rows: give an iterator over containers of so many rows (the last one of a file has the rest), of
-                which one is in memory at a time.
+                which one is in memory at a time. All have the same entries: with `nulls="mask"`, columns in which the
+                file does not say that nothing is missing are read once before.
             storage_options, cache_dir: how a URL is reached, and where copies are kept; as for :meth:`load`.
             **kwargs: of `pyarrow.parquet.read_table`, such as `filters=`; with `batch_size_rows` those of
                 `pyarrow.parquet.ParquetFile.iter_batches`, such as `row_groups=`.
@@ -100,6 +101,7 @@ class TableFiles(Tables):
         path: PathLike,
         *,
         separator: str | None = None,
+        nulls: Nulls = None,
         overwrite: bool = False,
         durable: bool = False,
         storage_options: StorageOptions | None = None,
@@ -112,7 +114,7 @@ class TableFiles(Tables):
 
         Args:
             path: the file, or the URL of one. A file that a container was written to is replaced.
-            separator: makes columns of nested entries, by joining their names, in place of structs.
+            separator, nulls: as for :meth:`to_arrow`.
             overwrite: replace any other file, too.
             durable: return when the file has reached the disk.
             storage_options: how a URL is reached; as for :meth:`save`.
@@ -134,7 +136,7 @@ class TableFiles(Tables):
             >>> back.batch_size, back.names
             (torch.Size([2, 2]), ['time', None])
         """
-        parquet.write(self, path, separator, overwrite, durable, storage_options, kwargs)
+        parquet.write(self, path, separator, nulls, overwrite, durable, storage_options, kwargs)
 
     @classmethod
     def from_csv(
@@ -210,6 +212,7 @@ class TableFiles(Tables):
         path: PathLike,
         *,
         separator: str | None = None,
+        nulls: Nulls = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
         **kwargs: Any,
@@ -221,6 +224,7 @@ class TableFiles(Tables):
         Args:
             path: of the file, or its URL.
             separator: joins the names of nested entries, as `"."` does to `"a.b"`; without one they are refused.
+            nulls: `"mask"` has an empty cell where a leaf `<name>_mask` is false; as for :meth:`to_arrow`.
             overwrite: replace a file that is there.
             storage_options: for a URL, what the file system of fsspec takes.
             **kwargs: of `pandas.DataFrame.to_csv`, which writes the file then, without the index.
@@ -243,7 +247,7 @@ class TableFiles(Tables):
             0,"x"
             1,"y"
         """
-        table = self.to_arrow(separator=separator).replace_schema_metadata()
+        table = self.to_arrow(separator=separator, nulls=nulls).replace_schema_metadata()
         refuse_compound(table.schema)
 
         def write(file: Any) -> None:
@@ -317,6 +321,7 @@ class TableFiles(Tables):
         path: PathLike,
         *,
         separator: str | None = None,
+        nulls: Nulls = None,
         lines: bool = False,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
@@ -330,6 +335,7 @@ class TableFiles(Tables):
         Args:
             path: of the file, or its URL.
             separator: joins the names of nested entries, as `"."` does to `"a.b"`, in place of objects in objects.
+            nulls: `"mask"` has `null` where a leaf `<name>_mask` is false; as for :meth:`to_arrow`.
             lines: write an object a line, and no array around them.
             overwrite: replace a file that is there.
             storage_options: for a URL, what the file system of fsspec takes.
@@ -353,7 +359,7 @@ class TableFiles(Tables):
             {"a": 0, "b": {"c": [0.0, 0.0]}}
             {"a": 1, "b": {"c": [0.0, 0.0]}}
         """
-        table = self.to_arrow(separator=separator)
+        table = self.to_arrow(separator=separator, nulls=nulls)
 
         def write(file: Any) -> None:
             if kwargs:

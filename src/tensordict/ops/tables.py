@@ -86,7 +86,7 @@ class Tables(Converting):
         container = arrow.container_of_table(table, TableOptions(separator, dtype, nulls, fill, metadata))
         return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
-    def to_arrow(self, *, separator: str | None = None) -> Table:
+    def to_arrow(self, *, separator: str | None = None, nulls: Nulls = None) -> Table:
         """A `pyarrow.Table` with one row for each element of the first batch dim; without batch dims, of the first dim
         that all leaves share.
 
@@ -98,6 +98,9 @@ class Tables(Converting):
 
         Args:
             separator: makes columns of nested entries, by joining their names, in place of structs.
+            nulls: `"mask"` takes a bool leaf `<name>_mask`, with a truth value for each row of the leaf `<name>` or for
+                each of its elements, for what :meth:`from_arrow` makes of values that are missing: they are null where
+                it is false, and it is no column. Others stay columns.
 
         Raises:
             ModuleNotFoundError: pyarrow is missing; names the extra.
@@ -113,7 +116,7 @@ class Tables(Converting):
             b.c: fixed_size_list<item: float>[3]
               child 0, item: float
         """
-        return arrow.table_of(self, separator)
+        return arrow.table_of(self, separator, nulls=nulls)
 
     @classmethod
     def from_pandas(
@@ -157,7 +160,7 @@ class Tables(Converting):
         container = pandas.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
         return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
-    def to_pandas(self, *, separator: str | None = None) -> DataFrame:
+    def to_pandas(self, *, separator: str | None = None, nulls: Nulls = None) -> DataFrame:
         """A `pandas.DataFrame` with one row for each element of the first batch dim, or of the dim all leaves share.
 
         Leaves of one number a row become columns of NumPy's dtypes, which are copies; those with more dims and ragged
@@ -165,6 +168,8 @@ class Tables(Converting):
 
         Args:
             separator: joins the names of nested entries to those of columns; needed where there are any.
+            nulls: `"mask"` takes leaves `<name>_mask` for what is missing, as :meth:`to_arrow` does; such columns are
+                Arrow's, too, which keep integers what they are.
 
         Raises:
             ModuleNotFoundError: pandas is missing; names the extra.
@@ -181,7 +186,7 @@ class Tables(Converting):
             0  0  1.0
             1  1  1.0
         """
-        return pandas.frame_of(self, separator)
+        return pandas.frame_of(self, separator, nulls)
 
     @classmethod
     def from_polars(
@@ -222,11 +227,11 @@ class Tables(Converting):
         container = polars.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
         return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
-    def to_polars(self, *, separator: str | None = None) -> PolarsFrame:
+    def to_polars(self, *, separator: str | None = None, nulls: Nulls = None) -> PolarsFrame:
         """A `polars.DataFrame` with one row for each element of the first batch dim, of what :meth:`to_arrow` gives.
 
         Args:
-            separator: makes columns of nested entries, by joining their names, in place of structs.
+            separator, nulls: as for :meth:`to_arrow`.
 
         Raises:
             ModuleNotFoundError: polars or pyarrow is missing; names the extra.
@@ -238,7 +243,7 @@ class Tables(Converting):
             >>> TensorDict(a=torch.arange(3), batch_size=[3]).to_polars()["a"].sum()
             3
         """
-        return polars.frame_of(self, separator)
+        return polars.frame_of(self, separator, nulls)
 
     @classmethod
     def from_hf(
@@ -284,13 +289,13 @@ class Tables(Converting):
             return cls.from_dict({name: cls.from_hf(split, **options) for name, split in dataset.items()})
         return cls.from_arrow(huggingface.table_of_dataset(dataset), **options)
 
-    def to_hf(self, *, separator: str | None = None) -> Dataset:
+    def to_hf(self, *, separator: str | None = None, nulls: Nulls = None) -> Dataset:
         """A `datasets.Dataset` with a row for each element of the first batch dim, over the memory of leaves in RAM.
 
         Columns are as :meth:`to_arrow` gives them; codes with categories become a `ClassLabel`.
 
         Args:
-            separator: makes columns of nested entries, by joining their names, in place of structs.
+            separator, nulls: as for :meth:`to_arrow`.
 
         Raises:
             ModuleNotFoundError: datasets is missing; names the extra.
@@ -302,7 +307,7 @@ class Tables(Converting):
             >>> TensorDict(x=torch.arange(3), batch_size=[3]).to_hf()[1]
             {'x': 1}
         """
-        return huggingface.dataset_of_table(self.to_arrow(separator=separator))
+        return huggingface.dataset_of_table(self.to_arrow(separator=separator, nulls=nulls))
 
 
 def finished(

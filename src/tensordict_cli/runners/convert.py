@@ -30,7 +30,7 @@ _COUNTS = "/proc/self/io"
 def run(args: argparse.Namespace) -> int:
     """Run the command; always 0."""
     source, target = without_scheme(args.source), without_scheme(args.target)
-    if args.fill or tables.kind_of(source) or (tables.kind_of(target) and not args.to):
+    if args.fill or args.nulls or tables.kind_of(source) or (tables.kind_of(target) and not args.to):
         if not is_url(source):
             _check_apart(source, target)
         _import_all(args.modules)

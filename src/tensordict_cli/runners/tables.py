@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tensordict.containers.dense import TensorDict
 from tensordict.convert.arrow import table_of
-from tensordict.convert.columns import Fill
+from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.convert.csv import CsvOptions, csv_tables, write_csv
 from tensordict.convert.json import json_tables, write_json
-from tensordict.convert.parquet import refuse_empty_lists
+from tensordict.convert.parquet import batches_of_files, refuse_empty_lists
 from tensordict.convert.sources import files_of
 from tensordict.convert.text_tables import write_text
 from tensordict.core.errors import SaveError
@@ -46,12 +45,17 @@ def run(args: argparse.Namespace) -> int:
     source, target = without_scheme(args.source), without_scheme(args.target)
     shown = sys.stderr.isatty() and has_tqdm()
     with_metadata = bool(kind_of(target)) and not args.to
-    fill = _fill_of(args.fill)
+    fill, nulls = _fill_of(args.fill), args.nulls
     if fill is not None and not kind_of(source):
         raise SaveError(f"--fill is for tables, of which {source!r} is none: the numbers of a save are all there")
-    parts = _of_table(source, with_metadata, fill) if kind_of(source) else _of_save(source, args.allow_pickle, shown)
+    if nulls and not kind_of(source) and not with_metadata:
+        raise SaveError(f"--nulls is for tables, and neither {source!r} nor {target!r} is one")
+    if kind_of(source):
+        parts = _of_table(source, TableOptions(_SEPARATOR, None, nulls, fill, with_metadata))
+    else:
+        parts = _of_save(source, args.allow_pickle, shown)
     if with_metadata:
-        rows = _to_table(parts, target, args.force)
+        rows = _to_table(parts, target, args.force, nulls)
     elif args.to in (None, "dataset") and not os.path.splitext(target.rstrip("/"))[1]:
         rows = _to_dataset(parts, target.rstrip("/"), shown)
     else:
@@ -80,26 +84,24 @@ def _number(text: str) -> float:
         raise SaveError(f"--fill is a number, as 0, 0.5 or nan, or COLUMN=NUMBER, got {text!r}") from None
 
 
-def _of_table(path: str, metadata: bool, fill: Fill) -> Iterator[Any]:
+def _of_table(path: str, reading: TableOptions) -> Iterator[Any]:
     """Containers of some rows each."""
-    kind = kind_of(path)
+    kind, access = kind_of(path), Access.of(None)
     if kind == _PARQUET:
-        options: dict[str, Any] = {"separator": _SEPARATOR, "metadata": metadata, "fill": fill}
         is_empty = True
-        for part in TensorDict.from_parquet(path, batch_size_rows=_ROWS, **options):
+        for part in batches_of_files(path, access, None, reading, _ROWS, {}):
             yield part
             is_empty = False
         if is_empty:
             raise SaveError(f"{path!r}: there are no rows, so that there is nothing to write")
         return
-    found = files_of(path, Access.of(None))
-    filled = fill is not None
-    tables = csv_tables(found, CsvOptions(), filled) if kind == _CSV else json_tables(found, True, filled)
-    for batch in tables.batches():
-        try:
-            yield TensorDict.from_arrow(batch, separator=_SEPARATOR, metadata=metadata, fill=fill)
-        except ValueError as error:
-            raise SaveError(f"{path!r}: {error}") from error
+    found, may_lack = files_of(path, access), reading.nulls is not None or reading.fill is not None
+    tables = csv_tables(found, CsvOptions(), may_lack) if kind == _CSV else json_tables(found, True, may_lack)
+    try:
+        yield from tables.containers(reading)
+    except ValueError as error:
+        # Errors about cells name the file, those about columns do not.
+        raise error if any(file.path in str(error) for file in found) else SaveError(f"{path!r}: {error}") from error
 
 
 def _of_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
@@ -135,7 +137,7 @@ def _to_dataset(parts: Iterator[Any], target: str, shown: bool) -> int:
     return writer.rows
 
 
-def _to_table(parts: Iterator[Any], target: str, overwrite: bool) -> int:
+def _to_table(parts: Iterator[Any], target: str, overwrite: bool, nulls: Nulls) -> int:
     """Write a table; how many rows it has."""
     kind = kind_of(target)
     if not overwrite and (is_saved_at(target) if is_url(target) else os.path.lexists(target)):
@@ -146,7 +148,8 @@ def _to_table(parts: Iterator[Any], target: str, overwrite: bool) -> int:
         nonlocal count
         first = None
         for part in parts:
-            table = table_of(part, _SEPARATOR if kind == _CSV else None, text_categories=kind == _PARQUET)
+            separator = _SEPARATOR if kind == _CSV else None
+            table = table_of(part, separator, text_categories=kind == _PARQUET, nulls=nulls)
             first = table.schema if first is None else first
             if kind != _JSON and table.schema.metadata != first.metadata:
                 raise SaveError(
