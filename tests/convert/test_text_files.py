@@ -352,9 +352,52 @@ def test_cells_far_down(tmp_path: pathlib.Path) -> None:
             read(cell)
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("header", ["n,x", '"n","x"', '"n\nm",x', "\ufeffn,x"], ids=["plain", "quoted", "lines", "bom"])
+def test_csv_on_all_processors(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, header: str, ending: str
+) -> None:
+    monkeypatch.setattr(convert_csv, "_TOGETHER", 1 << 11)
+    monkeypatch.setattr(convert_csv, "_SHARE", 1 << 8)
+    seen: list[int] = []
+    by_threads = convert_csv._CsvColumns._by_threads
+
+    def counted(*args: Any) -> Any:
+        for batch in by_threads(*args):
+            seen.append(0 if batch is None else len(batch))
+            yield batch
+
+    monkeypatch.setattr(convert_csv._CsvColumns, "_by_threads", counted)
+    path, count = tmp_path / "x.csv", 3000
+    lines = [f"{i},{i / 2}" for i in range(count)]
+
+    def read(text: str, **options: Any) -> Any:
+        seen.clear()
+        path.write_bytes(text.encode())
+        return TensorDict.from_csv(path, **options)
+
+    for end in (ending, ""):  # the last line may have no end
+        td = read(ending.join([header, *lines]) + end)
+        assert td["n\nm" if "m" in header else "n"].tolist() == list(range(count))
+        assert td["x"].tolist() == [i / 2 for i in range(count)]
+        assert sum(seen) == (0 if "m" in header else count) and (len(seen) > 20 or "m" in header)
+    td = read(ending.join([header, *lines]), usecols=["x"])
+    assert set(td.keys()) == {"x"} and td["x"][-1] == (count - 1) / 2 and (len(seen) > 20 or "m" in header)
+    td = read(ending.join(lines), names=["a", "b"])
+    assert td["a"].tolist() == list(range(count)) and sum(seen) == count
+    # From the first quote on, one processor reads the rest.
+    td = read(ending.join([header, *lines, '"7","8.5"', *lines]))
+    assert td["x"].tolist() == [*(i / 2 for i in range(count)), 8.5, *(i / 2 for i in range(count))]
+    assert "m" in header or (0 < sum(seen) <= count and seen[-1] == 0)
+    with pytest.raises(ValueError, match=f"row {count + 2}: 3 cells"):
+        read(ending.join([header, *lines, "1,2,3", *lines]))
+
+
 def test_csv_of_which_the_end_is_of_other_cells(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert_csv, "_BLOCK", 1 << 12)
     monkeypatch.setattr(convert_csv, "_HEAD", 1 << 10)
+    monkeypatch.setattr(convert_csv, "_TOGETHER", 1 << 13)
+    monkeypatch.setattr(convert_csv, "_SHARE", 1 << 11)
     path = tmp_path / "x.csv"
     lines = [f"{i},{i / 2},{i % 2 == 0},t{i},1" for i in range(2000)]
 

@@ -1,8 +1,9 @@
 """CSV as tables of Arrow: strict about rows and types, a piece of the file at a time.
 
 A column is what its first cell that is not empty is: numbers, `true` and `false`, or text. Arrow reads the cells as
-what the first rows tell, as long as it takes them for that. From there on they are read as bytes, which takes twice the
-time, and converted by rules that do not depend on where a piece ends.
+what the first rows tell, as long as it takes them for that; on all processors as long as no cell is in quotes, so that
+a line is a row. From there on they are read as bytes, which takes twice the time, and converted by rules that do not
+depend on where a piece ends.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,6 +42,8 @@ _FIRST = 256
 _BLOCK = 2 << 20
 # Those that are enough for the first rows, mostly.
 _HEAD = 1 << 15
+# Those that all processors parse together, and those of them that each takes at a time.
+_TOGETHER, _SHARE = 4 << 20, 1 << 19
 
 
 @dataclass(frozen=True)
@@ -206,9 +211,19 @@ def _naming(shown: str, wrong: list[Any]) -> Iterator[None]:
 _NOT_UTF8 = "the byte {!r} is no UTF-8: encoding='latin-1', or what it is, reads other encodings"
 
 
-def _has_hexadecimal(block: bytes) -> bool:
+def _has_hexadecimal(block: bytes | bytearray, begin: int = 0, end: int | None = None) -> bool:
     """Whether there may be hexadecimal integers in these bytes, of which the first may stand in those before."""
-    return block[:1] in b"xX" or any(sign in block and b"0" + sign in block for sign in (b"x", b"X"))
+    return block[begin : begin + 1] in (b"x", b"X") or any(
+        block.find(sign, begin, end) >= 0 and block.find(b"0" + sign, begin, end) >= 0 for sign in (b"x", b"X")
+    )
+
+
+def _behind(done: int, batches: Iterable[Any]) -> Iterator[Any]:
+    """The rows of record batches, without so many first ones."""
+    for batch in batches:
+        if done < len(batch):
+            yield batch[done:]
+        done = max(done - len(batch), 0)
 
 
 class _CsvColumns:
@@ -250,30 +265,81 @@ class _CsvColumns:
             with contextlib.suppress(self.pa.ArrowInvalid):
                 for batch in itertools.islice(opened(given, as_bytes, _HEAD), 1):
                     self.look(batch[:_FIRST])
-                for batch in opened(given, self._types(path)):
+                for batch in self._by_threads(path, given):
+                    if batch is None:
+                        break
+                    yield batch
+                    done += len(batch)
+                else:
+                    return
+                for batch in _behind(done, opened(given, self._types(self._is_exact(path)))):
                     yield batch
                     done += len(batch)
                 return
             wrong.clear()
-            for batch in opened(given, as_bytes):
-                if done < len(batch):
-                    yield batch[done:]
-                done = max(done - len(batch), 0)
+            yield from _behind(done, opened(given, as_bytes))
+
+    def _by_threads(self, path: str, given: list[str] | None) -> Iterator[Any]:
+        """The record batches of a file as long as a line is a row, and `None` where it goes on with other ones."""
+        csv = require("pyarrow.csv", "tabular")
+        options = self._options([], given, self._types(True), _SHARE, use_threads=True)
+        for block in self._lines(path):
+            if block is None:
+                yield None
+                return
+            yield from csv.read_csv(self.pa.BufferReader(block), *options).to_batches()
+
+    def _lines(self, path: str) -> Iterator[Any]:
+        """Whole lines of a file, many together, each time behind its header and in the same memory.
+
+        `None` is given where there is a quote, in which a line may end, or what Arrow would not read exactly.
+        """
+        options, has_integers = self.options, "int" in self.kinds.values()
+        quote = options.quotechar.encode()
+        # No more than is needed, as all of it is set to zero; what is compressed may need more than that.
+        buffer = bytearray(min(_TOGETHER, max(os.path.getsize(path), _SHARE)))
+        view = memoryview(buffer)
+        with self.pa.input_stream(path) as file:
+            filled = file.readinto(view)
+            first = buffer.find(b"\n", 0, filled) + 1 if options.header else 0
+            is_plain = self._is_utf8() and not options.escapechar and not buffer.count(quote, 0, first) % 2
+            if not is_plain or (options.header and not buffer[:first].strip()):
+                yield None
+                return
+            more = filled
+            while filled > first:
+                # The last line may have no end.
+                end = buffer.rfind(b"\n", first, filled) + 1 if more else filled
+                is_plain = end > first and buffer.find(quote, first, end) < 0
+                if not is_plain or (has_integers and _has_hexadecimal(buffer, first, end)):
+                    yield None
+                    return
+                yield view[:end]
+                view[first : first + filled - end] = view[end:filled]
+                filled += first - end
+                more = file.readinto(view[filled:])
+                filled += more
 
     def _opened(
-        self, path: str, wrong: list[Any], given: list[str] | None, types: dict[str, Any], block: int = _BLOCK
+        self, path: str, wrong: list[Any], given: list[str] | None, types: dict[str, Any], block: int = 0
     ) -> Any:
         """Arrow's reader of columns of these names and types; it adds the rows that it refuses to `wrong`."""
+        csv = require("pyarrow.csv", "tabular")
+        return csv.open_csv(path, *self._options(wrong, given, types, block or _BLOCK))
+
+    def _options(
+        self, wrong: list[Any], given: list[str] | None, types: dict[str, Any], block: int, use_threads: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """Those of Arrow's readers; with threads, for files in which each line is a row."""
         csv, options = require("pyarrow.csv", "tabular"), self.options
 
         def refuse(row: Any) -> str:
             wrong.append(row)
             return "error"
 
-        return csv.open_csv(
-            path,
+        return (
             csv.ReadOptions(
-                use_threads=False,
+                use_threads=use_threads,
                 block_size=block,
                 encoding=options.encoding,
                 column_names=given,
@@ -284,7 +350,7 @@ class _CsvColumns:
                 delimiter=options.sep,
                 quote_char=options.quotechar,
                 escape_char=options.escapechar or False,
-                newlines_in_values=True,
+                newlines_in_values=not use_threads,
                 invalid_row_handler=refuse,
             ),
             csv.ConvertOptions(
@@ -298,14 +364,19 @@ class _CsvColumns:
             ),
         )
 
-    def _types(self, path: str) -> dict[str, Any]:
+    def _is_utf8(self) -> bool:
+        return self.options.encoding.lower() in ("utf-8", "utf8")
+
+    def _is_exact(self, path: str) -> bool:
+        """Whether Arrow reads the integers of a file exactly; it reads hexadecimal ones, too."""
+        if not self._is_utf8() or "int" not in self.kinds.values():
+            return self._is_utf8()
+        with self.pa.input_stream(path) as file:
+            return not any(_has_hexadecimal(block) for block in iter(lambda: file.read(_BLOCK), b""))
+
+    def _types(self, exact: bool) -> dict[str, Any]:
         """The types that Arrow reads columns as: their own, and bytes where that is not known or would not be exact."""
-        pa, exact = self.pa, self.options.encoding.lower() in ("utf-8", "utf8")
-        if exact and "int" in self.kinds.values():
-            # It reads hexadecimal integers, too.
-            with pa.input_stream(path) as file:
-                blocks = iter(lambda: file.read(_BLOCK), b"")
-                exact = not any(_has_hexadecimal(block) for block in blocks)
+        pa = self.pa
         made = {"bool": pa.bool_(), "float": pa.float64(), _TEXT: pa.string()}
         if exact:
             made["int"] = self._type("int")
@@ -325,20 +396,12 @@ class _CsvColumns:
     def _widened(self, name: str, column: Any, kind: str) -> str:
         """What a column is when it was `kind` in the batches before; "" is nothing yet."""
         pc = self.pc
-        if not kind and len(column) > _FIRST:
-            kind = self._widened(name, column[:_FIRST], "")
         cells = self._text(name, column)
-        if kind == _TEXT or self._quick(cells, kind) is not None:
+        kind = kind or self._kind(cells[:_FIRST]) or self._kind(self._values(cells).drop_null()[:1])
+        # Nothing, or texts such as "NA" only, of which later rows tell.
+        if kind in ("", _TEXT) or self._quick(cells, kind) is not None:
             return kind
         values = self._values(cells)
-        if not kind:
-            if values.null_count == len(values):
-                # Nothing, or texts such as "NA" only, of which later rows tell.
-                return ""
-            first = values.drop_null()[0].as_py()
-            kind = "bool" if first in (*_TRUE, *_FALSE) else "int" if self._is_number(first) else _TEXT
-            if kind == _TEXT:
-                return _TEXT
         pattern_holds = (
             pc.is_in(values, value_set=self.pa.array([*_TRUE, *_FALSE]))
             if kind == "bool"
@@ -376,8 +439,13 @@ class _CsvColumns:
             return pa.float64()
         return pa.uint64() if dtype == torch.uint64 else pa.int64()
 
-    def _is_number(self, text: str) -> bool:
-        return bool(self.pc.match_substring_regex(self.pa.array([text]), _NUMBER)[0].as_py())
+    def _kind(self, cells: Any) -> str:
+        """What a column of these cells is by the first of them in which there is a value; "" without one."""
+        texts = ((cell.as_py() or "").strip() for cell in cells)
+        first = next((text for text in texts if text and text not in _MISSING), "")
+        if not first or first in (*_TRUE, *_FALSE):
+            return "bool" if first else ""
+        return "int" if re.match(_INTEGER, first) else "float" if re.match(_NUMBER, first) else _TEXT
 
     def _text(self, name: str, column: Any) -> Any:
         try:
@@ -401,7 +469,11 @@ class _CsvColumns:
         pa, pc = self.pa, self.pc
         kind = self.kinds[name]
         if not pa.types.is_binary(column.type):
-            return column.cast(pa.float64(), safe=False) if kind == "float" else column
+            return (
+                column.cast(pa.float64(), safe=False)
+                if kind == "float" and pa.types.is_integer(column.type)
+                else column
+            )
         cells = self._text(name, column)
         if kind in (_TEXT, ""):
             return cells

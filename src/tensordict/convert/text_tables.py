@@ -127,6 +127,8 @@ def _refuse_nulls(table: Any, shown: str, row: int) -> None:
 def _first_null(array: Any, name: str) -> tuple[str, int, int] | None:
     """The column inside an array that becomes a tensor and lacks values, the first row that does, and how many do."""
     types, inner = arrow.pyarrow().types, array.type
+    if not array.null_count and not types.is_nested(inner):
+        return None
     if types.is_struct(inner):
         fields = zip(inner, array.flatten())
         return next(filter(None, (_first_null(part, f"{name}.{field.name}") for field, part in fields)), None)
