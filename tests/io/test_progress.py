@@ -134,13 +134,66 @@ def test_calls_with_a_bar(
 
 def test_transfers_have_one_bar(bars: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("fsspec")
-    make().save("memory://progress/x", progress=False)
-    # One for all tensors, and one for the description that completes the save.
-    assert bars == ["uploading", "uploading"]
+    make().save("memory://progress/x")
+    # The local copy; then one for all tensors, and one for the description that completes the save.
+    assert bars == ["saving", "uploading", "uploading"]
     bars.clear()
-    loaded = TensorDict.load("memory://progress/x", progress=False)
-    # One for the descriptions, one for all tensors.
-    assert set(bars) == {"fetching"} and bool((loaded == make()).all())
+    loaded = TensorDict.load("memory://progress/x")
+    # What is fetched is a part of that.
+    assert bars == ["loading"] and bool((loaded == make()).all())
+
+
+def dataset_at(url: str) -> str:
+    with preparing(), DatasetWriter(url, rows_per_shard=2) as writer:
+        writer.extend(make())
+    return url
+
+
+# Calls that take `progress`, at URLs, and what is made for them before.
+REMOTE: dict[str, tuple[Callable[..., object], Callable[[str], object] | None]] = {
+    "save": (lambda url, **options: make().save(url, **options), None),
+    "save, archive": (lambda url, **options: make().save(f"{url}.tdz", **options), None),
+    "save, in a thread": (lambda url, **options: make().memmap(url, return_early=True, **options).result(), None),
+    "consolidate": (lambda url, **options: make().consolidate(f"{url}.td", **options), None),
+    "to_safetensors": (lambda url, **options: make().to_safetensors(url, **options), None),
+    "to_h5": (lambda url, **options: make().to_h5(url, **options).close(), None),
+    "to_zarr": (lambda url, **options: make().to_zarr(url, **options), None),
+    "load": (TensorDict.load, lambda url: make().save(url)),
+    "load_memmap": (TensorDict.load_memmap, lambda url: make().save(url)),
+    "load, consolidated": (TensorDict.load, lambda url: make().consolidate(url)),
+    "from_safetensors": (TensorDict.from_safetensors, lambda url: make().to_safetensors(url)),
+    "verify": (verify, lambda url: make().save(url, checksum=True)),
+    "diff": (lambda url, **options: diff(url, url, **options), lambda url: make().save(url)),
+    "compact": (compact, dataset_at),
+}
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_progress_false_silences_transfers(
+    name: str, tmp_path: pathlib.Path, bars: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("zarr" if "zarr" in name else "h5py" if "h5" in name else "fsspec")
+    call, before = REMOTE[name]
+    urls = [f"memory://silent/{tmp_path.name}/{number}" for number in range(2)]
+    if before is not None:
+        with preparing():
+            for url in urls:
+                before(url)
+    call(urls[0], progress=False)
+    assert bars == [] and not progress._open and capsys.readouterr().err == ""
+    call(urls[1])
+    assert bars
+
+
+def test_progress_false_ends_with_the_call(bars: list[str]) -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(FileNotFoundError):
+        TensorDict.load("memory://silent/nothing", progress=False)
+    with progress.quiet(False), progress_bar(None, "inner", 1) as inner, transferring("fetching", 1):
+        assert inner is None
+    with progress.quiet(None), progress_bar(None, "saving", 1):
+        pass
+    assert not progress._open and "fetching" not in bars
 
 
 def test_only_where_somebody_watches(

@@ -22,7 +22,7 @@ from tensordict.datasets.schema import Field, Schema
 from tensordict.datasets.shards import Buffers, Shard, new_shard, row_nbytes
 from tensordict.datasets.writer import DatasetWriter, schema_there, shard_options
 from tensordict.io.formats import ABOVE, DATASET, Above
-from tensordict.io.progress import Progress, progress_bar
+from tensordict.io.progress import Progress, progress_bar, quiet
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access
 from tensordict.io.specification import DICT, VALUE_STACK, WRAPPED, LeafSpec, Specification, Unread
@@ -86,8 +86,9 @@ def compact(
         tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
     place = Location.of(path, Access(storage_options))
-    schema = schema_there(place)
-    with place.alone():
+    with quiet(progress):
+        schema = schema_there(place)
+    with place.alone(), quiet(progress):
         index = Manifests(place)
         index.read()
         index.check(schema.digest)

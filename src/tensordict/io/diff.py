@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensordict.io.comparing import Difference, Tolerance, differences
 from tensordict.io.formats import describe_save
-from tensordict.io.progress import progress_bar
+from tensordict.io.progress import progress_bar, quiet
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import CacheDir
 from tensordict.io.specification import LeafSpec, walk
@@ -55,7 +55,8 @@ def diff(
         >>> found.key, found.what, found.differing, found.max_abs
         (('x',), 'elements', 1, 3)
     """
-    one, other = (describe_save(path, storage_options=storage_options, cache_dir=cache_dir)[1] for path in (a, b))
+    with quiet(progress):
+        one, other = (describe_save(path, storage_options=storage_options, cache_dir=cache_dir)[1] for path in (a, b))
     total = sum(node.nbytes for _, node in walk(one) if isinstance(node, LeafSpec))
     with progress_bar(progress, "comparing", total) as shown:
         return list(differences(one, other, Tolerance(rtol, atol, equal_nan), progress=shown))

@@ -20,8 +20,9 @@ from tensordict.core import extras
 # `True` shows a bar at once, `False` none; `None` one where somebody watches, of what takes longer than `_PATIENCE`.
 Wanted = bool | None
 _PATIENCE = 1.0
-# The bars that are at work. What is done for one of them has none of its own unless it is asked for.
-_open: list[Progress] = []
+# The bars that are at work, and the calls that want none. What is done for one of them has none of its own unless it is
+# asked for.
+_open: list[object] = []
 # That of what is sent now.
 _transfers: list[Progress] = []
 
@@ -98,7 +99,21 @@ def progress_bar(
         return Progress(doing, total, unit)
     if wanted is None and not _open and _is_watched():
         return Progress(doing, total, unit, _PATIENCE)
-    return contextlib.nullcontext()
+    return quiet(wanted)
+
+
+def quiet(wanted: Wanted) -> contextlib.AbstractContextManager[None]:
+    """A block in which nothing has a bar, a transfer neither, when none is wanted (`False`)."""
+    return _quiet() if wanted is False else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    _open.append(_quiet)
+    try:
+        yield
+    finally:
+        _open.remove(_quiet)
 
 
 class WatchedFile(io.BufferedWriter):

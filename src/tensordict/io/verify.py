@@ -25,7 +25,7 @@ from tensordict.io.detect import detect_format
 from tensordict.io.formats import ABOVE, Above, describe_save, read_at
 from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
-from tensordict.io.progress import Progress, progress_bar
+from tensordict.io.progress import Progress, progress_bar, quiet
 from tensordict.io.remote import Remote, StorageOptions, is_url
 from tensordict.io.remote_saves import Access, CacheDir, RemoteSave
 from tensordict.io.source import Save
@@ -114,12 +114,15 @@ def verify(
     check = partial(_verified, num_threads=num_threads, progress=progress)
     if is_url(path):
         access = Access.of(storage_options, cache_dir)
-        report = read_at(
-            path,
-            access,
-            partial(_verified_copy, check),
-            lambda format, above: _filled(Report(os.fspath(path), format), _with(above, access), num_threads, progress),
-        )
+        with quiet(progress):
+            report = read_at(
+                path,
+                access,
+                partial(_verified_copy, check),
+                lambda format, above: _filled(
+                    Report(os.fspath(path), format), _with(above, access), num_threads, progress
+                ),
+            )
     else:
         report = check(without_scheme(path))
     if raises and report.problems:

@@ -10,6 +10,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.io import checksums, safetensors
 from tensordict.io.checkpoint import load_state
+from tensordict.io.progress import quiet
 from tensordict.io.remote_saves import read_file
 from tensordict.io.states import StateWriter
 from tensordict.io.uploads import write_file
@@ -158,7 +159,10 @@ class Checkpointing(Contract):
             (tensor([1., 1.]), 'hello', torch.Size([2]))
         """
         options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-        write_file(filename, storage_options, overwrite, lambda path: safetensors.save(self, path, options, separator))
+        with quiet(progress):
+            write_file(
+                filename, storage_options, overwrite, lambda path: safetensors.save(self, path, options, separator)
+            )
 
     @classmethod
     def from_safetensors(
@@ -205,6 +209,7 @@ class Checkpointing(Contract):
         """
         device = None if device is None else as_device(device)
         options = safetensors.SafetensorsOptions(separator, device, progress)
-        return read_file(  # type: ignore[no-any-return]
-            filename, storage_options, cache_dir, lambda path: safetensors.load(path, options)
-        )
+        with quiet(progress):
+            return read_file(  # type: ignore[no-any-return]
+                filename, storage_options, cache_dir, lambda path: safetensors.load(path, options)
+            )

@@ -15,6 +15,7 @@ from tensordict.core.devices import as_device, wait_for
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.io import checksums, consolidated
 from tensordict.io.consolidated import BlockPlan
+from tensordict.io.progress import quiet
 from tensordict.io.remote_saves import read_file
 from tensordict.io.uploads import write_file
 from tensordict.io.writing import SaveOptions
@@ -164,7 +165,8 @@ class Consolidating(Leaves):
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 
         def finished() -> Any:
-            leaves, storage = run()
+            with quiet(progress):
+                leaves, storage = run()
             return source._over_block(leaves, storage, moved, inplace)
 
         if not return_early or num_threads < 2:

@@ -10,6 +10,7 @@ from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
 from tensordict.io.detect import refuse_other
+from tensordict.io.progress import quiet
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.remote_saves import read_file
 from tensordict.io.stores.backends import backend_of
@@ -142,7 +143,8 @@ class Persisting(Contract):
             save(path).close()
             return registry.lookup("PersistentTensorDict")._opened(path, backend="h5", mode="r")
 
-        return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
+        with quiet(progress):
+            return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
 
     def to_store(
         self,
@@ -300,15 +302,9 @@ class Persisting(Contract):
             ...     data["b", "c"][:3]
             tensor([1., 1., 1.])
         """
-        saved: Self = self._to_store(
-            "zarr",
-            without_scheme(filename),
-            durable=durable,
-            progress=progress,
-            overwrite=overwrite,
-            storage_options=storage_options,
-            **kwargs,
-        )
+        options: dict[str, Any] = {"durable": durable, "progress": progress, "overwrite": overwrite, **kwargs}
+        with quiet(progress):
+            saved: Self = self._to_store("zarr", without_scheme(filename), storage_options=storage_options, **options)
         return saved
 
     def _to_store(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.progress import bytes_on_disk, progress_bar
+from tensordict.io.progress import bytes_on_disk, progress_bar, quiet
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import Access, RemoteSave, read_remote
 from tensordict.io.specification import specification_of
@@ -512,12 +511,13 @@ class Saving(Contract):
                     return cls.load_memmap(save, *args, **kwargs)  # type: ignore[arg-type]
                 return save.kept_for(formats.open_file(save.in_place or save.local(), save.format, *args, **kwargs))
 
-            return formats.read_at(  # type: ignore[no-any-return]
-                prefix,
-                access,
-                load,
-                lambda format, _: formats.open_file(prefix, format, *args, access=access, **kwargs),
-            )
+            with quiet(kwargs.get("progress")):
+                return formats.read_at(  # type: ignore[no-any-return]
+                    prefix,
+                    access,
+                    load,
+                    lambda format, _: formats.open_file(prefix, format, *args, access=access, **kwargs),
+                )
         format = formats.format_to_load(prefix)
         if format in (formats.DIRECTORY, formats.ARCHIVE):
             return cls.load_memmap(prefix, *args, **kwargs)
@@ -700,7 +700,11 @@ def _save(
             return plan(container, path, staged)()
 
         upload = save_file if is_archive else save_folder
-        run: Callable[[], Any] = partial(upload, prefix, storage_options, options.overwrite, write)
+
+        def run() -> Any:
+            with quiet(options.progress):
+                return upload(prefix, storage_options, options.overwrite, write)
+
     elif is_archive:
         run = plan_archive(container, prefix or "", options, compression)
     else:
