@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import re
 import signal
 import time
 import uuid
@@ -17,7 +18,7 @@ import torch
 from remote_server import DROP, FAIL, SHORT, SLOW, Fault, Proxy
 
 import tensordict
-from tensordict import RemoteCache, TensorDict, TensorDictParams, lazy_stack, load, load_memmap, verify
+from tensordict import DatasetWriter, RemoteCache, TensorDict, TensorDictParams, lazy_stack, load, load_memmap, verify
 from tensordict.core.errors import SaveError
 from tensordict.io.cache import CachedFile, LocalCopies, merged, without
 from tensordict.io.comparing import read_piece, source_of
@@ -694,6 +695,32 @@ def test_commands(base: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     assert main(["inspect", f"{base}/nothing"]) == 2
     assert f"{base}/nothing" in capsys.readouterr().err
     assert main(["verify", f"file://{tmp_path}/back.h5"]) == 0
+
+
+def test_reports(base: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    td = TensorDict(x=torch.arange(40.0).view(20, 2), image=torch.full((20, 16, 16, 3), 200, dtype=torch.uint8))
+    td["x"][3, 1], td.batch_size = float("nan"), [20]
+    td.save(f"{base}/x")
+    td.save(f"{base}/x.tdz")
+    td.to_safetensors(f"{base}/x.safetensors")
+    with DatasetWriter(f"{base}/rows", rows_per_shard=8) as writer:
+        writer.extend(td)
+    page = tmp_path / "page.html"
+    for name in ("x", "x.tdz", "x.safetensors", "rows"):
+        assert main(["report", f"{base}/{name}", "-o", str(page)]) == 0, name
+        html = page.read_text()
+        text = re.sub("<[^>]+>", "", html)
+        assert f"{base}/{name}" in text and "x: 1 of 40 elements (2.50%) are NaN" in text and "data:image/png" in html
+    assert main(["report", f"{base}/x", f"{base}/x.tdz", "-o", str(page)]) == 0
+    assert f"{base}/x.tdz" in page.read_text()
+    assert main(["report", f"{base}/nothing", "-o", str(page)]) == 2
+    assert f"{base}/nothing" in capsys.readouterr().err
+    # What is broken is said on the page.
+    with Remote(f"{base}/x")._fs.open(Remote(f"{base}/x")._path("x.memmap"), "wb") as file:
+        file.write(b"short")
+    assert main(["report", f"{base}/x", "-o", str(page)]) == 1
+    assert "entry 'x'" in capsys.readouterr().err and "entry 'x'" in page.read_text().replace("&#x27;", "'")
 
 
 def test_rows_and_statistics_of_what_is_at_a_url(

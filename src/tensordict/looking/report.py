@@ -16,7 +16,7 @@ from tensordict.core.extras import require
 from tensordict.core.keys import Path
 from tensordict.io.comparing import Difference, Tolerance, differences
 from tensordict.io.formats import describe_save
-from tensordict.io.progress import Progress, Wanted, bytes_allocated, bytes_on_disk, progress_bar
+from tensordict.io.progress import Progress, Wanted, bytes_allocated, bytes_on_disk, progress_bar, quiet
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import remote_bytes
 from tensordict.io.specification import Broken, LeafSpec, Specification, Unread, broken, walk
@@ -125,7 +125,8 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
         (True, False)
     """
     require("matplotlib", "report")
-    saves = [_Reported.at(place) for place in (path, other) if place is not None]
+    with quiet(progress):
+        saves = [_Reported.at(place) for place in (path, other) if place is not None]
     with progress_bar(progress, "reading", None if limit else sum(save.nbytes for save in saves)) as bar:
         for save in saves:
             save.measure(limit, bar)
