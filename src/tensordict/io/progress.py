@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -63,7 +64,10 @@ class Progress:
         total = self._total() if callable(self._total) else self._total
         scale: dict[str, Any] = {"unit_scale": True, "unit_divisor": 1024} if self._unit == "B" else {}
         # In terminals it writes to stderr, and in notebooks below the cell.
-        bar = extras.require("tqdm.auto", "progress").tqdm
+        with warnings.catch_warnings():
+            # In a notebook without ipywidgets: the bar is a line of text then.
+            warnings.filterwarnings("ignore", "IProgress not found")
+            bar = extras.require("tqdm.auto", "progress").tqdm
         self._bar = bar(desc=self._doing, total=total, initial=self.done, unit=self._unit, **scale)
 
     def add(self, amount: int) -> None:

@@ -92,7 +92,7 @@ STYLE = f"""
 .tensordict .td-node > summary .td-size {{ margin-left: 0.6em; }}
 .tensordict .td-leaf > summary {{ display: grid; align-items: baseline; column-gap: 0.6em;
   grid-template-columns: 1.1em minmax(7em, 1fr) 7em minmax(9em, 1.2fr) 5em 6em 10em; }}
-.tensordict .td-entries {{ padding-left: 1em; margin-left: 0.35em; border-left: 1px solid var(--td-line); }}
+.tensordict .td-entries {{ margin-left: 0.35em; border-left: 1px solid var(--td-line); }}
 .tensordict .td-body {{ padding: 2px 6px 8px 1.7em; overflow-x: auto; }}
 .tensordict .td-key {{ font-weight: 600; overflow-wrap: anywhere; }}
 .tensordict .td-kind, .tensordict .td-device, .tensordict .td-facts, .tensordict .td-note {{ color: var(--td-quiet); }}

@@ -82,7 +82,8 @@ class _Tree:
             ]
         )
         opened = ' open="open"' if depth == 0 or (depth < 3 and len(names) <= _OPEN) else ""
-        body = f'<div class="td-entries">{"".join(items)}</div>'
+        # Jupyter takes the style sheet out of notebooks that others have run; this stays.
+        body = f'<div class="td-entries" style="padding-left: 1em">{"".join(items)}</div>'
         return f'<details class="td-node"{opened}><summary>{head}</summary>{body}</details>', nbytes
 
     def _entry(
