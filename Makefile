@@ -48,7 +48,7 @@ test: .venv/installed .venv-reference/installed .venv-mds/installed redis chromi
 	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # Tests marked `slow`: hundreds of rounds of what `make test` runs a few of.
-test-slow: .venv/installed
+test-slow: .venv/installed .venv-jupyter/installed chromium
 	.venv/bin/python -m pytest -n $(JOBS) -m slow $(TESTS)
 
 # Python of other versions: on the PATH as python3.10 and so on, of pyenv, or in TENSORDICT_TEST_PYTHONS=path:path. `make
@@ -146,6 +146,13 @@ bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/i
 	.venv/bin/python -c $(PURELIB) > "$$(.venv-mds/bin/python -c $(PURELIB))/base.pth"
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target "$$(.venv-mds/bin/python -c $(PURELIB))" \
 		mosaicml-streaming==0.13.0 brotli catalogue cramjam pillow python-snappy zstd
+	touch $@
+
+# JupyterLab, beside what .venv has: its notebooks run on this package.
+.venv-jupyter/installed: .venv/installed Makefile
+	test -x .venv-jupyter/bin/python || .venv/bin/python -m venv .venv-jupyter
+	.venv-jupyter/bin/python -m pip install --quiet --no-compile jupyterlab==4.6.6
+	.venv/bin/python -c $(PURELIB) > "$$(.venv-jupyter/bin/python -c $(PURELIB))/base.pth"
 	touch $@
 
 # Client libraries over this package. BenchMARL asks for an older TorchRL, so its own requirements are left out; what it

@@ -704,7 +704,10 @@ def test_wrong_usage(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
         assert error.startswith("tensordict: error: ") and error.count("\n") == 1
     TensorDict(x=torch.ones(1)).save(tmp_path / "save")
     assert main(["convert", str(tmp_path / "save"), str(tmp_path / "save.xyz")]) == 2
-    assert "stands for no format; use --to, or one of none (directory), .tdz (archive)" in capsys.readouterr().err
+    assert "stands for no format; use --to, or one of none (directory), .tdz (archive)" in (
+        said := capsys.readouterr().err
+    )
+    assert ".parquet, .csv, .jsonl, .ndjson (tables)" in said
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "convert", "diff"])

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, open_dataset
+from tensordict.core.errors import SaveError
 from tensordict.io import progress
 from tensordict_cli import main
 
@@ -94,7 +95,9 @@ def test_numbers_that_are_missing(tmp_path: pathlib.Path, suffix: str, capsys: p
     def convert(*options: str, made: str = "made") -> int:
         return main(["convert", *options, str(source), str(tmp_path / made)])
 
-    assert convert() == 2 and "'n'" in capsys.readouterr().err
+    assert convert() == 2
+    said = capsys.readouterr().err
+    assert "'n'" in said and "--fill 0 puts a number" in said and "--nulls mask adds a leaf" in said
     for option, message in (
         (["--fill", "x=0"], "column 'n'"),
         (["--fill", "0.5"], "has no 0.5 to fill in"),
@@ -162,6 +165,18 @@ def test_rows_from_table_to_table_have_a_bar(
     assert main(["convert", str(tmp_path / "x.parquet"), str(tmp_path / "x.csv")]) == 0
     said = capsys.readouterr().err
     assert re.search(r"writing: [3-9]\d\dk?B ", said), said
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
+def test_a_table_is_no_save(tmp_path: pathlib.Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"x.{suffix}"
+    getattr(rows().select("a"), f"to_{suffix}")(path)
+    with pytest.raises(SaveError, match="is no save but a table: from_csv, from_json or from_parquet reads it"):
+        TensorDict.load(path)
+    assert main(["inspect", str(path)]) == 2 and "`tensordict convert` makes a data set" in capsys.readouterr().err
+    # What is in a file tells what it is, and not its name.
+    rows().to_safetensors(path, overwrite=True)
+    assert TensorDict.load(path)["a"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_patterns(tmp_path: pathlib.Path) -> None:

@@ -201,7 +201,7 @@ examples:
         _verify,
     ),
     "convert": Command(
-        "write a save in another format",
+        "write a save, or a table, in another format",
         """\
 Write a save again, in the same or in another format: a folder, an archive (.tdz), a consolidated file (.consolidated),
 HDF5 (.h5, .hdf5), Zarr (.zarr) or safetensors (.safetensors). The suffix of DST says which, no suffix means a folder.

@@ -116,6 +116,12 @@ class Odd:
         return "<b>odd</b>"
 
 
+def test_levels_are_seen_without_the_style() -> None:
+    """JupyterLab takes it out of what others have run; `test_jupyterlab.py` looks at it."""
+    html = re.sub("<style>.*?</style>", "", TensorDict(a={"b": torch.zeros(2)})._repr_html_())
+    assert html.count('style="padding-left: 1em"') == 2
+
+
 def test_long_containers_are_cut() -> None:
     td = TensorDict({f"k{i:04}": torch.zeros(3) for i in range(1000)})
     html = td._repr_html_()

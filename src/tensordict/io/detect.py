@@ -31,6 +31,8 @@ _CALLED = {
     _TORCH: "a file of torch.save",
     "": "a file of no format that is known",
 }
+# What is told of files of these names that are no saves.
+_TABLES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 # So many names of what another file holds are told.
 _SHOWN = 3
 
@@ -53,6 +55,11 @@ def detect_format(path: PathLike) -> str:
     found = _of_file(shown)
     if found == _TORCH:
         raise SaveError(f"{shown!r} was written by torch.save: torch.load reads it")
+    if os.path.splitext(shown)[1].lower() in _TABLES and not found:
+        raise SaveError(
+            f"{shown!r} is no save but a table: from_csv, from_json or from_parquet reads it, and the command "
+            "`tensordict convert` makes a data set of it"
+        )
     if not found:
         stores = ", ".join(kind.kind for kind in BACKENDS.values())
         raise SaveError(

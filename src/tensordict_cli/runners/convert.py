@@ -67,7 +67,10 @@ def format_of_name(path: str) -> str:
     suffix = "" if path.endswith("/") else os.path.splitext(path)[1].lower()
     if suffix not in SUFFIXES:
         known = ", ".join(f"{suffix or 'none'} ({name})" for suffix, name in SUFFIXES.items())
-        raise SaveError(f"{path!r}: the suffix {suffix!r} stands for no format; use --to, or one of {known}")
+        raise SaveError(
+            f"{path!r}: the suffix {suffix!r} stands for no format; use --to, or one of {known}, "
+            f"{', '.join(tables.SUFFIXES)} (tables)"
+        )
     return SUFFIXES[suffix]
 
 

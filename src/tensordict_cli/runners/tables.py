@@ -29,7 +29,7 @@ from tensordict_cli.runners.terminal import GOOD, count_text, has_tqdm, show
 from tensordict_cli.text import printable
 
 _PARQUET, _CSV, _JSON = "parquet", "csv", "json lines"
-_SUFFIXES = {".parquet": _PARQUET, ".csv": _CSV, ".jsonl": _JSON, ".ndjson": _JSON}
+SUFFIXES = {".parquet": _PARQUET, ".csv": _CSV, ".jsonl": _JSON, ".ndjson": _JSON}
 # About what is in memory at a time: rows of a Parquet file, bytes of a save.
 _ROWS, _NBYTES = 1 << 16, 16 << 20
 _SEPARATOR = "."
@@ -37,7 +37,7 @@ _SEPARATOR = "."
 
 def kind_of(path: str) -> str:
     """The kind of table that a suffix stands for; "" for none."""
-    return _SUFFIXES.get(os.path.splitext(path)[1].lower(), "")
+    return SUFFIXES.get(os.path.splitext(path)[1].lower(), "")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,15 +54,20 @@ def run(args: argparse.Namespace) -> int:
         parts = _of_table(source, TableOptions(_SEPARATOR, None, nulls, fill, with_metadata))
     else:
         parts = _of_save(source, args.allow_pickle, shown)
-    if with_metadata:
-        rows = _to_table(parts, target, args.force, nulls)
-    elif args.to in (None, "dataset") and not os.path.splitext(target.rstrip("/"))[1]:
-        rows = _to_dataset(parts, target.rstrip("/"), shown)
-    else:
+    if not with_metadata and (args.to not in (None, "dataset") or os.path.splitext(target.rstrip("/"))[1]):
         raise SaveError(
             f"a table becomes a data set, which is a folder, or another table, and {target!r} is none: convert the "
             "data set to that then"
         )
+    try:
+        if with_metadata:
+            rows = _to_table(parts, target, args.force, nulls)
+        else:
+            rows = _to_dataset(parts, target.rstrip("/"), shown)
+    except ValueError as error:
+        # As they are called here.
+        text = str(error).replace("fill=0 ", "--fill 0 ").replace("nulls='mask' ", "--nulls mask ")
+        raise SaveError(text) from error
     show([[(f"{printable(target)}: {count_text(rows, 'row')}", GOOD)]])
     return 0
 
