@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,6 +187,21 @@ def test_maps_are_forgotten_when_they_end(saves: Path) -> None:
     del td
     gc.collect()
     assert rows.maps == before
+
+
+def test_maps_come_while_rows_are_read(saves: Path, data: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
+    td = opened(saves, "archive")
+
+    class Growing(dict[int, int]):
+        """Gets one more as soon as it is looked through, as by another thread."""
+
+        def items(self) -> Any:
+            for item in super().items():
+                self[-len(self)] = 0
+                yield item
+
+    monkeypatch.setattr(rows, "maps", Growing({0: 0, **rows.maps}))
+    assert torch.equal(td[torch.tensor([3, 1])]["large"], data["large"][[3, 1]])
 
 
 # --- rows of more elements than torch copies in one thread ------------------------------------------------------------

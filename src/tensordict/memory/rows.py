@@ -211,7 +211,7 @@ def _lies_in_map(leaf: Tensor) -> bool:
     if leaf.nbytes < _LARGE or torch._C._functorch.is_functorch_wrapped_tensor(leaf):
         return False
     start = leaf.data_ptr()
-    return any(begin <= start < end for begin, end in maps.items())
+    return any(begin <= start < end for begin, end in maps.copy().items())
 
 
 def _seem_in_memory(start: int, size: int, positions: Tensor) -> bool:
