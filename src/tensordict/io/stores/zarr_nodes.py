@@ -101,7 +101,7 @@ class NodeStore(WrapperStore[Any]):
 
     def is_draft(self, path: str) -> bool:
         """Whether a path is that of a draft, or in one."""
-        return bool(self.drafts) and any(_is_in(path, draft) for draft in self.drafts)
+        return bool(self.drafts) and any(_is_in(path, draft) for draft in self.drafts.copy())
 
     def folder_of(self, path: str) -> str | None:
         """The folder of a node, where the store is a folder."""
@@ -219,8 +219,8 @@ class NodeStore(WrapperStore[Any]):
 
     def children(self, path: str) -> list[str]:
         """The names of the nodes in a group, sorted."""
-        if path in self._names:
-            return list(self._names[path])
+        if (known := self._names.get(path)) is not None:
+            return list(known)
         if self._knows_all:
             return sorted({name for inner in self.known if (name := _name_in(inner, path)) is not None})
         names = self._found_in(path)
@@ -229,7 +229,7 @@ class NodeStore(WrapperStore[Any]):
         return list(names)
 
     def _found_in(self, path: str) -> list[str]:
-        found = {name for inner in self._pending if (name := _name_in(inner, path)) is not None}
+        found = {name for inner in self._pending.copy() if (name := _name_in(inner, path)) is not None}
         if self._root is not None and not self.is_old:
             folder = f"{self._root}/{path}"
             with contextlib.suppress(*_MISSING):
@@ -329,7 +329,7 @@ class NodeStore(WrapperStore[Any]):
         """
         self.drafts.remove(draft)
         self._forget()
-        nested = sorted((inner for inner in self._pending if _is_in(inner, draft)), key=len, reverse=True)
+        nested = sorted((inner for inner in self._pending.copy() if _is_in(inner, draft)), key=len, reverse=True)
         if consolidate:
             self._pending[draft] = _with_all({inner: json.loads(self._pending[inner]) for inner in reversed(nested)})
         if self._is_zip:
@@ -375,7 +375,7 @@ class NodeStore(WrapperStore[Any]):
         if not draft:
             self.clear_all()
             return
-        for path in [path for path in self._pending if _is_in(path, draft)]:
+        for path in [path for path in self._pending.copy() if _is_in(path, draft)]:
             del self._pending[path]
         if self._root is not None:
             shutil.rmtree(f"{self._root}/{draft}", ignore_errors=True)
