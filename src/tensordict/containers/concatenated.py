@@ -203,6 +203,9 @@ class LazyConcatenatedTensorDict(OnDisk):
     def extend(self, parts: Sequence[Any], lengths: Iterable[int] | None = None) -> None:
         """Add parts behind the last one. Views that were made before, and nested containers, keep the rows they have.
 
+        Other threads may index it meanwhile. One that reads all of an entry, or of the container, takes a view first
+        (`td[:]`), of the rows that there are then.
+
         Args:
             parts: as those that the concatenation was made of.
             lengths: the number of rows of each; without it, all of them are asked for, and checked, at once.
@@ -221,21 +224,22 @@ class LazyConcatenatedTensorDict(OnDisk):
             (tensor([0., 0., 1.]), tensor([0., 0.]))
         """
         known = self._joint
-        if self._path or self._rows != range(known.total):
-            raise ShapeError(
-                "parts are added to the concatenation that has all rows of its parts, and not to a view or a nested "
-                "container of it"
-            )
-        if not self._is_as_parts():
-            raise ShapeError(
-                "parts cannot be added to a concatenation whose entries are no longer those of its parts: what was "
-                "added has no rows for them. Make the changes in td.copy()"
-            )
-        known.extend(parts, lengths)
-        grown = self._over(range(known.total))
-        if self._locked:
-            grown._lock_tree()
-        self._rows, self._size, self._held = grown._rows, grown._size, grown._held
+        with known.growing:
+            if self._path or self._rows != range(known.total):
+                raise ShapeError(
+                    "parts are added to the concatenation that has all rows of its parts, and not to a view or a "
+                    "nested container of it"
+                )
+            if not self._is_as_parts():
+                raise ShapeError(
+                    "parts cannot be added to a concatenation whose entries are no longer those of its parts: what was "
+                    "added has no rows for them. Make the changes in td.copy()"
+                )
+            known.extend(parts, lengths)
+            grown = self._over(range(known.total))
+            if self._locked:
+                grown._lock_tree()
+            self._rows, self._size, self._held = grown._rows, grown._size, grown._held
 
     # --- the state --------------------------------------------------------------------------------------------------
 

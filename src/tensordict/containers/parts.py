@@ -22,6 +22,7 @@ from tensordict.core import registry
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
+from tensordict.core.locks import Lock
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, in_memory, tensor_of
@@ -39,6 +40,7 @@ class Parts(Sequence[Any]):
     Attributes:
         template: a container with the schema of all of them.
         starts: the first row of each, and at the end the number of rows.
+        starts_array: the same as an array.
         read_only: why nothing may be written to them; empty when it may.
         in_flight: how many are read at once: more than one where sequences of containers say so by this attribute, of
             what comes over a network.
@@ -46,6 +48,8 @@ class Parts(Sequence[Any]):
 
     read_only = ""
     in_flight: int = 1
+    # What is held by who adds some.
+    growing: Lock
     # What parts see of that which holds them.
     _locked = True
     # See `copy_from`.
@@ -59,7 +63,7 @@ class Parts(Sequence[Any]):
     # which all these addresses are multiples.
     _addresses: dict[Path, Values]
     _aligned: dict[Path, int]
-    _starts_array: Values | None
+    starts_array: Values
 
     def __init__(self, containers: Sequence[Any], lengths: Iterable[int] | None, template: Any) -> None:
         if template is None:
@@ -98,8 +102,9 @@ class Parts(Sequence[Any]):
         with _noting:
             self._held = np.append(self._held, np.full(len(containers), None))
             self._noted = np.append(self._noted, np.zeros(len(containers), dtype=np.bool_))
-        self.starts += itertools.islice(itertools.accumulate(lengths, initial=self.starts[-1]), 1, None)
-        self._starts_array = None
+        added = list(itertools.accumulate(lengths, initial=self.starts[-1]))[1:]
+        self.starts += added
+        self.starts_array = np.append(self.starts_array, np.asarray(added, dtype=np.int64))
 
     @property
     def total(self) -> int:
@@ -140,7 +145,8 @@ class Parts(Sequence[Any]):
     def _start(self) -> None:
         """Know nothing of the parts."""
         count = len(self._where)
-        self._starts_array = None
+        self.starts_array = np.asarray(self.starts, dtype=np.int64)
+        self.growing = Lock()
         self._checked = [None] * count
         self._held, self._noted = np.full(count, None), np.zeros(count, dtype=np.bool_)
         self._addresses, self._aligned = {}, {}
@@ -190,14 +196,6 @@ class Parts(Sequence[Any]):
                 local = slice(rows[taken] - start, rows[until - 1] - start + 1, rows.step)
                 found.append((number, local, slice(taken, until)))
                 taken = until
-        return found
-
-    @property
-    def starts_array(self) -> Values:
-        """`starts` as an array."""
-        found = self._starts_array
-        if found is None:
-            found = self._starts_array = np.asarray(self.starts, dtype=np.int64)
         return found
 
     # --- where their tensors are ------------------------------------------------------------------------------------

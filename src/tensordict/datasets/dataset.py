@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from tensordict.core import pytree, registry
 from tensordict.core.contract import is_node
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.core.keys import Path
+from tensordict.core.locks import Lock
 from tensordict.datasets.location import Location
 from tensordict.datasets.manifest import Manifests, Stretch
 from tensordict.datasets.schema import Schema
@@ -59,7 +59,7 @@ class Shards(Sequence[Any]):
         self._used: WeakValueDictionary[Any, Any] = WeakValueDictionary()
         self._most = _COPIES if index.place.is_remote else max(1, _MAPS // max(1, len(schema.fields)))
         # Several threads may read; nothing is opened while it is held.
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __reduce__(self) -> Any:
         # What is open is opened again on the other side.
@@ -82,14 +82,15 @@ class Shards(Sequence[Any]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         part = self.parts[number]
-        try:
-            return self._rows(part)
-        except FileNotFoundError as error:
-            moved = self._moved(part, error)
-            if len(moved) > 1:
-                return self._joined(moved)
-            self.parts[number] = moved[0]
-            return self._rows(moved[0])
+        # It may be moved once more, while it is looked for.
+        while True:
+            try:
+                return self._rows(part)
+            except FileNotFoundError as error:
+                moved = self._moved(part, error)
+                if len(moved) > 1:
+                    return self._joined(moved)
+                part = self.parts[number] = moved[0]
 
     def _moved(self, part: Stretch, error: FileNotFoundError) -> list[Stretch]:
         """Where the rows of a part are that is gone, as a compaction has moved them; else the error is raised."""
@@ -280,8 +281,9 @@ class Dataset(LazyConcatenatedTensorDict):
 
     def _found(self, segments: Sequence[Segment]) -> list[Stretch]:
         parts: list[Stretch] = []
+        counts = self._manifests.counts()
         for writer, start, stop in segments:
-            if stop > self._manifests.counts().get(writer, 0):
+            if stop > counts.get(writer, 0):
                 raise SaveError(f"{self.path!r} has lost shards: those up to line {stop} of the writer {writer!r}")
             self._manifests.add_parts(parts, writer, start, stop)
         return parts
@@ -299,7 +301,12 @@ class Dataset(LazyConcatenatedTensorDict):
     @property
     def segments(self) -> list[Segment]:
         """Which rows these are, for :meth:`at`: (writer, first line, last line + 1) of manifests, in their order."""
-        return list(self._segments)
+        return self._shown()[1]
+
+    def _shown(self) -> tuple[int, list[Segment]]:
+        """How many rows these are, and which, as they are when no other thread refreshes."""
+        with self._joint.growing:
+            return len(self), list(self._segments)
 
     def at(self, segments: Sequence[Segment]) -> Dataset:
         """The data set with the rows that it had when `segments` was asked, in the same order.
@@ -312,6 +319,8 @@ class Dataset(LazyConcatenatedTensorDict):
 
     def refresh(self) -> int:
         """Show the rows that were flushed since, behind those that there are; views keep the rows that they have.
+
+        Other threads may read meanwhile, see :meth:`extend`.
 
         Returns:
             the number of new rows.
@@ -333,20 +342,21 @@ class Dataset(LazyConcatenatedTensorDict):
             >>> data.refresh(), data["x"]
             (1, tensor([1., 2.]))
         """
-        # Manifests are also read to find shards that were moved: what counts is what is shown.
-        before: dict[str, int] = {}
-        for writer, _, stop in self._segments:
-            before[writer] = max(stop, before.get(writer, 0))
-        self._read_manifests()
-        new: list[Segment] = []
-        for writer, count in sorted(self._manifests.counts().items()):
-            start = before.get(writer, 0)
-            if count > start:
-                new.append((writer, start, count))
-        parts = self._found(new)
-        self._segments += new
-        rows = [part.rows for part in parts]
-        self.extend(self._shards.more(parts), rows)
+        with self._joint.growing:
+            # Manifests are also read to find shards that were moved: what counts is what is shown.
+            before: dict[str, int] = {}
+            for writer, _, stop in self._segments:
+                before[writer] = max(stop, before.get(writer, 0))
+            self._read_manifests()
+            new: list[Segment] = []
+            for writer, count in sorted(self._manifests.counts().items()):
+                start = before.get(writer, 0)
+                if count > start:
+                    new.append((writer, start, count))
+            parts = self._found(new)
+            rows = [part.rows for part in parts]
+            self.extend(self._shards.more(parts), rows)
+            self._segments += new
         return sum(rows)
 
     def map_into(

@@ -89,8 +89,8 @@ class DatasetLoader:
         self._transform, self._options = transform, options
         self.epoch = 0
         # How many rows all ranks have had of this epoch, of how many, and which those are of a data set.
-        self._start, self._count = 0, len(data)
-        self._segments = _segments(data)
+        self._start = 0
+        self._count, self._segments = _shown(data)
         # The rows of the epoch that the next iteration goes on with, after `load_state_dict`.
         self._resumed: Any = None
 
@@ -109,8 +109,7 @@ class DatasetLoader:
         if rows is None:
             rows, start = self.data, 0
             # The rows of the epoch are those of now, though the data set may grow meanwhile.
-            self._count = len(rows)
-            self._segments = _segments(rows)
+            self._count, self._segments = _shown(rows)
         self._start = start
         step = self.batch_size * self.ranks
         for number, batch in enumerate(self._read(rows, self._order(self._count, start))):
@@ -177,7 +176,7 @@ class DatasetLoader:
             raise ValueError(f"the state of a loader has {sorted(_FIELDS)}, got {sorted(state)}")
         count, segments, rows = int(state["rows"]), state["segments"], self.data
         if segments is not None:
-            own = _segments(rows)
+            own = _shown(rows)[1]
             if own is None:
                 raise ValueError(f"the state is that of a data set, and this loader has a {type(rows).__name__}")
             segments = [(str(writer), int(start), int(stop)) for writer, start, stop in segments]
@@ -211,7 +210,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _segments(rows: Any) -> list[Segment] | None:
-    """Which rows of a data set these are; `None` for other containers."""
+def _shown(rows: Any) -> tuple[int, list[Segment] | None]:
+    """How many rows there are, and which of a data set; `None` for other containers."""
     data = rows._wrapped_container()
-    return data.segments if isinstance(data, Dataset) else None
+    return data._shown() if isinstance(data, Dataset) else (len(rows), None)

@@ -29,7 +29,6 @@ import os
 import re
 import secrets
 import socket
-import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -38,6 +37,7 @@ from functools import partial
 from typing import Any
 
 from tensordict.core.errors import SaveError
+from tensordict.core.locks import Lock
 from tensordict.datasets.location import SHARDS, WRITERS, Location
 from tensordict.memory import files
 from tensordict.memory.names import SCHEMA
@@ -282,7 +282,7 @@ class Manifests:
         self._seen: dict[str, int] = {}
         self._problems: dict[str, str] = {}
         # Threads that read rows read this, too, where a shard was moved.
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __reduce__(self) -> Any:
         # Read again on the other side, when it is needed.
@@ -309,7 +309,7 @@ class Manifests:
     @property
     def problems(self) -> list[str]:
         """What is wrong with manifests, one line each."""
-        return [m.problem for m in self.manifests.values() if m.problem] + list(self._problems.values())
+        return [m.problem for m in self.manifests.copy().values() if m.problem] + list(self._problems.values())
 
     def _move(self, line: Line) -> None:
         """Note that a shard is in the place of others."""
@@ -340,7 +340,7 @@ class Manifests:
 
     def counts(self) -> dict[str, int]:
         """How many lines each writer has."""
-        return {writer: len(manifest.lines) for writer, manifest in self.manifests.items()}
+        return {writer: len(manifest.lines) for writer, manifest in self.manifests.copy().items()}
 
     def superseded(self) -> Iterator[str]:
         """The paths of shards of which nothing is read any more, as others are in their place."""

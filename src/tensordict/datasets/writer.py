@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import errno
 import os
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensordict.core.errors import SaveError, SchemaError, add_note
 from tensordict.core.keys import Path, path_of
+from tensordict.core.locks import Lock
 from tensordict.datasets.location import SHARDS, Location
 from tensordict.datasets.manifest import Line, ManifestWriter, new_id
 from tensordict.datasets.schema import Batch, Schema
@@ -123,7 +123,7 @@ class DatasetWriter:
         self._buffers = Buffers()
         # How many shards were begun, which is what they are called after.
         self._begun = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._progress = Progress("writing", None) if progress else None
         self._closed, self._process = False, os.getpid()
         _open.add(self)

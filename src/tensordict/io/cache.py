@@ -14,13 +14,13 @@ import json
 import os
 import shutil
 import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 
 from tensordict.core.errors import SaveError
+from tensordict.core.locks import Lock
 from tensordict.core.logs import logger
 from tensordict.io import commit
 from tensordict.io.progress import transferring
@@ -158,7 +158,7 @@ class CachedFile:
         # What is known to be there, and right.
         self._have: list[Range] = []
         self.fd = -1
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
