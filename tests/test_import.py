@@ -9,8 +9,8 @@ from typing import Any
 
 # What the package uses on occasion only, and what would take a while.
 OPTIONAL = {
-    "IPython", "aiohttp", "argcomplete", "asyncio", "cloudpickle", "datasets", "duckdb", "fsspec", "h5py", "lm_eval",
-    "matplotlib", "moto", "obstore", "onnx", "pandas", "polars", "pyarrow", "ray", "redis", "rich", "s3fs",
+    "IPython", "aiohttp", "argcomplete", "asyncio", "cloudpickle", "datasets", "duckdb", "fsspec", "gcsfs", "h5py",
+    "lm_eval", "matplotlib", "moto", "obstore", "onnx", "pandas", "polars", "pyarrow", "ray", "redis", "rich", "s3fs",
     "safetensors", "sklearn", "streaming", "tensordict_cli", "torchsnapshot", "tqdm", "zarr",
 }  # fmt: skip
 

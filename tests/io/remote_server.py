@@ -1,10 +1,12 @@
-"""A server of S3 on this machine, and a proxy before it that counts what is fetched and does what networks do."""
+"""Servers of S3 and of GCS on this machine, and a proxy that counts what is fetched and does what networks do."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
 
 DROP, CUT, FAIL, SLOW, SHORT, REFUSE = "drop", "cut", "fail", "slow", "short", "refuse"
 
@@ -42,6 +45,9 @@ class Proxy:
     requests: list[tuple[str, str, int]] = field(default_factory=list)
     # Called with method and path before a request is passed on.
     before: Callable[[str, str], None] | None = None
+    # Called with method, path and body by one request at a time, what it answers: whether it may not be carried out.
+    refuses: Callable[[str, str, bytes], bool] | None = None
+    turn: threading.Lock = field(default_factory=threading.Lock)
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
 
@@ -74,6 +80,8 @@ class Proxy:
 def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # What is written is sent at once.
+        disable_nagle_algorithm = True
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -92,7 +100,12 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             if fault is not None and fault.kind == CUT:
                 self._hang_up()
                 return
-            status, headers, content = self._ask(body)
+            if proxy.refuses is None:
+                status, headers, content = self._ask(body)
+            else:
+                with proxy.turn:
+                    refused = proxy.refuses(self.command, self.path, body)
+                    status, headers, content = (412, [], b"") if refused else self._ask(body)
             if fault is not None and fault.kind == SHORT:
                 content = content[: len(content) // 2]
             if fault is not None and fault.kind == DROP:
@@ -185,6 +198,58 @@ def s3_server() -> Iterator[Proxy]:
             yield proxy
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def gcs_server() -> Iterator[Proxy]:
+    """A server of GCS, which gcp-storage-emulator starts in this process, behind a proxy.
+
+    The server passes over the condition that there is no object of the name yet (`ifGenerationMatch=0`), which the real
+    one has: the proxy sees to it.
+    """
+    from gcp_storage_emulator.server import create_server
+
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.ERROR)
+    server = create_server("127.0.0.1", 0, in_memory=True)
+    server.start()
+    try:
+        with proxied(server._api._httpd.server_address) as proxy:
+
+            def is_there(method: str, path: str, body: bytes) -> bool:
+                query = parse_qs(urlsplit(path).query)
+                if method == "GET" or query.get("ifGenerationMatch") != ["0"]:
+                    return False
+                name = query["name"][0] if "name" in query else json.loads(re.findall(rb"^{.*}", body, re.M)[0])["name"]
+                where = f"{urlsplit(path).path.removeprefix('/upload')}/{quote(name, safe='')}"
+                return _ask(proxy, "GET", where)[0] == 200
+
+            proxy.refuses = is_there
+            yield proxy
+    finally:
+        server.stop()
+
+
+def gcs_options_of(proxy: Proxy) -> dict[str, Any]:
+    """The `storage_options` of gcsfs for the server."""
+    return {"endpoint_url": proxy.url, "token": "anon", "project": "test"}
+
+
+def new_gcs_bucket(proxy: Proxy) -> str:
+    """The name of a new bucket."""
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    status, _ = _ask(proxy, "POST", "/storage/v1/b?project=test", json.dumps({"name": name}))
+    assert status == 200
+    return name
+
+
+def _ask(proxy: Proxy, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    """The status and the content that the server behind a proxy answers."""
+    connection = http.client.HTTPConnection(*proxy.server)
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content
 
 
 def options_of(proxy: Proxy) -> dict[str, Any]:

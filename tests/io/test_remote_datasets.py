@@ -29,11 +29,14 @@ def flat(first: int, count: int) -> TensorDict:
     return TensorDict(x=torch.arange(first, first + count), batch_size=[count])
 
 
-@pytest.mark.parametrize(("where", "format"), [("memory", "folder"), ("memory", "zarr"), ("s3", "archive")])
+@pytest.mark.parametrize(
+    ("where", "format"),
+    [("memory", "folder"), ("memory", "zarr"), ("s3", "archive"), ("gs", "archive"), ("gs", "folder"), ("gs", "zarr")],
+)
 def test_rows_go_in_and_come_out(request: pytest.FixtureRequest, where: str, format: str) -> None:
     url, options = f"memory://{uuid.uuid4().hex}/data", None
-    if where == "s3":
-        bucket, _, options = request.getfixturevalue("bucket")
+    if where != "memory":
+        bucket, _, options = request.getfixturevalue("bucket" if where == "s3" else "gcs_bucket")
         url = f"{bucket}/some where"
     with pytest.raises(FileNotFoundError, match=f"nobody has flushed.*'{url}'"):
         open_dataset(url, storage_options=options)

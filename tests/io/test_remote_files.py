@@ -20,13 +20,13 @@ CONTENT = bytes(range(256)) * 40
 UPLOAD = re.compile("uploadId=([^&]+)")
 
 
-@pytest.fixture(params=["memory", "s3", "file"])
+@pytest.fixture(params=["memory", "s3", "gs", "file"])
 def store(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Remote:
     if request.param == "file":
         return Remote(f"file://{tmp_path}/below")
     if request.param == "memory":
         return Remote(f"memory://{uuid.uuid4().hex}")
-    url, _, options = request.getfixturevalue("bucket")
+    url, _, options = request.getfixturevalue("bucket" if request.param == "s3" else "gcs_bucket")
     return Remote(f"{url}/below", options)
 
 

@@ -229,7 +229,8 @@ class Remote:
             content: bytes = self._fs.cat_file(self._path(name), **part)
             if stop is not None and start >= 0 and len(content) != stop - start:
                 raise _ShortError(f"it has {len(content)} bytes from byte {start} on, where {stop - start} should be")
-            return content
+            # Servers may pass over a range that is counted from the end, and send all.
+            return content if start >= 0 or stop is not None else content[start:]
 
         return b"" if stop is not None and start == stop else self._try("read", name, ask)
 
@@ -411,7 +412,9 @@ def _named(error: Exception, doing: str, url: str, attempts: int) -> Exception:
     """The error again, naming the URL."""
     if isinstance(error, (SaveError, ImportError)):
         return error
-    if 401 in (statuses := (_status(error), _status(error.__cause__))) or 403 in statuses:
+    # gcsfs says so in its words alone.
+    is_refused = isinstance(error, OSError) and str(error).startswith("Forbidden")
+    if is_refused or 401 in (statuses := (_status(error), _status(error.__cause__))) or 403 in statuses:
         return PermissionError(errno.EACCES, f"cannot {doing}: the server refuses it ({error.__cause__ or error})", url)
     for kind, code in _FINAL.items():
         if isinstance(error, kind):
