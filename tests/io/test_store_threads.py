@@ -11,7 +11,9 @@ import pytest
 import torch
 from zarr.storage import MemoryStore
 
+from redis_server import shared_socket
 from tensordict import TensorDict
+from tensordict.store import TensorDictStore
 from turns import at_once
 
 COUNT = 64
@@ -19,6 +21,10 @@ STORES: dict[str, Callable[[TensorDict, pathlib.Path], Any]] = {
     "h5": lambda td, path: td.to_h5(path / "x.h5"),
     "folder": lambda td, path: td.to_zarr(path / "x.zarr", chunks="rows"),
     "memory": lambda td, path: td.to_zarr(MemoryStore()),
+    "redis": lambda td, path: TensorDictStore.from_tensordict(td, unix_socket_path=shared_socket()),
+    "redis, not cached": lambda td, path: TensorDictStore.from_tensordict(
+        td, unix_socket_path=shared_socket(), cache_metadata=False
+    ),
 }
 
 

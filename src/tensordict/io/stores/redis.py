@@ -20,6 +20,7 @@ import torch
 
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, entry_of, joined
+from tensordict.core.locks import Lock
 from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
 from tensordict.io.stores.redis_layout import (
     Ahead,
@@ -59,6 +60,8 @@ class Server(Store):
         # What the server said, for requests for the same leaves, as long as that is what is known.
         self._states: dict[tuple[str, ...], State] = {}
         self._last = 0  # the number of the entry that was made last
+        # Threads share what is known: each change of it is one step, and counted.
+        self._knowing, self._changes = Lock(), 0
         self._look()
         self._root = WireGroup(self, (), "", next(addresses))
         self._local = threading.local()
@@ -154,32 +157,37 @@ class Server(Store):
     def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
         """The paths of the leaves that there are now, and the answers to requests; what is known is made of that."""
         self.check()
-        if not self.address.cached:
-            self._metas.clear()
-            self._states.clear()
         asked = tuple([request.path for request in requests])
-        last = self._states.get(asked)
-        state, answers = self.wire.state(requests, last)
-        if state is last:
+        while True:
+            with self._knowing:
+                changes = self._changes
+                last = self._states.get(asked) if self.address.cached else None
+            state, answers = self.wire.state(requests, last)
+            if state is last:
+                return state.paths, answers
+            known = self._metas.copy() if self.address.cached else {}
+            changed = {path for path, answer in zip(asked, answers, strict=True) if answer is None}
+            metas = {path: meta for path, meta in known.items() if path in state.paths and path not in changed}
+            new = [path for path in state.paths if path not in metas]
+            # One that is deleted meanwhile has no fields.
+            found = [(path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields]
+            metas.update(found)
+            with self._knowing:
+                # What another thread did meanwhile may be newer than what was found.
+                if self._changes != changes:
+                    continue
+                self._changes += 1
+                self.header = dict(state.header)
+                self._own_header.update(state.header)
+                notes = {path: notes_of(raw) for path, raw in state.groups.items()}
+                is_new = bool(new) or metas.keys() != self._metas.keys() or notes.keys() != self._notes.keys()
+                self._metas, self._notes = metas, notes
+                if is_new:
+                    self._look()
+                    self._states.clear()
+                if not changed and len(found) == len(new):
+                    self._states[asked] = state
             return state.paths, answers
-        self.header = dict(state.header)
-        self._own_header.update(state.header)
-        nodes = self._notes.keys()
-        self._notes = {path: notes_of(raw) for path, raw in state.groups.items()}
-        changed = {path for path, answer in zip(asked, answers, strict=True) if answer is None}
-        gone = [path for path in self._metas if path not in state.paths or path in changed]
-        for path in gone:
-            del self._metas[path]
-        new = [path for path in state.paths if path not in self._metas]
-        if new:
-            for path, fields in zip(new, self.wire.metas(new), strict=True):
-                self._metas[path] = Meta(fields)
-        if new or gone or nodes != self._notes.keys():
-            self._look()
-            self._states.clear()
-        if not changed:
-            self._states[asked] = state
-        return state.paths, answers
 
     def _look(self) -> None:
         """Have what is known of the paths say which nodes there are."""
@@ -210,11 +218,11 @@ class Server(Store):
 
     def forget(self) -> None:
         """Ask anew for all that is known, as a write may have come through or not."""
-        self._metas.clear()
-        self._notes.clear()
-        self._states.clear()
-        self._sorted.clear()
-        self._children = {"": set()}
+        with self._knowing:
+            self._changes += 1
+            self._metas, self._notes, self._children = {}, {}, {"": set()}
+            self._states.clear()
+            self._sorted.clear()
 
     def known(self, path: str) -> Meta | None:
         """What is known of a leaf; `None` when there is none. Raises `KeyError` for what is not even a node."""
@@ -224,10 +232,11 @@ class Server(Store):
         if not self.address.cached and (scope is None or not scope.is_listed):
             self._listed()
         for asked in (False, True):
-            if path in self._metas:
-                return self._metas[path]
-            if path in self._children:
-                return None
+            with self._knowing:
+                if path in self._metas:
+                    return self._metas[path]
+                if path in self._children:
+                    return None
             if asked or (scope is not None and scope.is_listed):
                 break
             self._listed()
@@ -246,12 +255,13 @@ class Server(Store):
     def children(self, path: str) -> list[str]:
         """The parts of the paths below a node, as the server has them now."""
         self._listed()
-        found = self._sorted.get(path)
-        if found is None:
-            start = f"{path}." if path else ""
-            found = sorted(self._children.get(path, ()), key=lambda part: self._rank(start + part))
-            self._sorted[path] = found
-        return found
+        with self._knowing:
+            found = self._sorted.get(path)
+            if found is None:
+                start = f"{path}." if path else ""
+                found = sorted(self._children.get(path, ()), key=lambda part: self._rank(start + part))
+                self._sorted[path] = found
+            return found
 
     def _rank(self, path: str) -> tuple[bool, int, str]:
         """What the entries of one level are sorted by: as they were made, then those of others by their names."""
@@ -277,7 +287,7 @@ class Server(Store):
     def below(self, path: str) -> list[str]:
         """The paths of the leaves at and below a path, in order."""
         start = path + "." if path else ""
-        return sorted(other for other in self._metas if other == path or other.startswith(start))
+        return sorted(other for other in self._metas.copy() if other == path or other.startswith(start))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -314,7 +324,9 @@ class Server(Store):
             self._listed()
         paths = [path for item in items if isinstance(item, (WireGroup, WireArray)) for path in self.below(item.place)]
         for path in paths:
-            meta = self._metas[path]
+            meta = self._metas.get(path)
+            if meta is None:
+                continue
             if meta.is_value:
                 scope.wanted[path] = Ahead(meta, (), Request(path), ())
                 continue
@@ -374,8 +386,10 @@ class Server(Store):
         return answer
 
     def _stale(self, path: str, key: Path) -> StaleError:
-        self._metas.pop(path, None)
-        self._states.clear()
+        with self._knowing:
+            self._changes += 1
+            self._metas.pop(path, None)
+            self._states.clear()
         paths, _ = self.sync()
         what = (
             "has another shape or dtype by now"
@@ -444,7 +458,9 @@ class Server(Store):
         """Note something of the container as a whole; `None` takes it away."""
         if self.header.get(name) == value:
             return
-        self._states.clear()
+        with self._knowing:
+            self._changes += 1
+            self._states.clear()
         with self.together():
             assert self.scope is not None
             if value is None:
@@ -460,9 +476,11 @@ class Server(Store):
         kept = {name: value for name, value in notes.items() if value is not None}
         if path:
             kept.setdefault("_order", self._next())
-        self._notes[path] = kept
-        self._states.clear()
-        self._look_at(path)
+        with self._knowing:
+            self._changes += 1
+            self._notes[path] = kept
+            self._states.clear()
+            self._look_at(path)
         with self.together():
             assert self.scope is not None
             self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
@@ -474,16 +492,18 @@ class Server(Store):
             scope = self.scope
             assert scope is not None
             scope.adds = True
-            self._states.clear()
-            for leaf in self.below(path):
-                scope.command("SREM", wire.base + "__keys__", leaf)
-                for name in (wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx"):
-                    scope.command("DEL", name)
-                del self._metas[leaf]
-            for node in [node for node in self._notes if node == path or node.startswith(path + ".")]:
-                scope.command("HDEL", wire.base + "__groups__", node)
-                del self._notes[node]
-            self._look()
+            with self._knowing:
+                self._changes += 1
+                self._states.clear()
+                for leaf in self.below(path):
+                    scope.command("SREM", wire.base + "__keys__", leaf)
+                    for name in (wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx"):
+                        scope.command("DEL", name)
+                    del self._metas[leaf]
+                for node in [node for node in self._notes if node == path or node.startswith(path + ".")]:
+                    scope.command("HDEL", wire.base + "__groups__", node)
+                    del self._notes[node]
+                self._look()
 
     def add(self, path: str, fields: Mapping[str, Any], item: WireArray | WireText, order: int | None = None) -> None:
         """Add a leaf: its hash, and its data, which are uploaded ahead where they are large; `order` as before."""
@@ -491,12 +511,14 @@ class Server(Store):
         scope = self.scope
         assert scope is not None
         scope.adds = True
-        self._states.clear()
         fields = {**fields, "_order": self._next() if order is None else order}
         data = wire.data(path)
         item.store_data(scope, path, data)
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
         scope.command("SADD", wire.base + "__keys__", path)
-        self._metas[path] = Meta({name.encode(): raw_of(value) for name, value in fields.items()})
-        self._link(path)
+        with self._knowing:
+            self._changes += 1
+            self._states.clear()
+            self._metas[path] = Meta({name.encode(): raw_of(value) for name, value in fields.items()})
+            self._link(path)
