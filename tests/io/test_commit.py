@@ -234,6 +234,26 @@ def test_leftovers_of_a_first_save(tmp_path: pathlib.Path) -> None:
     assert (tmp_path.parent / "outside").read_text() == "not yours"
 
 
+def test_what_is_thrown_away_says_so_till_the_end(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that is killed while it removes what it has replaced leaves nothing that is taken for the caller's."""
+    replaced = tmp_path / "replaced"
+    nested = {f"n{number}": {"x": torch.ones(1)} for number in range(20)}
+    TensorDict({**nested, "a": torch.ones(1)}).memmap(replaced)
+    left = []
+
+    def watched(call: Any) -> Any:
+        def remove(*args: Any, **kwargs: Any) -> None:
+            call(*args, **kwargs)
+            left.append(set(os.listdir(replaced)) if replaced.exists() else set())
+
+        return remove
+
+    for name in ("unlink", "rmdir"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    commit.discard(str(replaced))
+    assert len(left) > 60 and left[-1] == set() and all("%save" in names for names in left if names)
+
+
 # --- several at once --------------------------------------------------------------------------------------------------
 
 

@@ -380,9 +380,10 @@ def _journal(path: str) -> list[str]:
 
 
 def discard(folder: str) -> None:
-    """Remove a folder of which nothing is needed, and say so in it first, in case that we are killed meanwhile."""
+    """Remove a folder of which nothing is needed, and say so in it to the end, in case that we are killed meanwhile."""
     if not os.path.lexists(f"{folder}/{JOURNAL}"):
         files.write_new(f"{folder}/{JOURNAL}", b"")
+    _remove(f"{folder}/{name}" for name in os.listdir(folder) if name != JOURNAL)
     shutil.rmtree(folder)
 
 

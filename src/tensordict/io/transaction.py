@@ -501,6 +501,6 @@ class FolderTransaction(Transaction):
 
     def _abort(self) -> None:
         if self.replaces:
-            shutil.rmtree(self.staged, ignore_errors=True)
+            commit.unless_it_fails(commit.discard, self.staged)
         super()._abort()
         self._remove_folders()
