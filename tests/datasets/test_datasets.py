@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pathlib
 import pickle
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -51,6 +54,25 @@ def test_rows_go_in_and_come_out(tmp_path: pathlib.Path, format: str) -> None:
         data[10]
     assert_rows(pickle.loads(pickle.dumps(data)), list(range(10)))
     assert_rows(load(tmp_path / "data"), list(range(10)))
+
+
+def test_a_pickle_brings_the_classes_of_rows(tmp_path: pathlib.Path) -> None:
+    """A process that was not forked, as a worker of a loader may be, has not imported them."""
+    with DatasetWriter(tmp_path / "data", rows_per_shard=4) as writer:
+        writer.extend(rows(0, 10))
+    data = open_dataset(tmp_path / "data")
+    with open(tmp_path / "pickle", "wb") as file:
+        pickle.dump([data, data[2:9]], file)
+    program = (
+        "import pickle, sys; print([type(td[:2]['step']).__name__ for td in pickle.load(open(sys.argv[1], 'rb'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "pickle")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "['Step', 'Step']\n", done.stderr
 
 
 def test_shards_are_opened_when_rows_of_them_are_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,8 +303,12 @@ def test_iteration_goes_on_where_it_was(tmp_path: pathlib.Path, num_workers: int
 def test_torch_loader_and_sampler(tmp_path: pathlib.Path) -> None:
     with DatasetWriter(tmp_path, rows_per_shard=3) as writer:
         writer.extend(rows(0, 8))
-    loader = DataLoader(open_dataset(tmp_path), batch_size=4, num_workers=2, collate_fn=lambda found: found)
+    loader = DataLoader(open_dataset(tmp_path), batch_size=4, num_workers=2, collate_fn=_as_it_is)
     assert_rows(torch.cat([torch.stack(list(part)) if type(part) is list else part for part in loader]), list(range(8)))
+
+
+def _as_it_is(found: Any) -> Any:
+    return found
 
 
 def test_map_into(tmp_path: pathlib.Path) -> None:

@@ -412,10 +412,11 @@ class Dataset(LazyConcatenatedTensorDict):
 
     def __reduce__(self) -> Any:
         # What is opened, the index and the maps, is made again from the files.
-        return _reopened, (type(self), self.path, self._mode, self._segments, self._access)
+        return _reopened, (type(self), self.path, self._mode, self._segments, self._access, self.schema.sample())
 
 
-def _reopened(cls: type[Dataset], path: str, mode: str, segments: list[Segment], access: Access) -> Any:
+def _reopened(cls: type[Dataset], path: str, mode: str, segments: list[Segment], access: Access, *_: object) -> Any:
+    # With rows of it, as opening the files imports no class of rows, and reading a pickle does.
     return cls(path, mode, segments, access)
 
 
