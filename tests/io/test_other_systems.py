@@ -20,9 +20,12 @@ WINDOWS = [
 ]  # fmt: skip
 
 PROGRAM = """
-import builtins, ctypes, io, mmap, multiprocessing.reduction, os, shutil, sys
+import builtins, ctypes, importlib, io, mmap, multiprocessing.reduction, os, shutil, sys
 import h5py, torch  # know their own ways
 windows, names, folder = sys.argv[1] == "windows", sys.argv[2].split(","), sys.argv[3]
+if windows:
+    os.supports_dir_fd.clear()
+    importlib.reload(shutil)  # goes by it
 
 def without_proc(call):
     def opened(path=".", *args, **kwargs):

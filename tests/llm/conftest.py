@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,3 +22,12 @@ def punkt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     nltk.data.path.insert(0, str(root))
     yield root
     nltk.data.path.remove(str(root))
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Processes are forked, and so have the folder above: from Python 3.14 on they are not unless that is asked for."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)

@@ -118,6 +118,7 @@ class TestCommand:
         assert len(lines) == 4 + 25 and len(set(map(len, lines[1:]))) == 1
         assert "punctuation:no_comma                            66.7%  100.0%       3" in lines
 
+    @pytest.mark.usefixtures("forked")
     def test_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["ifeval", "--json", "--num-workers", "2", *ARGUMENTS]) == 0
         found = json.loads(capsys.readouterr().out)

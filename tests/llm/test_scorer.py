@@ -188,6 +188,7 @@ class TestExample:
             assert found["prompt_level_strict_acc"] == (0.0 not in strict), key
             assert found["prompt_level_loose_acc"] == (0.0 not in loose), key
 
+    @pytest.mark.usefixtures("forked")
     def test_spread_over_processes(self) -> None:
         alone, spread = example(), example()
         IFEvalScorer(reward_key="reward", errors="collect")(alone)

@@ -517,15 +517,17 @@ def map_again(chunk: Any) -> Any:
 
 
 LEFT_OPEN = """
-import torch
+import sys, torch
 from tensordict import TensorDict
-iterator = TensorDict(x=torch.arange(8), batch_size=[8]).map_iter(len, 0, 2, chunksize=1, mp_start_method="fork")
+td = TensorDict(x=torch.arange(8), batch_size=[8])
+iterator = td.map_iter(len, 0, 2, chunksize=1, mp_start_method=sys.argv[1] or None)
 next(iterator)
 """
 
 
-def test_an_iterator_may_be_open_when_the_program_ends():
-    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("method", ["fork", pytest.param("", id="default")])
+def test_an_iterator_may_be_open_when_the_program_ends(method):
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN, method], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
