@@ -320,7 +320,8 @@ class LazyConcatenatedTensorDict(OnDisk):
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
         if isinstance(write, Resize):
             self._refuse_size(source)
-        read = [name for name, value in self._held.items() if isinstance(value, JoinedValues)]
+        # A copy, as other threads may add entries meanwhile.
+        read = [name for name, value in self._held.copy().items() if isinstance(value, JoinedValues)]
         if read and write.inplace and not isinstance(write, Resize):
             source = self._plan_values(write, source, prefix, read)
             if isinstance(source, dict) and not source:

@@ -405,7 +405,5 @@ def _remove(paths: Iterable[str]) -> None:
 
 def unless_it_fails(call: Any, *args: Any) -> None:
     """For tidying up, which must not hide the error that it follows, nor spoil what has succeeded."""
-    try:
+    with contextlib.suppress(OSError):
         call(*args)
-    except OSError:
-        return

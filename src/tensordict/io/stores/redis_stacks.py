@@ -201,14 +201,15 @@ class StackServer(Server):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
-        known, hidden = set(self._metas), self.wire.hidden
-        found = super().sync(requests)
-        # Which elements have such a leaf is in its hash.
-        changed = [path for path in known & self._metas.keys() if hidden.get(path) != self.wire.hidden.get(path)]
-        if changed:
-            for path, fields in zip(changed, self.wire.metas(changed), strict=True):
-                self._metas[path] = Meta(fields)
-        return found
+        with self._knowing:
+            known, hidden = set(self._metas), self.wire.hidden
+            found = super().sync(requests)
+            # Which elements have such a leaf is in its hash.
+            changed = [path for path in known & self._metas.keys() if hidden.get(path) != self.wire.hidden.get(path)]
+            if changed:
+                for path, fields in zip(changed, self.wire.metas(changed), strict=True):
+                    self._metas[path] = Meta(fields)
+            return found
 
     def _read_ahead(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
         if pick((1,)) is not None:
@@ -313,7 +314,8 @@ class StackServer(Server):
         if self.is_together or not self.is_open:
             yield
             return
-        with super().together(items, pick):
+        # A thread that writes goes by what is known till all is sent: others learn nothing else meanwhile.
+        with self._knowing if pick is None else contextlib.nullcontext(), super().together(items, pick):
             yield
             scope = self.scope
             assert scope is not None
