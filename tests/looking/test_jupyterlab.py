@@ -97,7 +97,9 @@ def opened(browser: webdriver.Chrome, url: str) -> None:
 
 def run_all(browser: webdriver.Chrome) -> None:
     """Run all cells by the menu when the kernel is there, and wait until each has a number."""
-    WebDriverWait(browser, 60).until(lambda page: "| Idle" in page.find_element(By.ID, "jp-main-statusbar").text)
+    idle = ".jp-Notebook-ExecutionIndicator[data-status='idle']"
+    WebDriverWait(browser, 60).until(lambda page: page.find_elements(By.CSS_SELECTOR, idle))
+    time.sleep(2)  # its session may still be put in order
 
     def done(page: webdriver.Chrome) -> bool:
         prompts = [item.text for item in page.find_elements(By.CSS_SELECTOR, ".jp-CodeCell .jp-InputPrompt")]
