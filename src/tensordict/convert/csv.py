@@ -43,7 +43,7 @@ _BLOCK = 2 << 20
 # Those that are enough for the first rows, mostly.
 _HEAD = 1 << 15
 # Those that all processors parse together, and those of them that each takes at a time.
-_TOGETHER, _SHARE = 4 << 20, 1 << 19
+_TOGETHER, _SHARE = 8 << 20, 1 << 20
 
 
 @dataclass(frozen=True)
