@@ -236,7 +236,7 @@ def while_held(lock: Any, job: Callable[[], int]) -> int:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with lock:
+        with lock.held:
             held.set()
             assert done.wait(60)
 

@@ -224,7 +224,7 @@ class LazyConcatenatedTensorDict(OnDisk):
             (tensor([0., 0., 1.]), tensor([0., 0.]))
         """
         known = self._joint
-        with known.growing:
+        with known.growing.held:
             if self._path or self._rows != range(known.total):
                 raise ShapeError(
                     "parts are added to the concatenation that has all rows of its parts, and not to a view or a "

@@ -8,21 +8,19 @@ import weakref
 
 
 class Lock:
-    """A lock for what threads share, which whoever has it may take again.
+    """A lock for what threads share.
 
     A process may be forked while one of its threads has it. So what is changed under it is to make sense after each
     step: a child goes on from there.
+
+    Attributes:
+        held: to be held in a `with` block, which whoever is in one may enter again; a new one after a fork.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        # Not a block of our own: an interrupt could come between the lock and the block, and it would never be free.
+        self.held = threading.RLock()
         _all.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
 
 
 _all: weakref.WeakSet[Lock] = weakref.WeakSet()
@@ -30,7 +28,7 @@ _all: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 def _renew() -> None:
     for lock in _all:
-        lock._lock = threading.RLock()
+        lock.held = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

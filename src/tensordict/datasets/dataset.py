@@ -117,11 +117,11 @@ class Shards(Sequence[Any]):
     def _rows(self, part: Stretch) -> Any:
         # What is given again is the same container, of which is known what is in it.
         key = part.path, part.start, part.rows
-        with self._lock:
+        with self._lock.held:
             found = self._used.get(key)
         if found is None:
             found = self._read(part)
-        with self._lock:
+        with self._lock.held:
             # Another thread may have opened it meanwhile.
             found = self._kept[key] = self._used.setdefault(key, found)
             self._kept.move_to_end(key)
@@ -305,7 +305,7 @@ class Dataset(LazyConcatenatedTensorDict):
 
     def _shown(self) -> tuple[int, list[Segment]]:
         """How many rows these are, and which, as they are when no other thread refreshes."""
-        with self._joint.growing:
+        with self._joint.growing.held:
             return len(self), list(self._segments)
 
     def at(self, segments: Sequence[Segment]) -> Dataset:
@@ -342,7 +342,7 @@ class Dataset(LazyConcatenatedTensorDict):
             >>> data.refresh(), data["x"]
             (1, tensor([1., 2.]))
         """
-        with self._joint.growing:
+        with self._joint.growing.held:
             # Manifests are also read to find shards that were moved: what counts is what is shown.
             before: dict[str, int] = {}
             for writer, _, stop in self._segments:

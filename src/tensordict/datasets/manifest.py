@@ -294,7 +294,7 @@ class Manifests:
         Raises:
             OSError: a manifest cannot be read; names it.
         """
-        with self._lock:
+        with self._lock.held:
             jobs = [
                 partial(read_on, self.place, self.manifests.setdefault(writer, Manifest(writer)), size)
                 for writer, size in writer_ids(self.place).items()

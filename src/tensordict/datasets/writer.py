@@ -154,7 +154,7 @@ class DatasetWriter:
             UnsupportedEntryError: an entry has no rows, or a value has no form in JSON; likewise.
             OSError: a file cannot be written; `rows` says how many rows were taken all the same.
         """
-        with self._lock:
+        with self._lock.held:
             self._refuse_closed()
             schema = self._schema
             if schema is None:
@@ -207,7 +207,7 @@ class DatasetWriter:
             SchemaError: another writer has fixed another schema meanwhile.
             OSError: a file cannot be written; the rows are kept, and flushing may be tried again.
         """
-        with self._lock:
+        with self._lock.held:
             self._refuse_closed()
             self._flush()
 
@@ -239,7 +239,7 @@ class DatasetWriter:
         """
         if self._process != os.getpid():
             return
-        with self._lock:
+        with self._lock.held:
             if self._closed:
                 return
             self._closed = True

@@ -163,7 +163,7 @@ class CachedFile:
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
         """The descriptor of the copy, for a block: what is there then stays, whatever others evict."""
-        with self._lock:
+        with self._lock.held:
             if self.fd >= 0:
                 yield self.fd
                 return
@@ -175,7 +175,7 @@ class CachedFile:
 
     def hold(self) -> int:
         """The descriptor of the copy, from now on until `close`."""
-        with self._lock, self._locked(), self._naming():
+        with self._lock.held, self._locked(), self._naming():
             self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | system.CLOEXEC, 0o666)
             if os.fstat(self.fd).st_size != self.file.size:
                 os.ftruncate(self.fd, self.file.size)

@@ -159,7 +159,7 @@ class Server(Store):
         self.check()
         asked = tuple([request.path for request in requests])
         while True:
-            with self._knowing:
+            with self._knowing.held:
                 changes = self._changes
                 last = self._states.get(asked) if self.address.cached else None
             state, answers = self.wire.state(requests, last)
@@ -172,7 +172,7 @@ class Server(Store):
             # One that is deleted meanwhile has no fields.
             found = [(path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields]
             metas.update(found)
-            with self._knowing:
+            with self._knowing.held:
                 # What another thread did meanwhile may be newer than what was found.
                 if self._changes != changes:
                     continue
@@ -218,7 +218,7 @@ class Server(Store):
 
     def forget(self) -> None:
         """Ask anew for all that is known, as a write may have come through or not."""
-        with self._knowing:
+        with self._knowing.held:
             self._changes += 1
             self._metas, self._notes, self._children = {}, {}, {"": set()}
             self._states.clear()
@@ -232,7 +232,7 @@ class Server(Store):
         if not self.address.cached and (scope is None or not scope.is_listed):
             self._listed()
         for asked in (False, True):
-            with self._knowing:
+            with self._knowing.held:
                 if path in self._metas:
                     return self._metas[path]
                 if path in self._children:
@@ -255,7 +255,7 @@ class Server(Store):
     def children(self, path: str) -> list[str]:
         """The parts of the paths below a node, as the server has them now."""
         self._listed()
-        with self._knowing:
+        with self._knowing.held:
             found = self._sorted.get(path)
             if found is None:
                 start = f"{path}." if path else ""
@@ -386,7 +386,7 @@ class Server(Store):
         return answer
 
     def _stale(self, path: str, key: Path) -> StaleError:
-        with self._knowing:
+        with self._knowing.held:
             self._changes += 1
             self._metas.pop(path, None)
             self._states.clear()
@@ -458,7 +458,7 @@ class Server(Store):
         """Note something of the container as a whole; `None` takes it away."""
         if self.header.get(name) == value:
             return
-        with self._knowing:
+        with self._knowing.held:
             self._changes += 1
             self._states.clear()
         with self.together():
@@ -476,7 +476,7 @@ class Server(Store):
         kept = {name: value for name, value in notes.items() if value is not None}
         if path:
             kept.setdefault("_order", self._next())
-        with self._knowing:
+        with self._knowing.held:
             self._changes += 1
             self._notes[path] = kept
             self._states.clear()
@@ -492,7 +492,7 @@ class Server(Store):
             scope = self.scope
             assert scope is not None
             scope.adds = True
-            with self._knowing:
+            with self._knowing.held:
                 self._changes += 1
                 self._states.clear()
                 for leaf in self.below(path):
@@ -517,7 +517,7 @@ class Server(Store):
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
         scope.command("SADD", wire.base + "__keys__", path)
-        with self._knowing:
+        with self._knowing.held:
             self._changes += 1
             self._states.clear()
             self._metas[path] = Meta({name.encode(): raw_of(value) for name, value in fields.items()})

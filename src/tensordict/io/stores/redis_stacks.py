@@ -201,7 +201,7 @@ class StackServer(Server):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
-        with self._knowing:
+        with self._knowing.held:
             known, hidden = set(self._metas), self.wire.hidden
             found = super().sync(requests)
             # Which elements have such a leaf is in its hash.
@@ -315,7 +315,7 @@ class StackServer(Server):
             yield
             return
         # A thread that writes goes by what is known till all is sent: others learn nothing else meanwhile.
-        with self._knowing if pick is None else contextlib.nullcontext(), super().together(items, pick):
+        with self._knowing.held if pick is None else contextlib.nullcontext(), super().together(items, pick):
             yield
             scope = self.scope
             assert scope is not None
