@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl docs test redis chromium test-slow test-clients differ lint format bench bench-keep \
+.PHONY: help demo demo-rl docs test redis chromium test-slow test-pythons test-clients differ lint format bench bench-keep \
 	bench-compare bench-clients
 .DEFAULT_GOAL := help
 
@@ -21,6 +21,7 @@ help:
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
 	@echo "make test-slow      run the tests that take minutes, which make test leaves out"
 	@echo "make test-wheels    install the wheel, with all it needs, into clean environments of every Python that is found"
+	@echo "make test-pythons   run the tests with every Python that is found; choose with PYTHONS='3.10 3.14'"
 	@echo "make redis          install the server that the tests start, where there is none"
 	@echo "make chromium       install the browser in which the tests open pages, where there is none"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
@@ -55,6 +56,11 @@ test-slow: .venv/installed .venv-jupyter/installed chromium
 # test` does the same with torches that lie there already.
 test-wheels: .venv/installed
 	TENSORDICT_TEST_TORCH=1 .venv/bin/python -m pytest tests/wheels $(TESTS)
+
+# The tests with each of these Pythons, in environments of their own (.venv-pythons); choose with PYTHONS='3.10 3.14'
+# and TESTS.
+test-pythons: .venv/installed redis
+	.venv/bin/python tests/wheels/pythons.py $(PYTHONS) -- $(TESTS)
 
 # The server of the system's package redis-server; what is on the PATH is taken as it is. Where there are no rights to
 # install it, conda has one for every user.
