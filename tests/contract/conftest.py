@@ -16,7 +16,15 @@ import pytest
 from contract.kinds import KINDS, Kind
 from contract.model import Plain
 
-_MARKED = [pytest.param(kind, marks=pytest.mark.slow if kind.slow else (), id=kind.name) for kind in KINDS]
+
+def _marks(kind: Kind) -> Iterator[pytest.MarkDecorator]:
+    if kind.slow:
+        yield pytest.mark.slow
+    if kind.lacking:
+        yield pytest.mark.skip(reason=kind.lacking)
+
+
+_MARKED = [pytest.param(kind, marks=[*_marks(kind)], id=kind.name) for kind in KINDS]
 
 
 @pytest.fixture(params=_MARKED)

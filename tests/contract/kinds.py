@@ -10,6 +10,7 @@ import functools
 import math
 import pathlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ class Kind:
     is_module: whether it is a module of torch, too: its state dict, pickle and `repr` are those of one, and its tensors
         are not exchanged for memory-mapped ones.
     slow: whether it is left to `make test-slow`, as others show the same and this one takes a minute.
+    python: the least version of Python for which there is the library that it is over.
     stacked_at: the nested container that is a lazy stack.
     stack_dims: the dims that lazy stacks run over, the outermost first, each of the dims that are left to it.
     """
@@ -75,6 +77,7 @@ class Kind:
     any_names: bool = True
     is_module: bool = False
     slow: bool = False
+    python: tuple[int, int] = (3, 10)
     stack_dims: tuple[int, ...] = ()
     stacked_at: Path = ()
 
@@ -87,6 +90,12 @@ class Kind:
         sizes = list(self.batch_size)
         count = math.prod(sizes.pop(dim) for dim in self.stack_dims)
         return count if path[: len(self.stacked_at)] == self.stacked_at else 1
+
+    @property
+    def lacking(self) -> str:
+        """Why there is none with this Python; empty where there is."""
+        needed = "what it is over needs Python {}.{}".format(*self.python)
+        return needed if sys.version_info < self.python else ""
 
     @property
     def stacked(self) -> set[int]:
@@ -279,11 +288,18 @@ KINDS: list[Kind] = [
     Kind("lazy-cat-named", build_lazy_cat, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **CAT),
     Kind("redis", build_redis, **FILE),
     Kind("redis-lazy", build_redis_lazy, slow=True, stack_dims=(0,), **{**FILE, "keeps_order": True}),
-    Kind("zarr", build_zarr, **FILE),
+    Kind("zarr", build_zarr, python=(3, 11), **FILE),
     Kind(
-        "zarr-named", build_zarr, slow=True, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE
+        "zarr-named",
+        build_zarr,
+        slow=True,
+        python=(3, 11),
+        batch_size=(2, 1, 3),
+        names=("time", "env", "unit"),
+        device="cpu",
+        **FILE,
     ),
-    Kind("zarr-locked", build_zarr_locked, slow=True, locked=True, **FILE),
+    Kind("zarr-locked", build_zarr_locked, slow=True, python=(3, 11), locked=True, **FILE),
     Kind("params", build_params, **PARAMS),
     Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
     Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),
