@@ -224,6 +224,8 @@ def forked(job: Callable[[], object]) -> int:
     if not (child := os.fork()):
         try:
             signal.alarm(20)
+            # As the workers of torch's loaders do: the threads of OpenMP do not survive a fork.
+            torch.set_num_threads(1)
             job()
         except BaseException:
             os._exit(1)

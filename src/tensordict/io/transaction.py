@@ -502,5 +502,7 @@ class FolderTransaction(Transaction):
     def _abort(self) -> None:
         if self.replaces:
             commit.unless_it_fails(commit.discard, self.staged)
+            # Where the disk takes nothing any more, not even the mark that says so.
+            shutil.rmtree(self.staged, ignore_errors=True)
         super()._abort()
         self._remove_folders()
