@@ -5,7 +5,8 @@
 
 Each first compile is that of a fresh process, which has compiled a function of one tensor before: the compiler's own
 imports are not counted. The sides go in turns. A function is then called again with the same structure, with locked
-containers, with a second and a third batch size; "compiled" is how often in all, by the calls of its backend.
+containers, with a second and a third batch size; "compiled" is how often in all, by the calls of its backend, or that
+torch refused the call.
 """
 
 from __future__ import annotations
@@ -85,13 +86,17 @@ def _compiled(name: str) -> dict[str, Any]:
     torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(3))
     prepare, leaves = FUNCTIONS[name]
     run = torch.compile(prepare(), backend=backend, fullgraph=True)
-    seconds, compiled = 0.0, []
+    seconds, compiled = 0.0, list[int | str]()
     for call in CALLS:
         td = _container(int(call.split()[-1]) if call.startswith("batch") else 32, leaves)
         if call == "locked":
             td = td.lock_()
         start = time.perf_counter()
-        run(td)
+        try:
+            run(td)
+        except torch._dynamo.exc.TorchDynamoException:
+            compiled.append("refused")
+            continue
         seconds = seconds or time.perf_counter() - start
         compiled.append(count)
     return {"seconds": seconds, "compiled": compiled}
