@@ -16,7 +16,6 @@ from tensordict.core.contract import Contract, EntryStore, named_error
 
 _PLAIN = {Tensor}
 _PLAIN_OR_PARAMETER = {Tensor, torch.nn.Parameter}
-_requires_grad = attrgetter("requires_grad")
 _dtype = attrgetter("dtype")
 _is_nested = attrgetter("is_nested")
 _REAL = frozenset((torch.float32, torch.float64))
@@ -184,7 +183,7 @@ def copy_(
         or torch.compiler.is_compiling()
         or _transformed()
         or _dispatched(targets)
-        or (torch.is_grad_enabled() and (True in map(_requires_grad, targets) or True in map(_requires_grad, values)))
+        or (torch.is_grad_enabled() and _any_requires_grad(targets, values))
     ):
         # The call on lists can be differentiated no more than it can be batched, and pays off from three leaves on.
         # Subclasses that do everything themselves, such as `DTensor`, do not know it.
@@ -209,6 +208,8 @@ def _dispatched(tensors: list[Tensor]) -> bool:
 
 # Whether a transformation of `torch.func` is at work: Dynamo knows this of the code that it traces.
 _transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+# Whether autograd records what is done with any of the tensors in its arguments, which are tensors or lists of such.
+_any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 
 
 def _one_by_one(container: Contract, one: One, rows: Iterable[Sequence[object]]) -> list[Any]:
@@ -324,15 +325,10 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
         leaves: the tensors that are written to: leaves of the container, or views of them.
         container: names the entry in the error, if there is one.
     """
-    if not torch.is_grad_enabled():
-        return
-    for leaf in leaves:
-        if leaf.requires_grad:
-            break
-    else:
-        return
     if torch.compiler.is_compiling() or _transformed():
         # What torch refuses of what it transforms it refuses while it traces, when nothing has changed yet.
+        return
+    if not (torch.is_grad_enabled() and _any_requires_grad(leaves)):
         return
     for leaf in leaves:
         base = leaf._base

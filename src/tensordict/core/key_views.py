@@ -306,9 +306,10 @@ def _collect_until(
         for position, member in enumerate(members):
             _collect_until(member, (*prefix, str(position)), nested, leaves_only, is_leaf, out)
         return
+    by_default = is_leaf is is_leaf_nontensor
     for name, value in node._entries.items():
         key = (*prefix, name) if prefix else name
-        leaf = is_leaf(type(value))
+        leaf = (by_default and type(value) is Tensor) or is_leaf(type(value))
         if nested and not leaf and isinstance(value, Contract):
             _collect_until(value, (*prefix, name), nested, leaves_only, is_leaf, out)
         if leaf or not leaves_only:

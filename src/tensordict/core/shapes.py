@@ -32,9 +32,9 @@ def as_size(size: Any) -> torch.Size:
         elif isinstance(size, str) or not isinstance(size, Iterable):
             raise TypeError(f"a batch size is an int or a sequence of ints, got {size!r} of type {kind.__name__}")
     out = torch.Size(size)
-    for dim, length in enumerate(out):
+    for length in out:
         # -1 stands for the ragged dim of a nested tensor, which is never its first.
-        if length < 0 and (length != -1 or not dim):
+        if length < 0 and (length != -1 or out[0] == -1):
             raise ValueError(f"a batch size has no negative dims, got {list(out)}")
     return out
 

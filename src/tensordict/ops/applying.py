@@ -219,8 +219,9 @@ class Applying(Writing):
         ndim, plan = 0 if call.trusted else len(size), call.plan
         first = size[0] if ndim == 1 else None
         theirs = others[0]._entries if len(others) == 1 and isinstance(others[0], Contract) else None
+        named, nested_names = call.named, bool(path) and call.nested_names
         # What `fn` gives back as it came has the batch size already.
-        check_same = call.batch_size is not None
+        keeps_size = call.batch_size is None
         for name, value in mapping.items():
             if type(value) is not Tensor and _is_inner(value, call):
                 below = () if value._is_non_tensor else self._counterparts(name, call, others, path)
@@ -228,18 +229,16 @@ class Applying(Writing):
                 if nested is not None:
                     entries[name] = nested
                 continue
-            if not others:
-                arguments = others
-            elif theirs is not None and name in theirs:
-                arguments = (theirs[name],)
-            else:
-                arguments = self._counterparts(name, call, others, path)
+            if theirs is not None and name in theirs:
+                beside: Sequence[Any] = (theirs[name],)
+            elif others:
+                beside = self._counterparts(name, call, others, path)
             try:
-                if call.named:
-                    key = (*path, name) if path and call.nested_names else name
-                    result = fn(key, value, *arguments)
+                if named:
+                    key = (*path, name) if nested_names else name
+                    result = fn(key, value, *beside) if others else fn(key, value)
                 else:
-                    result = fn(value, *arguments)
+                    result = fn(value, *beside) if others else fn(value)
             except Exception as error:
                 add_note(error, f"apply: raised by the function for the entry {joined((*path, name))!r}")
                 raise
@@ -251,17 +250,19 @@ class Applying(Writing):
                 else:
                     plan.copy(value, result, (*path, name))
                 continue
-            # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
-            try:
-                plain = type(result) is Tensor and (type(value) is Tensor or not isinstance(value, Contract))
-                fits = plain and (
-                    not ndim
-                    or (result is value and not check_same)
-                    or (result.shape[:ndim] == size if ndim > 1 else len(s := result.shape) > 0 and s[0] == first)
-                )
-            except RuntimeError:
-                fits = False  # A ragged tensor of the strided layout has no shape, as far as torch can tell.
-            entries[name] = result if fits else self._as_applied(value, result, size, call, (*path, name))
+            if type(result) is Tensor and (type(value) is Tensor or not isinstance(value, Contract)):
+                # As in `_fill`: one batch dim is the common case, and cutting shapes takes 130 ns.
+                try:
+                    if (
+                        not ndim
+                        or (result is value and keeps_size)
+                        or (result.shape[:ndim] == size if ndim > 1 else result.shape[0] == first)
+                    ):
+                        entries[name] = result
+                        continue
+                except (RuntimeError, IndexError):
+                    pass  # no dims; or a ragged tensor of the strided layout, of which torch knows no shape
+            entries[name] = self._as_applied(value, result, size, call, (*path, name))
         if plan is not None or (not entries and (call.filter_empty or (call.filter_empty is None and mapping))):
             return None
         return self._build_applied(entries, size, call)

@@ -34,6 +34,9 @@ class Assign(Write):
         fills: whether torch is given a number as it is, and refuses what the dtype cannot hold.
     """
 
+    # The shape of the last leaf that `part_of` was asked for, and its answer: the next often has the same shape.
+    _shape = _part = torch.Size()
+
     def __init__(
         self,
         at: Any,
@@ -49,8 +52,6 @@ class Assign(Write):
         self.indexed = indexed
         self.size = size
         self.fills = fills
-        # The shape of the last leaf that `part_of` was asked for, and its answer: the next often has the same shape.
-        self._shape = self._part = torch.Size()
         # A basic index makes views to copy into, all in one call; otherwise the leaves themselves are indexed.
         self.basic = is_basic(at)
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     _Container = TypeVar("_Container", bound=Contract)
 
+_PLAIN, _NO_NODES = {Tensor}, {False}
+
 
 class Stacking(Writing):
     """`split`, `unbind` and their kin, `stack` and `cat`."""
@@ -632,21 +634,23 @@ def _plan_join(
         stacks.append((out, _joined(join, list(items), dim, prefix)))
         return
     mappings = [item._entries for item in items]
-    names = mappings[0].keys()
-    for mapping in mappings:
-        if mapping.keys() != names:
-            raise_key_mismatch(mappings, prefix)
+    if list(map(len, mappings)).count(len(mappings[0])) != len(mappings):
+        raise_key_mismatch(mappings, prefix)
     targets = out._entries
-    for name in names:
+    for name in mappings[0]:
         path = (*prefix, name)
-        column = [mapping[name] for mapping in mappings]
+        try:
+            column = [mapping[name] for mapping in mappings]
+        except KeyError:
+            raise_key_mismatch(mappings, prefix)
         target = targets.get(name)
         if target is None and targets:
             out._check_field(name)
             continue
         together = column if target is None else [*column, target]
         # Asking for the types first is a third of the time of asking each value whether it is a container.
-        nodes = {issubclass(kind, Contract) for kind in set(map(type, together))}
+        kinds = set(map(type, together))
+        nodes = _NO_NODES if kinds == _PLAIN else {issubclass(kind, Contract) for kind in kinds}
         if len(nodes) > 1:
             raise TypeError(f"entry {joined(path)!r} is a container in one place and a tensor in another")
         if target is None:
@@ -698,7 +702,7 @@ def _joint_shape(column: list[Tensor], join: object, dim: int, path: Path) -> to
         shapes = list(map(ragged.shape_of, column))  # torch knows no shape of a strided ragged tensor
     first = shapes[0]
     expected = shapes if join is torch.stack else [with_dim(shape, dim, first[dim]) for shape in shapes]
-    if expected != [first] * len(expected):
+    if expected.count(first) != len(expected):
         odd = next(shape for shape, fit in zip(shapes, expected, strict=True) if fit != first)
         raise ShapeError(f"entry {joined(path)!r} has shapes that do not fit: {list(first)} and {list(odd)}")
     if join is torch.stack:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from tensordict.core import registry
 from tensordict.core.context import remember, remember_state
@@ -253,8 +254,10 @@ class Structure(Writing):
         if (members := self._members(or_template=True)) is not None:
             return self._restacked([member._flat(separator, is_leaf, keys) for member in members])
         items = _all_leaves(self) if is_leaf is None else list(self.items(True, True, is_leaf))
-        entries = {key if type(key) is str else separator.join(key): value for key, value in items}
-        keys += [key for key, _ in items]
+        entries = {}
+        for key, value in items:
+            keys.append(key)
+            entries[key if type(key) is str else separator.join(key)] = value
         if len(entries) != len(items):
             names = [separator.join(path_of(key)) for key, _ in items]
             twice = next(name for name in names if names.count(name) > 1)
@@ -392,12 +395,16 @@ class Structure(Writing):
             columns = [member._split_by(moves, default, reproduce_struct) for member in members]
             return [self._restacked(column) for column in zip(*columns, strict=True)]
         last = self.copy()
+        kept: dict[str, Any] = last._entries if type(last._entries) is dict else {}
         outs: list[Any] = []
         for pairs in moves:
             out = self.empty(recurse=reproduce_struct)
             for old, new in pairs:
-                value = last.pop(old, default)
-                if value is not None:
+                if type(old) is str and old in kept and type(new) is str:
+                    # What fits at this level here fits there.
+                    out._check_field(new)
+                    out._entries[new] = kept.pop(old)
+                elif (value := last.pop(old, default)) is not None:
                     out._write(path_of(new), value)
             outs.append(out)
         if not reproduce_struct:
@@ -447,10 +454,17 @@ class _Flatten:
     def __init__(self, separator: str, source: Contract) -> None:
         self.separator = separator
         structures = [member._structure() for member in source._members() or (source,)]
-        self.nodes = {name for structure in structures for name, value in structure.items() if is_node(value)}
-        self.names = {tuple(name.split(separator)): name for structure in structures for name in structure}
+        self.flat_names = [name for structure in structures for name in structure]
+        self.nodes = {
+            name
+            for structure in structures
+            for name, value in structure.items()
+            if type(value) is not Tensor and is_node(value)
+        }
+        self.names: dict[Path, str] = {}
 
     def __call__(self, tree: Any) -> Any:
+        self.names = {tuple(name.split(self.separator)): name for name in self.flat_names}
         if (members := tree._members(or_template=True)) is not None:
             return tree._restacked(list(map(self, members)))  # members may have different entries
         entries: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +19,8 @@ from tensordict.ops.numbers import overwriting, to_tensor
 from tensordict.ops.sources import nested_under
 
 _PLAIN = {Tensor}
+_PLAIN_OR_PARAMETER = {Tensor, torch.nn.Parameter}
+_NAMES = {str}
 
 
 class WritePlan:
@@ -155,33 +157,25 @@ class Update(Write):
             return
         writable = not adds or self.ignore_lock or not node._locked
         trusting = writable and not inplace and node._device is None and not self.clone
-        if trusting:
-            size = node._batch_size
-            ndim = len(size)
-            first = size[0] if ndim == 1 else None
+        if trusting and (given := fitting(source, node._batch_size)) is not None:
+            plan.steps.append((mapping.update, (given,)))
+            return
         fresh: dict[str, Any] = {}
         for key, item in source.items():
-            # A plain tensor that fits is by far the most frequent item.
             if type(key) is not str:
                 key, *rest = path_of(key)
                 item = nested_under(rest, item)
             elif type(item) is Tensor:
-                try:
-                    if trusting:
-                        fits = not ndim or (
-                            item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == first
-                        )
-                        if fits:
-                            fresh[key] = item
-                            continue
-                    elif inplace:
-                        target = mapping.get(key)
-                        if (type(target) is Tensor or isinstance(target, Tensor)) and item.shape == target.shape:
-                            targets.append(target)
-                            values.append(item)
-                            continue
-                except RuntimeError:
-                    fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
+                if trusting:
+                    if begin_with((item,), node._batch_size):
+                        fresh[key] = item
+                        continue
+                elif inplace:
+                    target = mapping.get(key)
+                    if isinstance(target, Tensor) and alike([target], [item]):
+                        targets.append(target)
+                        values.append(item)
+                        continue
             self._other(node, key, item, (*prefix, key), fresh, writable)
         if fresh:
             plan.steps.append((_store, (node, fresh)))
@@ -261,7 +255,7 @@ def resize(node: Contract, size: torch.Size) -> None:
 
 
 def plain_pairs(mapping: object, source: object) -> tuple[list[Tensor], list[Tensor]] | None:
-    """The entries of a container and those of a source under the same names, if all of both are plain tensors.
+    """The entries of a container and those of a source under the same names, if all are plain tensors or parameters.
 
     By far the most frequent case, which is cheaper to look at as a whole than entry by entry.
     """
@@ -270,7 +264,8 @@ def plain_pairs(mapping: object, source: object) -> tuple[list[Tensor], list[Ten
         return None
     items: list[Any] = list(given.values())
     entries: list[Any] = list(map(mapping.get, given))
-    return (entries, items) if {*map(type, entries), *map(type, items)} == _PLAIN else None
+    kinds = {*map(type, entries), *map(type, items)}
+    return (entries, items) if kinds == _PLAIN or (kinds and kinds <= _PLAIN_OR_PARAMETER) else None
 
 
 def alike(targets: list[Tensor], values: list[Tensor]) -> bool:
@@ -281,14 +276,44 @@ def alike(targets: list[Tensor], values: list[Tensor]) -> bool:
         return False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
 
 
-def _store(node: Contract, entries: dict[str, object]) -> None:
+def fitting(source: object, size: torch.Size) -> Mapping[str, Any] | None:
+    """The entries of a source, if all are plain tensors that fit into a container of this batch size; `None` if not."""
+    given: object = source._entries if isinstance(source, Contract) else source
+    if type(given) is not dict or {*map(type, given)} != _NAMES:
+        return None
+    # Those of a container of the same batch size were checked when they were put there.
+    checked = torch.Size() if isinstance(source, Contract) and source._batch_size == size else size
+    return given if begin_with(given.values(), checked) else None
+
+
+def begin_with(values: Collection[Any], size: torch.Size) -> bool:
+    """Whether all are plain tensors whose shapes begin with a batch size, of which there is nothing else to check.
+
+    By far the most frequent case, which is cheaper to look at as a whole than entry by entry.
+    """
+    if {*map(type, values)} != _PLAIN:
+        return False
+    ndim = len(size)
+    first = size[0] if ndim else None
+    try:
+        # One batch dim is the common case: cutting shapes takes 130 ns.
+        for value in values if ndim else ():
+            if value.shape[0] != first or (ndim > 1 and value.shape[:ndim] != size):
+                return False
+    except (RuntimeError, IndexError):
+        return False  # no dims, or a ragged tensor of the strided layout, which has no shape as far as torch can tell
+    return True
+
+
+def _store(node: Contract, entries: Mapping[str, Any]) -> None:
     """Add or replace entries that were checked."""
+    nodes = [value for value in entries.values() if type(value) is not Tensor and is_node(value)]
     if node._locked:  # with `ignore_lock`
-        for value in filter(is_node, entries.values()):
+        for value in nodes:
             adopt(node, value)
     node._entries.update(entries)
     if node._names is None:
-        for value in filter(is_node, entries.values()):
+        for value in nodes:
             take_names(node, value)
 
 
