@@ -61,6 +61,7 @@ class TensorDict(TensorDictBase):
     _names: Names | None = None
     _locked: bool = False
     _is_non_tensor: bool = False
+    _is_tensor: bool = False
 
     def __init__(
         self,

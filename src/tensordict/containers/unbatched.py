@@ -45,6 +45,7 @@ class UnbatchedTensor(Tensor, Contract):
         (torch.Size([5]), UnbatchedTensor(tensor([2., 2., 2., 2., 2.])))
     """
 
+    _is_tensor = True
     _batch_size = torch.Size(())
     _entries: Any = MappingProxyType({})
 

@@ -153,6 +153,8 @@ class Contract:
     _backing: Backing = NOT_BACKED
     # Whether the class stands for a value that is no tensor.
     _is_non_tensor: bool = False
+    # Whether the container is a tensor too, and so a leaf to all walks: an `UnbatchedTensor`.
+    _is_tensor: bool = False
     _undo: tuple[Any, ...] | None = None
     _is_memmap: bool = _backing_field("is_memmap")
     _is_shared: bool = _backing_field("is_shared")
@@ -649,7 +651,8 @@ def distinct(members: Sequence[ContainerT]) -> Iterable[ContainerT]:
 
 def is_node(value: object) -> bool:
     """Whether a value holds entries: a container that is no leaf at the same time, as an `UnbatchedTensor` is."""
-    return isinstance(value, Contract) and not isinstance(value, Tensor)
+    # Half the time of `isinstance(value, Tensor)`, which asks the metaclass.
+    return isinstance(value, Contract) and not value._is_tensor
 
 
 def is_flat(mapping: Mapping[str, Any]) -> bool:

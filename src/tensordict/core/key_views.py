@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from itertools import repeat
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, MappingView, ValuesView
 from typing import Any
 
 from torch import Tensor
 
-from tensordict.core.contract import Contract, is_flat, is_node
-from tensordict.core.keys import Key, Path, is_nested_key, path_of
+from tensordict.core.contract import Contract, is_flat
+from tensordict.core.keys import Key, Path, path_of
 
 IsLeaf = Callable[[type], bool]
 # A key and the entry there.
@@ -87,8 +86,10 @@ NESTED_TENSORS_AS_LISTS = MembersApart("NESTED_TENSORS_AS_LISTS", default_is_lea
 NESTED_TENSORS_AS_LISTS_NONTENSOR = MembersApart("NESTED_TENSORS_AS_LISTS_NONTENSOR", is_leaf_nontensor)
 
 
-class _View:
+class _View(MappingView):
     """What the three views share: the container, and which of its entries the view shows."""
+
+    __slots__ = ("_is_leaf", "_leaves_only", "_nested", "_sort", "_source")
 
     def __init__(self, source: Contract, nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool) -> None:
         self._source = source
@@ -97,43 +98,44 @@ class _View:
         self._is_leaf = is_leaf
         self._sort = sort
 
+    def __len__(self) -> int:
+        # Python asks for it whenever a list is made of the view, so it must not collect the entries to count them.
+        if self._nested and self._is_leaf is None:
+            return _count(self._source, self._leaves_only)
+        return self._count_until()
+
+    def _count_until(self) -> int:
+        return len(self._pairs() if type(self._is_leaf) is MembersApart else self._keys())
+
+    def _flat(self) -> dict[str, Any] | None:
+        """The entries, where the view shows all of them as they are."""
+        mapping = self._source._entries
+        if self._is_leaf is None and not self._sort and type(mapping) is dict and is_flat(mapping):
+            return mapping
+        return None
+
+    def _keys(self) -> list[FlatKey]:
+        """The keys; no entry is read for them."""
+        keys: list[FlatKey] = []
+        if self._nested and self._is_leaf is None:
+            _collect_keys(self._source, (), self._leaves_only, keys)
+        else:
+            is_leaf = self._is_leaf or default_is_leaf
+            _collect_keys_until(self._source, (), self._nested, self._leaves_only, is_leaf, keys)
+        if self._sort:
+            keys.sort(key=_dotted)
+        return keys
+
     def _pairs(self) -> list[Pair]:
         pairs: list[Pair] = []
-        if self._is_leaf is not None:
-            _collect_until(self._source, (), self._nested, self._leaves_only, self._is_leaf, pairs)
-        elif self._nested:
+        if self._nested and self._is_leaf is None:
             _collect(self._source, (), self._leaves_only, pairs)
         else:
-            pairs.extend(self._source._entries.items())
-            if self._leaves_only:
-                pairs = [pair for pair in pairs if not is_node(pair[1])]
+            is_leaf = self._is_leaf or default_is_leaf
+            _collect_until(self._source, (), self._nested, self._leaves_only, is_leaf, pairs)
         if self._sort:
             pairs.sort(key=lambda pair: _dotted(pair[0]))
         return pairs
-
-    def _keys_until(self) -> list[FlatKey]:
-        """The keys, with the caller's idea of a leaf; no entry is read for them."""
-        keys: list[FlatKey] = []
-        is_leaf = default_is_leaf if self._is_leaf is None else self._is_leaf
-        _collect_keys_until(self._source, (), self._nested, self._leaves_only, is_leaf, keys)
-        return keys
-
-    def _count_until(self) -> int:
-        return len(self._pairs() if type(self._is_leaf) is MembersApart else self._keys_until())
-
-    def _counts_as_leaf(self, value: object) -> bool:
-        return not is_node(value) if self._is_leaf is None else self._is_leaf(type(value))
-
-    def __len__(self) -> int:
-        # Python asks for it whenever a list is made of the view, so it must not collect the entries to count them.
-        if self._is_leaf is not None:
-            return self._count_until()
-        if self._nested:
-            return _count(self._source, self._leaves_only)
-        mapping = self._source._structure()
-        if not self._leaves_only:
-            return len(mapping)
-        return sum(not is_node(value) for value in mapping.values())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__.removeprefix('_')}({list(self)!r})"  # type: ignore[call-overload]
@@ -142,37 +144,31 @@ class _View:
 class _Keys(_View, KeysView[Any]):
     """`td.keys(...)`: set operations, `in` and `len` included."""
 
-    def _count_until(self) -> int:
-        return len(self._keys_until())
+    __slots__ = ()
 
     def __iter__(self) -> Iterator[Key]:
-        if not self._nested or self._is_leaf is not None:
-            keys = self._keys_until()
-        else:
-            keys = []
-            _collect_keys(self._source, (), self._leaves_only, keys)
-        if self._sort:
-            keys.sort(key=_dotted)
-        return iter(keys)
+        flat = self._flat()
+        return iter(self._keys() if flat is None else list(flat))
+
+    def _count_until(self) -> int:
+        return len(self._keys())
 
     def __contains__(self, key: object) -> bool:
-        if isinstance(key, str):
-            path: tuple[str, ...] = (key,)
-        elif is_nested_key(key):
-            path = path_of(key)
-            if len(path) > 1 and not self._nested:
-                raise TypeError(f"is {key!r} a key? Ask a view made with keys(include_nested=True) about nested keys")
-        else:
-            raise TypeError(f"keys are strings or tuples of strings, got {key!r} of type {type(key).__name__}")
+        path = path_of(key)
+        if len(path) > 1 and not self._nested:
+            raise TypeError(f"is {key!r} a key? Ask a view made with keys(include_nested=True) about nested keys")
         value: Any = self._source
+        is_leaf = self._is_leaf
         for i, name in enumerate(path):
-            if not isinstance(value, Contract) or (i and self._is_leaf is not None and self._counts_as_leaf(value)):
+            if not isinstance(value, Contract) or (i and is_leaf is not None and is_leaf(type(value))):
                 return False
-            mapping = value._structure()
+            mapping: Mapping[str, Any] = value._entries
+            if type(mapping) is not dict:
+                mapping = value._structure()
             if name not in mapping:
                 return False
             value = mapping[name]
-        return not self._leaves_only or self._counts_as_leaf(value)
+        return not self._leaves_only or (is_leaf or default_is_leaf)(type(value))
 
     @classmethod
     def _from_iterable(cls, it: Iterable[Any]) -> set[Any]:
@@ -182,7 +178,12 @@ class _Keys(_View, KeysView[Any]):
 class _Values(_View, ValuesView[Any]):
     """`td.values(...)`."""
 
+    __slots__ = ()
+
     def __iter__(self) -> Iterator[Any]:
+        flat = self._flat()
+        if flat is not None:
+            return iter(list(flat.values()))
         if not self._nested or self._is_leaf is not None or self._sort:
             return iter([value for _, value in self._pairs()])
         values: list[Any] = []
@@ -196,14 +197,11 @@ class _Values(_View, ValuesView[Any]):
 class _Items(_View, ItemsView[Any, Any]):
     """`td.items(...)`."""
 
+    __slots__ = ()
+
     def __iter__(self) -> Iterator[Pair]:
-        if not self._nested or self._is_leaf is not None or self._sort:
-            return iter(self._pairs())
-        if is_flat(self._source._structure()):
-            return iter(list(self._source._entries.items()))
-        pairs: list[Pair] = []
-        _collect(self._source, (), self._leaves_only, pairs)
-        return iter(pairs)
+        flat = self._flat()
+        return iter(self._pairs() if flat is None else list(flat.items()))
 
     def __contains__(self, item: object) -> bool:
         if not (isinstance(item, tuple) and len(item) == 2):
@@ -219,51 +217,51 @@ def _dotted(key: str | tuple[str, ...]) -> str:
     return key if type(key) is str else ".".join(key)
 
 
-# Three walks of one order, children before their parent, that differ in what they collect. A level without containers
-# is taken in one go, its keys as `zip(repeat("a"), repeat("b"), names)`: 40 ns a leaf instead of 130.
+# Three walks of one order, children before their parent, that differ in what they collect. What a node is, is asked in
+# place: `is_node` takes 70 ns, and all else that is done for an entry 30.
 
 
-def _collect_keys(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[FlatKey]) -> None:
+def _collect_keys(node: Contract, prefix: Path, leaves_only: bool, out: list[FlatKey]) -> None:
     mapping: Mapping[str, Any] = node._entries
     if type(mapping) is not dict:
         mapping = node._structure()
-    if is_flat(mapping):
-        out.extend(_level_keys(prefix, mapping))
-        return
     for name, value in mapping.items():
-        if type(value) is not Tensor and is_node(value):
-            _collect_keys(value, (*prefix, name), leaves_only, out)
+        path = prefix + (name,)  # noqa: RUF005 (30 instead of 41 ns)
+        if type(value) is not Tensor and isinstance(value, Contract) and not value._is_tensor:
+            _collect_keys(value, path, leaves_only, out)
             if leaves_only:
                 continue
-        out.append((*prefix, name) if prefix else name)
+        out.append(path if prefix else name)
 
 
 def _collect_values(node: Contract, leaves_only: bool, out: list[Any]) -> None:
-    mapping = node._entries
-    # Asked of the structure, since a lazy stack stacks its leaves to give its entries.
-    if is_flat(mapping if type(mapping) is dict else node._structure()):
-        out.extend(mapping.values())
-        return
-    for value in mapping.values():
-        if type(value) is not Tensor and is_node(value):
+    for value in node._entries.values():
+        if type(value) is not Tensor and isinstance(value, Contract) and not value._is_tensor:
             _collect_values(value, leaves_only, out)
             if leaves_only:
                 continue
         out.append(value)
 
 
-def _collect(node: Contract, prefix: tuple[str, ...], leaves_only: bool, out: list[Pair]) -> None:
-    mapping = node._entries
-    # Asked of the structure, since a lazy stack stacks its leaves to give its entries.
-    if is_flat(mapping if type(mapping) is dict else node._structure()):
-        out.extend(zip(_level_keys(prefix, mapping), mapping.values()) if prefix else mapping.items())
-        return
-    for name, value in mapping.items():
-        if type(value) is not Tensor and is_node(value):
-            _collect(value, (*prefix, name), leaves_only, out)
+def _collect(node: Contract, prefix: Path, leaves_only: bool, out: list[Pair]) -> None:
+    for name, value in node._entries.items():
+        path = prefix + (name,)  # noqa: RUF005 (30 instead of 41 ns)
+        if type(value) is not Tensor and isinstance(value, Contract) and not value._is_tensor:
+            _collect(value, path, leaves_only, out)
             if leaves_only:
                 continue
-        out.append(((*prefix, name) if prefix else name, value))
+        out.append((path if prefix else name, value))
+
+
+def _count(node: Contract, leaves_only: bool) -> int:
+    mapping: Mapping[str, Any] = node._entries
+    if type(mapping) is not dict:
+        mapping = node._structure()
+    count = len(mapping)
+    for value in mapping.values():
+        if type(value) is not Tensor and isinstance(value, Contract) and not value._is_tensor:
+            count += _count(value, leaves_only) - leaves_only
+    return count
 
 
 def _all_leaves(node: Contract) -> list[Pair]:
@@ -275,22 +273,6 @@ def _all_leaves(node: Contract) -> list[Pair]:
     else:
         _collect_until(node, (), True, True, is_leaf_nontensor, out)
     return out
-
-
-def _count(node: Contract, leaves_only: bool) -> int:
-    mapping: Mapping[str, Any] = node._entries
-    if type(mapping) is not dict:
-        mapping = node._structure()
-    count = len(mapping)
-    for value in mapping.values():
-        if type(value) is not Tensor and is_node(value):
-            count += _count(value, leaves_only) - leaves_only
-    return count
-
-
-def _level_keys(prefix: tuple[str, ...], names: Iterable[str]) -> Iterable[FlatKey]:
-    """The keys of one level: its names, behind those that lead to it."""
-    return zip(*map(repeat, prefix), names) if prefix else names
 
 
 def _collect_until(
