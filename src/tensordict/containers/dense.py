@@ -83,8 +83,7 @@ class TensorDict(TensorDictBase):
             source = kwargs
         self._entries = {}
         self._batch_size = as_size(batch_size)
-        if device is not None:
-            self._device = as_device(device)
+        self._device = None if device is None else as_device(device)
         if names is not None:
             given = checked_names(names, len(self._batch_size))
             if given.count(None) != len(given):
@@ -108,8 +107,7 @@ class TensorDict(TensorDictBase):
         self = object.__new__(cls)
         self._entries = entries
         self._batch_size = batch_size
-        if device is not None:
-            self._device = device
+        self._device = device
         if names is not None:
             self._names = list(names)
         return self
@@ -117,12 +115,12 @@ class TensorDict(TensorDictBase):
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        # `_make` without its call, since every operation ends here.
+        # `_make` without its call, since every operation ends here. The device is written, `None` too: that takes 2 ns,
+        # and reading it 18 instead of 26.
         out = object.__new__(type(self))
         out._entries = entries
         out._batch_size = batch_size
-        if device is not None:
-            out._device = device
+        out._device = device
         if names is not None:
             out._names = list(names)
         return out
@@ -141,11 +139,11 @@ class TensorDict(TensorDictBase):
             piece = new(cls)
             piece._entries = entries
             piece._batch_size = size
+            piece._device = device
             out.append(piece)
-        if device is not None or names is not None:
+        if names is not None:
             for piece in out:
-                piece._device = device
-                piece._names = names and list(names)
+                piece._names = list(names)
         return out
 
 
