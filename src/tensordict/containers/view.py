@@ -12,9 +12,19 @@ from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
 from tensordict.core import pytree, registry
 from tensordict.core.context import remember, remember_state
-from tensordict.core.contract import NOT_BACKED, Backing, Contract, EntryStore, Names, is_flat, named_error, state_of
+from tensordict.core.contract import (
+    NOT_BACKED,
+    Backing,
+    Contract,
+    EntryStore,
+    LeafFn,
+    Names,
+    is_flat,
+    named_error,
+    state_of,
+)
 from tensordict.core.errors import ShapeError
-from tensordict.core.keys import Path
+from tensordict.core.keys import Path, path_of
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.ops.batch_ops import BatchOp, Reshape
 from tensordict.ops.locking import _keep
@@ -32,11 +42,13 @@ class _Through(EntryStore, MutableMapping[str, Any]):
     `op` is for the first batch dims of the source; it may have more, which stay.
     """
 
-    __slots__ = ("op", "source")
+    __slots__ = ("_back", "op", "source")
 
     def __init__(self, source: object, op: BatchOp) -> None:
         self.source = source
         self.op = op
+        # What the inverse does to a leaf, from the first write on.
+        self._back: LeafFn | None = None
 
     def __getstate__(self) -> Any:
         return {"source": self.source, "forward": self.op.call(), "outer": self.op.old}
@@ -47,15 +59,17 @@ class _Through(EntryStore, MutableMapping[str, Any]):
         name, *arguments = state["forward"]
         with set_lazy_legacy(True):
             view = getattr(TensorDict._make({}, state["outer"], None, None), name)(*arguments)
-        self.source, self.op = state["source"], view._entries.op
+        self.source, self.op, self._back = state["source"], view._entries.op, None
 
     def __getitem__(self, name: str) -> Any:
-        return self.shown(name, self.source._entries[name])
+        return self.shown((name,), self.source._entries[name])
 
     def __setitem__(self, name: str, value: Any) -> None:
         entries = self.source._entries
         if not isinstance(value, Contract):
-            entries[name] = _on_leaf(self.op.inverse(), value, name)
+            if self._back is None:
+                self._back = self.op.inverse().leaf
+            entries[name] = _on_leaf(self._back, value, (name,))
         elif isinstance(value, Tensor):
             entries[name] = value._resized_along(self.op.old, len(self.op.size))  # type: ignore[attr-defined]
         elif isinstance(value, LazyView) and value._entries.op.same_as(self.op):
@@ -83,13 +97,21 @@ class _Through(EntryStore, MutableMapping[str, Any]):
     def items(self) -> ItemsView[str, Any]:
         return _ViewItems(self)
 
+    @property
+    def shares(self) -> bool:  # type: ignore[override]
+        # All operations that are done lazily give views.
+        entries = self.source._entries
+        return type(entries) is dict or (isinstance(entries, EntryStore) and entries.shares)
+
     def structure(self) -> Mapping[str, Any]:
         # The leaves of the source will do, so that no leaf has to be reshaped, or might not let itself be.
         structure: Mapping[str, Any] = self.source._structure()
         if is_flat(structure):
             return structure
         shown = self.shown
-        return {name: shown(name, value) if isinstance(value, Contract) else value for name, value in structure.items()}
+        return {
+            name: shown((name,), value) if isinstance(value, Contract) else value for name, value in structure.items()
+        }
 
     def fact(self) -> str:
         name, *arguments = self.op.call()
@@ -97,15 +119,15 @@ class _Through(EntryStore, MutableMapping[str, Any]):
 
     def pairs(self) -> Iterator[tuple[str, Any]]:
         """The names and the entries as they are read."""
-        return ((name, self.shown(name, value)) for name, value in self.source._entries.items())
+        return ((name, self.shown((name,), value)) for name, value in self.source._entries.items())
 
-    def shown(self, name: str, value: Any) -> Any:
-        """An entry of the source as it is read."""
+    def shown(self, path: Path, value: Any) -> Any:
+        """An entry of the source, which is there at `path`, as it is read."""
         if type(value) is not Tensor and isinstance(value, Contract):
             if isinstance(value, Tensor):
                 return value._resized_along(self.op.size, len(self.op.old))  # type: ignore[attr-defined]
             return _on_node(self.op, value) if value._is_non_tensor else LazyView(value, self.op)
-        return _on_leaf(self.op, value, name)
+        return _on_leaf(self.op.leaf, value, path)
 
 
 # The mixin's own views would look up every name anew.
@@ -156,7 +178,8 @@ class LazyView(TensorDictBase):
     def __init__(self, source: Any, op: BatchOp) -> None:
         self._source = source
         self._entries = _Through(source, op)
-        self._size: torch.Size = op.size + source._batch_size[len(op.old) :]
+        size, old = source._batch_size, op.old
+        self._size: torch.Size = op.size if size == old else op.size + size[len(old) :]
         remember_state(self, _keep)
 
     @classmethod
@@ -181,6 +204,10 @@ class LazyView(TensorDictBase):
         """The source, and the operation that is done to it."""
         source = repr(self._source).replace("\n", "\n    ")
         return f"LazyView(\n    source={source},\n    {self._entries.fact()})"
+
+    def _find(self, key: object) -> Any:
+        # One view of the entry, and none of each container on the way to it.
+        return self._entries.shown(path_of(key), self._source._find(key))
 
     # --- the state is that of the source ----------------------------------------------------------------------------
 
@@ -238,12 +265,12 @@ class LazyView(TensorDictBase):
         self._source._is_shared = backing.is_shared
 
 
-def _on_leaf(op: BatchOp, leaf: Tensor, name: str) -> Tensor:
-    """An operation on the leading dims of a leaf."""
+def _on_leaf(fn: LeafFn, leaf: Tensor, path: Path) -> Any:
+    """What an operation does to the leading dims of a leaf."""
     try:
-        return op.leaf(leaf)  # type: ignore[no-any-return]
+        return fn(leaf)
     except RuntimeError as error:
-        raise named_error(error, (name,)) from error
+        raise named_error(error, path) from error
 
 
 def _on_node(op: BatchOp, node: Contract) -> Any:

@@ -86,6 +86,8 @@ class EntryStore:
     source: Any = None
     # Whether the container is cut along its first dim piece by piece, by indexing it.
     cuts_by_index: bool = False
+    # Whether tensors that are read are views of what is kept, so that what is written into them is written there.
+    shares: bool = False
 
     def structure(self) -> Mapping[str, Any]:
         """The names with nested containers, and any tensor in the place of a leaf."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
-from tensordict.core.contract import Contract, distinct, is_node, unchanged
+from tensordict.core.contract import Contract, EntryStore, distinct, is_node, unchanged
 from tensordict.core.devices import wait_for
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.foreach import refuse_graph_leaves
@@ -354,9 +354,9 @@ class Writing(Reading, Locking):
         if type(key) is not str:
             node, name = self._holder(path_of(key))
         entries = node._entries
-        if type(item) is Tensor and type(entries) is dict:
+        if type(item) is Tensor and (type(entries) is dict or (isinstance(entries, EntryStore) and entries.shares)):
             # The most frequent case: 0.5 us, 4 us through a plan.
-            current: Any = entries.get(name)
+            current: Any = entries.get(name)  # type: ignore[union-attr]
             try:
                 alike = isinstance(current, Tensor) and item.shape == current.shape
             except RuntimeError:

@@ -16,6 +16,7 @@ from tensordict.core.keys import Path, joined
 from tensordict.ops.locking import raise_locked
 
 Hook = Callable[[Any], Any] | None
+_NO_BLOCK = nullcontext()
 
 
 class Members(EntryStore, MutableMapping[str, Any]):
@@ -62,7 +63,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
 
     def reading(self, name: str) -> AbstractContextManager[None]:
         """A block in which an entry of all members is read, in as few requests as can be."""
-        return nullcontext()
+        return _NO_BLOCK
 
     # --- the mapping ------------------------------------------------------------------------------------------------
 
@@ -89,13 +90,14 @@ class Members(EntryStore, MutableMapping[str, Any]):
 
     def nested(self, name: str, column: Sequence[Any]) -> Any:
         """The stack of nested containers."""
-        for position, value in enumerate(column):
-            if not isinstance(value, Contract):
-                key = joined((*self.path, name))
-                raise StackError(
-                    f"entry {key!r} is a container in member 0 and a tensor in member {position}: "
-                    f"read it with get({key!r}, as_list=True)"
-                )
+        if list(map(type, column)).count(type(column[0])) != len(column):
+            for position, value in enumerate(column):
+                if not isinstance(value, Contract):
+                    key = joined((*self.path, name))
+                    raise StackError(
+                        f"entry {key!r} is a container in member 0 and a tensor in member {position}: "
+                        f"read it with get({key!r}, as_list=True)"
+                    )
         return self._stack(name, list(column), None)
 
     def _stack(self, name: str, containers: list[Any], template: Any) -> Any:
@@ -119,9 +121,12 @@ class Members(EntryStore, MutableMapping[str, Any]):
 
     def node(self, name: str) -> Any:
         """The nested container of this name, `None` when there is none."""
-        column = [member._node(name) for member in self.sample]
-        if any(value is None for value in column):
-            return None
+        column = []
+        for member in self.sample:
+            value = member._node(name)
+            if value is None:
+                return None
+            column.append(value)
         return self._outlined(name, column, None) if self.containers else self._outlined(name, [], column[0])
 
     def _outlined(self, name: str, containers: list[Any], template: object) -> Any:
