@@ -156,7 +156,8 @@ class Indexing(Writing):
         size = self._batch_size
         at = leaf_index(index, size)
         # A mask is in bounds by its shape; the elements of other index tensors have to be looked at.
-        new_size = result_size(at, size) if _is_mask(index) else checked_size(at, size)
+        checks = type(at) is Tensor and not _is_mask(index)
+        new_size = checked_size(at, size) if checks else result_size(at, size)
         if isinstance(value, Contract):
             theirs = value._batch_size
             if theirs != new_size and theirs[: len(new_size)] != new_size:

@@ -133,10 +133,10 @@ class Writing(Reading, Locking):
     def _branch(self, rest: Path, item: object, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""
         child = self._child()
-        if len(rest) == 1:
-            child._write_name(rest[0], item, non_blocking, path)
-        else:
-            child._entries[rest[0]] = child._branch(rest[1:], item, path, non_blocking)
+        child._write_name(rest[-1], item, non_blocking, path)
+        for name in reversed(rest[:-1]):
+            below, child = child, self._child()
+            child._entries[name] = below
         return child
 
     def _child(self) -> Any:
