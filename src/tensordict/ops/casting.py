@@ -198,6 +198,9 @@ class Casting(Leaves):
             # A compiled function cannot wait for a stream: its copies wait for themselves.
             options = {"device": device, "non_blocking": request.non_blocking}
             return source._map_or_name(_formatted(request, options), device)
+        here = unchanged if request.plain else _formatted(request, {})
+        if device.type == "cpu" and all([leaf.is_cpu for leaf in source._leaves()]):  # noqa: C419 (half the time)
+            return source._map_or_name(here, device)
         fn = _formatted(request, {"device": device, "non_blocking": True})
         if device.type != "cpu":
             result = source._map_or_name(fn, device)
@@ -205,9 +208,6 @@ class Casting(Leaves):
                 wait_for((device,))
             return result
         # Copies to the CPU run on the streams of the devices that the leaves come from.
-        here = unchanged if request.plain else _formatted(request, {})
-        if all(leaf.is_cpu for leaf in source._leaves()):
-            return source._map_or_name(here, device)
         origins: set[torch.device] = set()
 
         def fetched(leaf: Any) -> Any:
@@ -236,12 +236,12 @@ class Casting(Leaves):
                 return self._restacked([member._placed(fn, device) for member in members])
             # A tensor in a file that only changes its device stays there, and is moved when it is read.
             mapping = self._writable()
-        entries = {
-            name: fn(value)
-            if type(value) is Tensor
-            else (value._placed(fn, device) if isinstance(value, Casting) else fn(value))
-            for name, value in mapping.items()
-        }
+        entries = dict(mapping.items())
+        for name, value in entries.items():
+            if type(value) is not Tensor and isinstance(value, Casting):
+                entries[name] = value._placed(fn, device)
+            elif fn is not unchanged:
+                entries[name] = fn(value)
         if type(mapping) is not dict:
             return self._subset(entries, device)
         return self._build(entries, self._batch_size, device, self._names)
