@@ -39,6 +39,12 @@ def workloads(context: Context) -> list[Workload]:
             Workload(f"flatten_keys, {label}", build(data), lambda s: s.td.flatten_keys("."), _flatten_floor),
         ]
     found += [
+        Workload(
+            "update(dict), 5 keys and a node",
+            _with_source({**flat(5), **nested(1, 5)}),
+            _update_from_dict,
+            _update_floor,
+        ),
         Workload("copy(), 10 keys", build(flat(10)), lambda s: s.td.copy(), _copy_floor),
         Workload("torch.clone(td), 10 keys", build(flat(10)), lambda s: torch.clone(s.td), _clone_floor),
         Workload("update_at_(row, 3), 10 keys", _with_row, lambda s: s.td.update_at_(s.row, 3), _update_at_floor),

@@ -160,22 +160,28 @@ class Update(Write):
         if trusting and (given := fitting(source, node._batch_size)) is not None:
             plan.steps.append((mapping.update, (given,)))
             return
+        size = node._batch_size
+        ndim, first = len(size), size[0] if len(size) else None
         fresh: dict[str, Any] = {}
         for key, item in source.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
                 item = nested_under(rest, item)
             elif type(item) is Tensor:
-                if trusting:
-                    if begin_with((item,), node._batch_size):
-                        fresh[key] = item
-                        continue
-                elif inplace:
-                    target = mapping.get(key)
-                    if isinstance(target, Tensor) and alike([target], [item]):
-                        targets.append(target)
-                        values.append(item)
-                        continue
+                try:
+                    if trusting:
+                        # As in `begin_with`.
+                        if not ndim or (item.shape[0] == first and (ndim == 1 or item.shape[:ndim] == size)):
+                            fresh[key] = item
+                            continue
+                    elif inplace:
+                        target = mapping.get(key)
+                        if isinstance(target, Tensor) and item.shape == target.shape:
+                            targets.append(target)
+                            values.append(item)
+                            continue
+                except (RuntimeError, IndexError):
+                    pass  # no dims; or a ragged tensor of the strided layout, of which torch knows no shape
             self._other(node, key, item, (*prefix, key), fresh, writable)
         if fresh:
             plan.steps.append((_store, (node, fresh)))
