@@ -285,7 +285,7 @@ def test_constructor_errors_name_class_and_field() -> None:
         Data()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Data\(\) got 'bad', which is no field of Data"):
         Data(torch.zeros(1), bad=1)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="got 'x' by position and by name"):
+    with pytest.raises(TypeError, match=r"Data\.__init__\(\) got multiple values for argument 'x'"):
         Data(torch.zeros(1), x=torch.zeros(1))  # type: ignore[misc]
     with pytest.raises(TypeError, match="takes 5 fields by position"):
         Data(*[torch.zeros(1)] * 6)  # type: ignore[call-arg, arg-type]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import pickle
 import typing
 from collections import UserDict
+from dataclasses import InitVar, field
 from typing import Any
 
 import pytest
@@ -174,6 +176,85 @@ def test_constructors_of_subclasses() -> None:
     assert made._memo == "closed" and made.colour.tolist() == [1] * 4 and made.device == torch.device("cpu")
     # One with fields of its own and no constructor is given one, as a dataclass is.
     assert Declared(points=points, cells=points, colour=points, batch_size=[4]).colour is points  # type: ignore[call-arg]
+
+
+def test_the_constructor_that_is_written() -> None:
+    class Base(TensorClass):
+        self: torch.Tensor
+        locals: str = "none"
+        scale: InitVar[float] = 1.0
+        tags: list[str] = field(default_factory=lambda: ["a", "b"])
+        fixed: str = field(default="seven", init=False)
+        made: dict[str, int] = field(default_factory=dict, init=False)
+        late: torch.Tensor = field(kw_only=True)
+
+        def __post_init__(self, scale: float) -> None:
+            self.late = self.late * scale
+
+    class Child(Base):
+        more: torch.Tensor | None = None
+
+    x = torch.ones(2)
+    shown = list(inspect.signature(Base).parameters.values())
+    own = ["batch_size", "device", "names", "non_blocking", "lock"]
+    assert [p.name for p in shown] == ["self", "locals", "scale", "tags", "late", *own]
+    assert [p.name for p in shown if p.default is p.empty] == ["self", "late"]
+    assert [p.name for p in shown if p.kind is p.KEYWORD_ONLY] == ["late", *own]
+    assert repr(shown[3].default) == "<factory>" and shown[1].annotation == "str"
+    assert list(inspect.signature(Base.__init__).parameters.values())[1:] == shown
+    assert Base.__init__.__qualname__ == "test_the_constructor_that_is_written.<locals>.Base.__init__"
+    assert Base.__init__.__annotations__["lock"] is bool and Base.__init__.__module__ == __name__
+    for cls in (Base, Child):
+        made: Any = cls(x, late=x, scale=2.0, tags=["c", "d"], batch_size=2, lock=True)
+        # In the order of the fields, whatever that of the arguments.
+        assert list(made.keys()) == ["self", "locals", "tags", "fixed", "made", "late"]
+        assert (made.locals, made.tags, made.fixed, made.made) == ("none", ["c", "d"], "seven", {}) and made.is_locked
+        assert made.late.tolist() == [2, 2] and made.batch_size == (2,)
+        first, second = cls(x, late=x), cls(x, late=x)
+        assert first.tags == ["a", "b"] and first.get("made") is not second.get("made")
+        with pytest.raises(TypeError, match=rf"{cls.__name__}\(\) is missing 'late', which"):
+            cls(x)
+        with pytest.raises(TypeError, match=rf"{cls.__name__}\(\) is missing 'late', 'self', which"):
+            cls()
+        with pytest.raises(TypeError, match=rf"{cls.__name__}\(\) got 'fixed'.*init=False"):
+            cls(x, late=x, fixed=1)
+        with pytest.raises(TypeError, match=rf"{cls.__name__}\(\) got 'tag'.*did you mean 'tags'"):
+            cls(x, late=x, tag=["a"])
+
+
+def test_parents_whose_constructor_is_called() -> None:
+    class Parent(TensorClass):
+        x: torch.Tensor
+
+    class Child(Parent):
+        y: torch.Tensor
+
+        def __init__(self, x: torch.Tensor, **given: Any) -> None:
+            super().__init__(x, **given)
+            self.y = x + 1
+
+    class Grandchild(Child):
+        pass
+
+    for cls in (Child, Grandchild):
+        made: Any = cls(torch.zeros(2), batch_size=[2], lock=False)
+        assert type(made) is cls and made.y.tolist() == [1, 1] and made.batch_size == (2,)
+        # As that of a dataclass, it takes the fields of the class that it was written for.
+        with pytest.raises(TypeError, match=r"Parent\(\) got 'y', which is no field of Parent"):
+            cls(torch.zeros(2), y=torch.zeros(2))
+
+
+def test_values_that_do_not_fit() -> None:
+    class Kept(TensorClass):
+        x: torch.Tensor
+        y: torch.Tensor | None = None
+
+        def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            with contextlib.suppress(RuntimeError):
+                super().__init__(x, y, batch_size=[2])
+
+    made = Kept(torch.zeros(2), torch.zeros(3))
+    assert list(made.keys()) == ["x"] and made[0].x.shape == ()
 
 
 def test_attributes_that_are_no_fields() -> None:

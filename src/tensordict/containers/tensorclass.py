@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     C = TypeVar("C")
     V = TypeVar("V")
 
-_ONLY_TENSORS = {Tensor}
-
-
 if TYPE_CHECKING:
     _NONE: Any = None
 
@@ -116,7 +113,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         non_blocking: bool | None = dataclasses.field(default=None, kw_only=True)
         lock: bool = dataclasses.field(default=False, kw_only=True)
 
-    _layout: ClassVar[FieldTable]
+    _layout: ClassVar[FieldTable] = None  # type: ignore[assignment]
     _is_tensorclass: ClassVar[bool] = True
     _has_post_init: ClassVar[bool] = False
     # The fields that are assigned a plain tensor as it is.
@@ -124,10 +121,10 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        cls._layout = layout_of(cls, TensorClass)
-        cls._optional = cls.__expected_keys__ = frozenset(cls._layout.names)
         cls._has_post_init = hasattr(cls, "__post_init__")
         cls._stores_tensors = not (cls._autocast or cls._tensor_only)
+        cls._layout = layout_of(cls, TensorClass)
+        cls._optional = cls.__expected_keys__ = frozenset(cls._layout.names)
         cls._nodes = cls._layout.containers
         properties = {name: _field(cls, name) for name in cls._layout.names}
         cls._setters = {name: made.fset for name, made in properties.items() if made.fset is not None}
@@ -139,41 +136,27 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         registry.declare(cls)
         register_wrapper(cls)
 
-    def __init__(
-        self,
-        *args: object,
-        batch_size: object = None,
-        device: object = None,
-        names: object = None,
-        non_blocking: bool | None = None,
-        lock: bool = False,
-        **values: object,
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        # That of a class whose own one calls this; any other has what its fields give in the place of this.
+        if self._layout is None:
+            raise FieldError(f"{type(self).__name__} has no fields: make a subclass with annotated ones")
+        self._layout.constructor(self, *args, **kwargs)
+
+    def _store_fields(
+        self, values: dict[str, Any], batch_size: object, device: object, names: object, non_blocking: bool | None
     ) -> None:
-        layout = self._layout
-        if layout.masked:
-            own = {"batch_size": batch_size, "device": device, "names": names}
-            own.update(non_blocking=non_blocking, lock=lock)
-            values.update(
-                {name: own[name] for name in layout.masked if own[name] is not (False if name == "lock" else None)}
-            )
-            batch_size, device, names = (None if name in layout.masked else own[name] for name in list(own)[:3])
-            lock = lock and "lock" not in layout.masked
-        values = layout.bind(args, values)
-        extras = [values.pop(name) for name in layout.extras] if layout.extras else ()
-        container = self._begin(batch_size, device, names)
-        # Nothing but tensors is the common case: 0.5 us to see it for 20 fields, 1.5 us to look at them one by one.
-        if not self._stores_tensors or set(map(type, values.values())) != _ONLY_TENSORS:
-            values = {name: self._as_entry(name, value, True) for name, value in values.items() if value is not None}
+        """Store the values of all fields in a new container."""
+        # Here and in `_constructor` as functions: methods of `self` take twice as long to call, since the class has a
+        # `__getattr__`.
+        container = FieldWrapper._begin(self, batch_size, device, names)
+        if not self._stores_tensors:
+            values = {name: self._as_entry(name, value, True) for name, value in values.items()}
         try:
-            container._fill(values, (), device is not None and container._queues(non_blocking))
+            container._fill(values, (), device is not None and container._queues(non_blocking), self)
         except (RuntimeError, TypeError) as error:
             raise with_class_name(error, type(self)) from error
         if device is not None:
             container._settle(non_blocking)
-        if self._has_post_init:
-            self.__post_init__(*extras)  # type: ignore[attr-defined]
-        if lock or self._frozen:
-            container._lock_tree()
 
     # --- fields -----------------------------------------------------------------------------------------------------
 
@@ -191,8 +174,9 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             self._check_field(key if isinstance(key, str) else key[0])
 
     def __setattr__(self, name: str, value: object) -> None:
-        # A tensor for a field that takes one as it is: as the setter does, without its two calls.
-        if type(value) is Tensor and name in self._takes_tensors:
+        # A value that the container takes as it is: as the setter does, without its two calls.
+        kind = type(value)
+        if (kind is Tensor or kind is str) and name in self._takes_tensors:
             try:
                 self._tensordict._write_name(name, value)
             except (RuntimeError, TypeError) as error:

@@ -146,6 +146,9 @@ class Writing(Reading, Locking):
 
     def _admit(self, item: object, path: Path, non_blocking: bool = False) -> Any:
         """`item` as this container can store it; raises naming `path` when it cannot."""
+        if type(item) is str:
+            # By far the most frequent value that is no tensor: a holder that is made here needs none of the checks.
+            return registry.lookup("NonTensorData")._of(item, self._batch_size, self._device, self._names)
         if not isinstance(item, Tensor):
             if isinstance(item, Contract):
                 return self._admit_node(item, path, non_blocking)
@@ -192,8 +195,13 @@ class Writing(Reading, Locking):
             node = _with_leading_names(node, self._names, path)
         return node
 
-    def _fill(self, source: Mapping[Any, Any], prefix: Path = (), non_blocking: bool = False) -> None:
-        """Write every item of a mapping into this container, which nobody else has seen yet."""
+    def _fill(
+        self, source: Mapping[Any, Any], prefix: Path = (), non_blocking: bool = False, fields: Any = None
+    ) -> None:
+        """Write every item of a mapping into this container, which nobody else has seen yet.
+
+        `fields` is the tensorclass over it when these are its fields: it casts them, and `None` is no entry.
+        """
         size = self._batch_size
         ndim = len(size)
         first = size[0] if ndim == 1 else None
@@ -219,7 +227,7 @@ class Writing(Reading, Locking):
                     fits = False  # see `_write_name`
                 if fits:
                     entries[key] = item
-                else:
+                elif fields is None or (item is not None and (item := fields._as_entry(key, item, True)) is not None):
                     entries[key] = value = self._admit(item, (*prefix, key), non_blocking)
                     if self._names is None:
                         take_names(self, value)
