@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
@@ -167,15 +167,13 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
     refuse_exclusive(node, "to_namedtuple")
     # A tensorclass has no entry for a field that is `None`.
     layout = getattr(node, "_layout", None)
-    fields = dict.fromkeys(layout.names) if layout is not None else {}
-    for name, value in node._entries.items():
-        at = (*path, name)
-        if not is_node(value):
-            fields[name] = value
-        else:
-            fields[name] = value._unwrapped() if value._is_non_tensor else namedtuple_of(value, None, at)
+    fields: dict[str, Any] = dict.fromkeys(layout.names) if layout is not None else {}
+    fields.update(node._entries)
+    for name, value in fields.items():
+        if type(value) is not Tensor and is_node(value):
+            fields[name] = value._unwrapped() if value._is_non_tensor else namedtuple_of(value, None, (*path, name))
     if dest_cls is None:
-        return _generic(tuple(fields), path)(**fields)
+        return _generic(tuple(fields), path)._make(fields.values())
     wanted = getattr(dest_cls, "_fields", None)
     if wanted is None:
         raise TypeError(f"to_namedtuple makes a named tuple, and {dest_cls!r} is none")
@@ -188,14 +186,15 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
     return dest_cls(**fields)
 
 
-def _generic(names: tuple[str, ...], path: Path) -> Callable[..., tuple[Any, ...]]:
-    for name in names:
-        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-            raise ValueError(
-                f"the entry {joined((*path, name))!r} cannot be the field of a named tuple: rename it with "
-                "rename_key_, or use to_dict"
-            )
-    return _generic_class(names)
+def _generic(names: tuple[str, ...], path: Path) -> Any:
+    try:
+        return _generic_class(names)
+    except ValueError:
+        odd = next(name for name in names if not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_")
+        raise ValueError(
+            f"the entry {joined((*path, odd))!r} cannot be the field of a named tuple: rename it with "
+            "rename_key_, or use to_dict"
+        ) from None
 
 
 @lru_cache(maxsize=256)

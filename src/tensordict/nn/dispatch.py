@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from torch.utils._contextlib import _DecoratorContextManager
 
 from tensordict.containers.dense import TensorDict
-from tensordict.convert.mappings import make_tensordict
-from tensordict.core.keys import Key, unravel_key_list
+from tensordict.core.keys import Key, path_of, unravel_key_list
 from tensordict.ops.collection import TensorCollection
 
 _enabled = True
@@ -106,16 +105,17 @@ class _Dispatch:
     ) -> Any:
         in_keys = getattr(module, self.source) if isinstance(self.source, str) else self.source
         entries: dict[Key, object] = dict(zip(in_keys, args))
-        for position, key in enumerate(in_keys if kwargs else ()):
-            name = key if type(key) is str else self.separator.join(key)
-            if name in kwargs and position < len(args):
-                raise RuntimeError(
-                    f"{type(module).__name__} got the entry {key!r} twice, by position and as {name!r}: "
-                    "Duplicated argument in args and kwargs."
-                )
-            if name in kwargs:
-                entries[key] = kwargs.pop(name)
-        given = make_tensordict(entries, auto_batch_size=True) if self.auto_batch_size else TensorDict(entries)
+        if kwargs:
+            for key in in_keys:
+                name = key if type(key) is str else self.separator.join(path_of(key))
+                if name in kwargs:
+                    if key in entries:
+                        raise RuntimeError(
+                            f"{type(module).__name__} got the entry {key!r} twice, by position and as {name!r}: "
+                            "Duplicated argument in args and kwargs."
+                        )
+                    entries[key] = kwargs.pop(name)
+        given = TensorDict.from_dict(entries, auto_batch_size=True) if self.auto_batch_size else TensorDict(entries)
         result: object = func(module, given, *args[len(in_keys) :], **kwargs)
         if not isinstance(result, TensorCollection):
             raise TypeError(
@@ -123,7 +123,10 @@ class _Dispatch:
                 f"got {type(result).__name__}"
             )
         out_keys = getattr(module, self.dest) if isinstance(self.dest, str) else self.dest
-        values = [result[key] for key in out_keys if key != "_"]
+        values = []
+        for key in out_keys:
+            if key != "_":
+                values.append(result[key])
         return values[0] if len(values) == 1 else tuple(values)
 
 

@@ -197,16 +197,20 @@ class Converting(Contract):
         if batch_size is not None and batch_dims is not None:
             raise ValueError("from_dict takes batch_size or batch_dims, not both: batch_dims is for finding the size")
         make: Any = cls if hasattr(cls, "_make") else registry.lookup("TensorDict")
+        tree = input_dict
         if type(input_dict) is dict or not isinstance(input_dict, Contract):
             if type(input_dict) is not dict and not isinstance(input_dict, Mapping):
                 if not hasattr(input_dict, "items"):
                     raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
                 input_dict = dict(input_dict.items())  # as a series of pandas
-            input_dict = opened(input_dict)
+            tree = opened(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
-            return make(input_dict, batch_size=batch_size, device=device, names=names)  # type: ignore[no-any-return]
-        # The copy keeps containers that are nested in the input from being given another batch size.
-        result = make(input_dict, device=device).copy().auto_batch_size_(batch_dims)
+            return make(tree, batch_size, device, names)  # type: ignore[no-any-return]
+        result = make(tree, None, device)
+        if tree is not input_dict or type(tree) is not dict:
+            # The copy keeps containers that are nested in the input from being given another batch size.
+            result = result.copy()
+        result.auto_batch_size_(batch_dims)
         if names is not None:
             result.names = names
         return result  # type: ignore[no-any-return]

@@ -84,10 +84,12 @@ class Foreign(Converting):
             >>> td["point", "x"].shape, td["pair", "1"]
             (torch.Size([3]), 'b')
         """
+        if type(obj) is dict:
+            return cls.from_dict(
+                obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
+            )
         given: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims}
         given |= {"device": device, "batch_size": batch_size}
-        if type(obj) is dict:
-            return cls.from_dict(obj, **given)
         if isinstance(obj, (np.ndarray, np.void)) and obj.dtype.names is not None:
             return cls.from_struct_array(obj, **given)
         if is_h5(obj):

@@ -180,7 +180,13 @@ def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None
     made = structure is not node._entries
     for name, value in structure.items():
         shape: torch.Size | None
-        if not isinstance(value, Contract):
+        if type(value) is Tensor and not made:
+            # As `_leading_size`, without its call: half the time.
+            try:
+                shape = value.shape[:limit] if limit is not None else value.shape
+            except RuntimeError:
+                shape = _leading_size(value)[:limit]
+        elif not isinstance(value, Contract):
             shape = (_before_uneven(node._shape_of(name)) if made else _leading_size(value))[:limit]
         elif isinstance(value, Tensor):
             shape = None  # An `UnbatchedTensor` fits any batch.
@@ -191,7 +197,7 @@ def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None
             shape = _common_size(value, limit, nested)
             if nested is not None and not made:
                 nested[id(value)] = shape
-        if shape is None:
+        if shape is None or shape == common:
             continue
         if common is None:
             common = shape
@@ -235,6 +241,8 @@ def _spread(
     before.append((node, node._batch_size, node._names))
     resize(node, size)
     for value in node._structure().values():
+        if type(value) is Tensor:
+            continue
         if isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor)):
             if value._batch_size[: len(size)] != size:
                 before.append((value, value._batch_size, value._names))

@@ -284,12 +284,14 @@ def alike(targets: list[Tensor], values: list[Tensor]) -> bool:
 
 def fitting(source: object, size: torch.Size) -> Mapping[str, Any] | None:
     """The entries of a source, if all are plain tensors that fit into a container of this batch size; `None` if not."""
-    given: object = source._entries if isinstance(source, Contract) else source
-    if type(given) is not dict or {*map(type, given)} != _NAMES:
+    given: object = source
+    if isinstance(source, Contract):
+        given = source._entries
+        if source._batch_size == size:
+            size = torch.Size()  # the entries were checked when they were put there
+    if type(given) is not dict or (given is source and {*map(type, given)} != _NAMES):
         return None
-    # Those of a container of the same batch size were checked when they were put there.
-    checked = torch.Size() if isinstance(source, Contract) and source._batch_size == size else size
-    return given if begin_with(given.values(), checked) else None
+    return given if begin_with(given.values(), size) else None
 
 
 def begin_with(values: Collection[Any], size: torch.Size) -> bool:

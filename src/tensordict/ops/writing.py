@@ -150,9 +150,11 @@ class Writing(Reading, Locking):
             # By far the most frequent value that is no tensor: a holder that is made here needs none of the checks.
             return registry.lookup("NonTensorData")._of(item, self._batch_size, self._device, self._names)
         if not isinstance(item, Tensor):
-            if isinstance(item, Contract):
+            # To ask an abstract class takes 0.3 us.
+            is_dict = type(item) is dict
+            if not is_dict and isinstance(item, Contract):
                 return self._admit_node(item, path, non_blocking)
-            if isinstance(item, Mapping):
+            if is_dict or isinstance(item, Mapping):
                 child = self._child()
                 child._fill(item, path, non_blocking)
                 return child

@@ -97,8 +97,8 @@ def _add_suffix(key: Key, suffix: str) -> Key:
     """The key with a suffix at its last name: `("a", "b")` and `"_x"` give `("a", "b_x")`."""
     if type(key) is str:
         return key + suffix
-    *above, name = path_of(key)
-    return joined((*above, name + suffix))
+    path = path_of(key)
+    return joined((*path[:-1], path[-1] + suffix))
 
 
 def _summed(value: Tensor | Contract, ndim: int) -> Tensor:
@@ -460,7 +460,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         Returns:
             a new container of the batch shape.
         """
-        results = {_add_suffix(key, "_entropy"): _entropy(dist, samples_mc) for key, dist in self.dists.items()}
+        results = self._suffixed([_entropy(dist, samples_mc) for dist in self.dists.values()], "_entropy")
         if composite_lp_aggregate(nowarn=True) if include_sum is None else include_sum:
             ndim = len(self._batch_shape)
             results[self._entropy_key] = _total([_summed(value, ndim) for value in results.values()])
