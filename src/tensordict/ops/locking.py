@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from tensordict.core.context import remember_state
 from tensordict.core.contract import NOT_BACKED, Backing, Contract, underlying
 from tensordict.core.errors import LockedError
+from tensordict.core.locks import Lock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,11 +69,14 @@ class Locking(Contract):
             RuntimeError: when a locked parent holds this container, or a member of this lazy stack: unlock the parent
                 instead.
         """
-        if type(self._entries) is not dict and not self._wrapped_container()._sealed and _has_held_members(self):
-            raise LockedError(
-                "the members of this lazy stack are held by a locked container and cannot be unlocked alone; "
-                "call unlock_() on the outermost container"
-            )
+        if type(self._entries) is not dict:
+            with _exclusive():
+                held = not self._wrapped_container()._sealed and _has_held_members(self)
+            if held:
+                raise LockedError(
+                    "the members of this lazy stack are held by a locked container and cannot be unlocked alone; "
+                    "call unlock_() on the outermost container"
+                )
         was_locked = self._locked
         if was_locked:
             if _locked_owners(underlying(self) if self._is_over_another else self):
@@ -87,40 +93,70 @@ class Locking(Contract):
         """Lock this container and all nested ones; `owner` is the locked one that it is an entry of."""
         # A wrapper or a view may be gone before the container that it is over.
         node = underlying(self) if self._is_over_another else self
-        if owner is not None:
-            # The dead are left out, or a child that outlives many parents would remember them all.
-            node._lock_owners = [*_locked_owners(node), owner] if node._lock_owners else [owner]
-            if node._locked:
-                return
-        node._locked = True
-        own = None
         entries = node._entries
-        for value in entries.values() if type(entries) is dict else node._children():
-            if type(value) is not Tensor and isinstance(value, Locking):
-                if own is None:
-                    own = weakref.ref(node)
-                value._lock_tree(own)
+        if owner is None and type(entries) is dict:
+            for value in entries.values():
+                if type(value) is not Tensor and isinstance(value, Locking):
+                    break
+            else:
+                node._locked = True
+                return
+        with _exclusive():
+            _lock_node(node, owner)
 
     def _unlock_tree(self) -> None:
         node = underlying(self) if self._is_over_another else self
-        node._locked = False
         backing = node._backing
         if backing is not NOT_BACKED and (backing.is_memmap or backing.is_shared or backing.memmap_prefix is not None):
             node._backing = Backing(consolidated=backing.consolidated)
         entries = node._entries
-        for value in entries.values() if type(entries) is dict else node._children():
-            if type(value) is not Tensor and isinstance(value, Locking):
-                child: Any = underlying(value) if value._is_over_another else value
-                if owners := child._lock_owners:
-                    # Nearly always this container alone.
-                    alone = len(owners) == 1 and owners[0]() is node
-                    child._lock_owners = owners = None if alone else _locked_owners(child, node) or None
-                if not owners and child._locked:
-                    value._unlock_tree()
+        if type(entries) is dict:
+            node._locked = False
+            for value in entries.values():
+                if type(value) is not Tensor and isinstance(value, Locking):
+                    break
+            else:
+                return
+        with _exclusive():
+            node._locked = False
+            for value in entries.values() if type(entries) is dict else node._children():
+                if type(value) is not Tensor and isinstance(value, Locking):
+                    child: Any = underlying(value) if value._is_over_another else value
+                    if owners := child._lock_owners:
+                        # Nearly always this container alone.
+                        alone = len(owners) == 1 and owners[0]() is node
+                        child._lock_owners = owners = None if alone else _locked_owners(child, node) or None
+                    if not owners and child._locked:
+                        value._unlock_tree()
 
     def _refuse_if_locked(self, what: str) -> None:
         if self._locked:
             raise_locked(what)
+
+
+# Threads may lock and unlock containers that hold the same one: whether it is locked, who holds it and what is in it
+# change together.
+_changing = Lock()
+
+
+def _exclusive() -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if torch.compiler.is_dynamo_compiling() else _changing.held
+
+
+def _lock_node(node: Contract, owner: weakref.ref[Any] | None) -> None:
+    if owner is not None:
+        # The dead are left out, or a child that outlives many parents would remember them all.
+        node._lock_owners = [*_locked_owners(node), owner] if node._lock_owners else [owner]
+        if node._locked:
+            return
+    node._locked = True
+    own = None
+    entries = node._entries
+    for value in entries.values() if type(entries) is dict else node._children():
+        if type(value) is not Tensor and isinstance(value, Locking):
+            if own is None:
+                own = weakref.ref(node)
+            _lock_node(underlying(value) if value._is_over_another else value, own)
 
 
 def adopt(parent: Contract, child: Any) -> None:

@@ -1,0 +1,65 @@
+"""Several threads lock and unlock: a container, parents of one container, and while others read."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from contract.kinds import Kind
+from contract.model import Plain, nodes
+from contract.test_keys_of_threads import quick_turns  # noqa: F401
+from tensordict import TensorDict
+
+THREADS, ROUNDS = 4, 30
+
+pytestmark = pytest.mark.usefixtures("quick_turns")
+
+
+def in_threads(work: Any) -> None:
+    """Call `work` in several threads that begin together."""
+    start = threading.Barrier(THREADS)
+
+    def begin(number: int) -> None:
+        start.wait()
+        for _ in range(ROUNDS):
+            work(number)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(begin, range(THREADS)))
+
+
+def test_parents_of_one_container(writable: Any, plain: Plain, kind: Kind) -> None:
+    """As long as one that is locked holds it, it is locked, and all in it."""
+
+    def work(number: int) -> None:
+        parent = TensorDict({"deep": {"child": writable}}, kind.batch_size).lock_()
+        assert writable.is_locked and all(writable[path].is_locked for path in nodes(plain))
+        parent.unlock_()
+        assert not parent.is_locked and not parent["deep"].is_locked
+
+    in_threads(work)
+    assert not writable.is_locked and not any(writable[path].is_locked for path in nodes(plain))
+    assert not writable.unlock_().is_locked
+
+
+def test_one_container(writable: Any, plain: Plain, kind: Kind) -> None:
+    """Who locks and unlocks what others do, too, gets no error, and what is in it agrees with it at the end."""
+
+    def work(number: int) -> None:
+        if number % 2:
+            writable.lock_()
+            writable.unlock_()
+        else:
+            assert torch.equal(writable["a"], plain["a"])
+            assert len(list(writable.keys())) == len(plain)
+            assert not writable.clone().is_locked
+
+    in_threads(work)
+    writable.lock_()
+    assert all(writable[path].is_locked for path in nodes(plain))
+    writable.unlock_()
+    assert not any(writable[path].is_locked for path in nodes(plain))
