@@ -19,7 +19,7 @@ ROWS = 16
 def workloads(context: Context) -> list[Workload]:
     """Return the workloads of this family."""
     return [
-        Workload("jagged: set, 10 leaves", _ragged(torch.jagged), _set, lambda s: dict(s.data)),
+        Workload("jagged: set, 10 leaves", _ragged(torch.jagged), _set, _set_floor),
         Workload("jagged: clone, 10 leaves", _ragged(torch.jagged), lambda s: s.td.clone(), _each(Tensor.clone)),
         Workload("jagged: unbind, 10 leaves", _ragged(torch.jagged), lambda s: s.td.unbind(0), _unbind_floor),
         Workload("jagged: td[3], 10 leaves", _ragged(torch.jagged), lambda s: s.td[3], _each(lambda v: v[3])),
@@ -86,6 +86,11 @@ def _each(fn: Any) -> Any:
 
 def _set(state: State) -> Any:
     return state.module.TensorDict(state.data, [ROWS])
+
+
+def _set_floor(state: State) -> Any:
+    # A ragged tensor is asked for its shape, or nobody knows that it fits: torch takes a microsecond to say it.
+    return {key: value for key, value in state.data.items() if value.shape[0] == ROWS}
 
 
 def _unbind_floor(state: State) -> Any:

@@ -22,6 +22,7 @@ from tensordict.ops.stacking import (
     maybe_dense_stack_containers,
     stack_containers,
 )
+from tensordict.ops.writes import fitting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -372,8 +373,8 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
     lazy = first if first._members() else next(uneven, None)
     if lazy is not None:
         # Member by member, since each may have entries of its own.
-        fitting = [node if node._batch_size == size else first.empty().update(node) for node in nodes]
-        rows = zip(*[lazy._pieces_of(node) for node in fitting], strict=True)
+        alike = [node if node._batch_size == size else first.empty().update(node) for node in nodes]
+        rows = zip(*[lazy._pieces_of(node) for node in alike], strict=True)
         merged = lazy._restacked([_merged(row, count, callbacks, path) for row in rows])
         if lazy is not first:
             merged.names = first._names
@@ -381,6 +382,13 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
     for node in nodes:
         refuse_exclusive(node, "merge_tensordicts")
     result = first.empty()
+    if callbacks is None and first._device is None and result._wrapped_container() is result:
+        plain = [given for node in nodes if (given := fitting(node, size)) is not None]
+        if len(plain) == len(nodes):
+            for given in plain:
+                for name, value in given.items():
+                    result._entries.setdefault(name, value)
+            return result
     names = dict.fromkeys(name for node in nodes for name in node._entries)
     for name in names:
         key = (*path, name)

@@ -228,7 +228,7 @@ class _Sequences:
         for name in names:
             column = [mapping[name] for mapping in mappings]
             key = (*path, name)
-            kinds = {isinstance(value, Contract) for value in column}
+            kinds = {issubclass(kind, Contract) for kind in set(map(type, column))}
             if len(kinds) > 1:
                 raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
             if True in kinds and (column[0]._is_non_tensor or isinstance(column[0], Tensor)):
@@ -251,7 +251,7 @@ class _Sequences:
         """What pads and stacks the leaves of a container of `ndim` batch dims."""
 
         def join(column: list[Any], path: Path) -> tuple[Tensor, Tensor | None]:
-            if any(leaf.is_nested for leaf in column):
+            if True in [leaf.is_nested for leaf in column]:
                 raise NotImplementedError(
                     f"entry {joined(path)!r} is ragged already: pad it with to_padded_tensor, or use cat"
                 )
@@ -272,16 +272,15 @@ class _Sequences:
     def _joint(self, shapes: list[torch.Size], ndim: int, path: Path, what: str) -> list[int]:
         """The shape that all have once padded."""
         dim = self.dim if self.dim >= 0 else ndim + self.dim
-        joint = list(shapes[0])
-        for shape in shapes:
-            if len(shape) != ndim or any(a != b for d, (a, b) in enumerate(zip(joint, shape, strict=True)) if d != dim):
-                raise ShapeError(
-                    f"{entry_of(path)}{what} {list(shapes[0])} and {list(shape)} differ in more than dim {self.dim}, "
-                    "the one that pad_sequence pads"
-                )
-            if 0 <= dim < ndim:
-                joint[dim] = max(joint[dim], shape[dim])
-        return joint
+        columns = list(enumerate(zip(*shapes)))
+        differing = [at for at, sizes in columns if at != dim and sizes.count(sizes[0]) != len(sizes)]
+        if differing or list(map(len, shapes)).count(ndim) != len(shapes):
+            others = [shape for shape in shapes if len(shape) != ndim or _apart(shape, dim) != _apart(shapes[0], dim)]
+            raise ShapeError(
+                f"{entry_of(path)}{what} {list(shapes[0])} and {list(others[0])} differ in more than dim {self.dim}, "
+                "the one that pad_sequence pads"
+            )
+        return [max(sizes) if at == dim else sizes[0] for at, sizes in columns]
 
     def _stacked(self, column: list[Any], lengths: list[int], dim: int) -> Tensor:
         longest = max(lengths)
@@ -308,6 +307,11 @@ class _Sequences:
             .expand(-1, *over)
             .contiguous()
         )
+
+
+def _apart(shape: torch.Size, dim: int) -> list[int]:
+    """The sizes of all dims but one."""
+    return [size for at, size in enumerate(shape) if at != dim]
 
 
 def _longer(node: Contract, size: list[int]) -> Contract:
