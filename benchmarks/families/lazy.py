@@ -47,7 +47,7 @@ def workloads(context: Context) -> list[Workload]:
         Workload("td == td", first, lambda s: s.td == s.td),
         Workload("update", _with_source, lambda s: s.td.update(s.source)),
         Workload("update_", _with_source, lambda s: s.td.update_(s.source)),
-        Workload("list(keys)", first, lambda s: list(s.td.keys()), lambda s: list(s.data[0])),
+        Workload("list(keys)", first, lambda s: list(s.td.keys()), _common_keys),
         Workload("list(keys(True, True))", _stack(nested), lambda s: list(s.td.keys(True, True))),
         Workload("list(items)", first, lambda s: list(s.td.items()), _stack_all),
         Workload("key in td", first, lambda s: "k3" in s.td, lambda s: all("k3" in m for m in s.data)),
@@ -108,6 +108,14 @@ def _read_nested(state: State) -> Tensor:
 
 def _as_list(state: State) -> list[Tensor]:
     return [tree["k3"] for tree in state.data]
+
+
+def _common_keys(state: State) -> list[str]:
+    # The keys of a stack are those that all members have, so all have to be asked, as for `key in td`.
+    first, *rest = state.data
+    if all(other.keys() == first.keys() for other in rest):
+        return list(first)
+    return [key for key in first if all(key in other for other in rest)]
 
 
 _VALUE = torch.ones(MEMBERS, *SHAPE)
