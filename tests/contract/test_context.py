@@ -267,3 +267,42 @@ def test_untouched_entries_stay_the_same_tensors(writable: Any, plain: Plain, ki
     if kind.in_memory:
         assert addresses(writable) == memory
     assert_leaf(writable["a"], plain["a"] * 2, "a")
+
+
+_CHANGES = {
+    "replaced": lambda v: v.update({"a": torch.full_like(v["a"], 7.0)}),
+    "in place": lambda v: v["a"].zero_(),
+    "added": lambda v: v.set("c", torch.ones(v.batch_size)),
+    "deleted": lambda v: v.del_("a"),
+    "renamed": lambda v: v.rename_key_("a", "c"),
+    "swapped": lambda v: v.update({"a": v["b"], "b": v["a"]}),
+    "nested": lambda v: v.update({"n": {"x": torch.ones(v.batch_size)}}),
+    "the same": lambda v: v.update({"a": v["a"].view_as(v["a"])}),
+}
+
+
+def change(view: Any, name: str | None) -> None:
+    if name in ("added", "nested") or (name is not None and "a" in view.keys()):
+        _CHANGES[name](view)
+
+
+@pytest.mark.parametrize("call", ["view(-1)", "permute(1, 0)", "unsqueeze(0)", "flatten(0, 1)"])
+@pytest.mark.parametrize("early", [None, *_CHANGES])
+@pytest.mark.parametrize("late", [None, *_CHANGES])
+def test_what_was_done_to_a_view_of_tensors(call: str, early: str | None, late: str | None) -> None:
+    """Before its block too: the end of the block brings all of it back."""
+    td = TensorDict(a=torch.arange(6.0).view(2, 3), b=torch.ones(2, 3), batch_size=[2, 3])
+    alone = TensorDict(a=torch.arange(6.0).view(2, 3), b=torch.ones(2, 3), batch_size=[2, 3])
+    view, expected = opened(td, call), opened(alone, call).clone()
+    untouched = td["b"]
+    change(expected, early)
+    change(expected, late)
+    change(view, early)
+    with view as inner:
+        change(inner, late)
+    assert set(td.keys(True, True)) == set(expected.keys(True, True))
+    back = opened(td, call)
+    for key, value in expected.items(True, True):
+        assert (back[key] == value).all(), key
+    if "swapped" not in (early, late):
+        assert td["b"] is untouched

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tensordict.core.contract import ContainerT, Contract, EntryStore, is_node
+from tensordict.core.contract import ContainerT, Contract, EntryStore, is_flat, is_node
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Key, Path, joined, path_of
 
@@ -32,10 +32,23 @@ def remember_state(container: ContainerT, undo: Callable[[ContainerT], object]) 
     return container
 
 
+class _Before(NamedTuple):
+    """What there was when a block began.
+
+    leaves: the keys of the leaves of the container that is written back to.
+    nodes: the keys of the nested containers of the one that the block is over.
+    views: the entries of the latter, where they are tensors and those of the former in another form.
+    """
+
+    leaves: set[Key]
+    nodes: set[Key]
+    views: dict[str, Any] | None = None
+
+
 class BlockContext(Contract):
     """`with td.unlock_():`, `with td.view(-1) as flat:` ... over the operation that was called last."""
 
-    _blocks: list[tuple[Any, Callable[[Any], Any], tuple[set[Key], set[Key]]]] | None = None
+    _blocks: list[tuple[Any, Callable[[Any], Any], _Before]] | None = None
 
     # What a block undoes at its end where no operation came before it; without this, that is an error.
     _default_undo: tuple[Any, ...] | None = None
@@ -61,7 +74,12 @@ class BlockContext(Contract):
                     "the container that this one was made from is gone, so what is written in the block would appear "
                     "nowhere; keep every step of a chain: with td.view(-1) as flat, flat.unsqueeze(0) as row:"
                 )
-        before = (set(), set()) if source is None else (set(source.keys(True, True)), _node_keys(self))
+        if source is None:
+            before = _Before(set(), set())
+        elif getattr(undo, "is_view", False) and _is_plain(source) and _is_plain(self) and _in_place(self, source):
+            before = _Before(set(source._entries), set(), dict(self._entries))
+        else:
+            before = _Before(set(source.keys(True, True)), _node_keys(self))
         if self._blocks is None:
             self._blocks = []
         self._blocks.append((source, undo, before))
@@ -70,12 +88,18 @@ class BlockContext(Contract):
     def __exit__(self, *exc_info: object) -> None:
         """Undo the operation; what was written in the block is kept, also when it raised."""
         assert self._blocks is not None
-        source, undo, before = self._blocks.pop()
+        source, undo, (leaves, nodes, views) = self._blocks.pop()
         if not self._blocks:
             del self._blocks
-        restored = undo(self)
+        written = self
+        if views is not None and _is_plain(source) and _is_plain(self):
+            # Through what is still the view that it was, everything has been written already.
+            changed = {name: value for name, value in self._entries.items() if value is not views.get(name)}
+            written = self._build(changed, self._batch_size, self._device, self._names)
+            leaves = {name for name in views if name not in self._entries}
+        restored = undo(written)
         if source is not None:
-            source._write_back(restored, before[0], before[1] - _node_keys(self))
+            source._write_back(restored, leaves, nodes - _node_keys(self) if nodes else nodes)
 
     def _write_back(self, restored: Any, leaves: set[Key], gone_nodes: set[Key]) -> None:
         """Bring this container to the entries of `restored`: delete what has gone, write what is new or has moved.
@@ -95,6 +119,20 @@ class BlockContext(Contract):
         if isinstance(entries, EntryStore) and (written := entries.write_back(restored, leaves)):
             restored, leaves = restored.exclude(*written), leaves - written
         _write_back(self, restored, leaves, gone_nodes)
+
+
+def _is_plain(container: Any) -> bool:
+    """Whether all entries are tensors in a dict of the container's own."""
+    entries = container._entries
+    return type(entries) is dict and container._wrapped_container() is container and is_flat(entries)
+
+
+def _in_place(views: Any, source: Any) -> bool:
+    """Whether the entries, in their order, begin where those of the source do, as views of another form begin."""
+    mine, theirs = [
+        [(name, value.data_ptr()) for name, value in container._entries.items()] for container in (views, source)
+    ]
+    return mine == theirs
 
 
 def _node_keys(container: Any) -> set[Key]:
