@@ -378,3 +378,14 @@ def test_entries_that_only_some_members_have_are_not_lost(method: str) -> None:
     ragged = lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))])
     with pytest.raises(RuntimeError, match="Failed to stack tensors within a tensordict"):
         getattr(ragged, method)()
+
+
+def test_a_dict_with_nothing_to_open_is_not_shared() -> None:
+    data: dict[Any, Any] = {"a": torch.zeros(3, 2), "n": {"b": torch.zeros(3)}}
+    td = TensorDict.from_dict(data, auto_batch_size=True)
+    td["c"], td["n", "c"] = torch.zeros(3, 2), torch.zeros(3)
+    assert list(data) == ["a", "n"] and list(data["n"]) == ["b"]
+    assert td.batch_size == (3,) and td["n"].batch_size == (3,)
+    # A tuple among the keys leads into a dict that is there, which stays as it is.
+    both = TensorDict.from_dict({**data, ("n", "d"): torch.ones(3)})
+    assert sorted(both["n"].keys()) == ["b", "d"] and list(data["n"]) == ["b"]

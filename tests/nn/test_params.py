@@ -652,3 +652,13 @@ def test_to_in_place_moves_the_container_itself() -> None:
 
 def test_leaves_without_elements_are_moved_too() -> None:
     assert TensorDictParams(TensorDict({"a": torch.ones(0)})).to("meta")["a"].is_meta
+
+
+def test_parameters_in_an_update_are_checked_as_tensors_are() -> None:
+    td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2, 3)}, [2])
+    news = {name: nn.Parameter(torch.ones_like(td[name])) for name in ("a", "b")}
+    td.update(news)
+    assert td["a"] is news["a"] and td["b"] is news["b"]
+    with pytest.raises(RuntimeError, match="'b' has shape"):
+        td.update({"a": nn.Parameter(torch.zeros(2)), "b": nn.Parameter(torch.zeros(3))})
+    assert td["a"] is news["a"] and td["b"] is news["b"]

@@ -89,7 +89,8 @@ class _Dispatch:
         @functools.wraps(func)
         def dispatched(_self: object, first: object = _ABSENT, /, *args: object, **kwargs: object) -> Any:
             if isinstance(first, TensorCollection):
-                return func(_self, first, *args, **kwargs)
+                # Arguments of any number take 0.1 us, also where there are none.
+                return func(_self, first, *args, **kwargs) if args or kwargs else func(_self, first)
             if first is not _ABSENT:
                 args = (first, *args)
             if "tensordict" in kwargs or not _enabled:

@@ -376,10 +376,10 @@ class TensorDictModule(TensorDictModuleBase):
         reading: dict[str, Any] | None = own.get("_get_kwargs")
         entries, arguments = tensordict._entries, []
         for key in self.in_keys:
-            if type(key) is str and reading is None:
-                value = entries.get(key)
+            if reading is not None:
+                value = tensordict.get(key, None, **reading)
             else:
-                value = tensordict.get(key, None, **(reading or {}))
+                value = entries.get(key) if type(key) is str else tensordict.get(key, None)
             if type(value) is not Tensor:
                 value = given(value)
                 if value is None and self.strict:

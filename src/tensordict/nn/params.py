@@ -80,17 +80,18 @@ class _Registered(MutableMapping[str, Any]):
 
 def _register(container: Any, prefix: str, parameters: bool, found: dict[str, Any]) -> None:
     """Note the leaves of a container under their dotted names: those that are parameters, or the others."""
-    if type(container._entries) is not dict:
+    entries = container._entries
+    if type(entries) is not dict:
         for path, leaf in container._walk():
             if is_parameter(leaf) is parameters:
                 found[prefix + ".".join(path)] = leaf
         return
-    for name, value in container._entries.items():
+    for name, value in entries.items():
         kind = type(value)
         if kind is nn.Parameter:
             if parameters:
                 found[prefix + name] = value
-        elif kind is not Tensor and is_node(value):
+        elif kind is TensorDict or (kind is not Tensor and is_node(value)):
             _register(value, f"{prefix}{name}.", parameters, found)
         elif is_parameter(value) is parameters:
             found[prefix + name] = value
@@ -311,13 +312,14 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     def __getitem__(self, index: Any) -> Any:
         """The entry at a key, or a part of the batch; see any container's."""
         value = self._tensordict[index]
-        if is_nested_key(index):
+        # No index gives a parameter.
+        if type(value) is nn.Parameter or is_nested_key(index):
             return self._hooked(index, value) if self._get_hooks else value
         return self._rewrap(value)
 
     def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
         """The entry at a key; see any container's."""
-        value = self._tensordict.get(key, *args, **kwargs)
+        value = self._tensordict.get(key, *args, **kwargs) if args or kwargs else self._tensordict.get(key)
         return self._hooked(key, value) if self._get_hooks else value
 
     # --- copies, with parameters of their own -----------------------------------------------------------------------
@@ -399,7 +401,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         """
         # Torch's way makes the dotted names too: 77 instead of 37 us for the 144 parameters of a transformer.
         leaves = self._tensordict._leaves()
-        yield from {id(leaf): leaf for leaf in leaves if is_parameter(leaf)}.values()
+        return iter({id(leaf): leaf for leaf in leaves if type(leaf) is nn.Parameter or is_parameter(leaf)}.values())
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -413,13 +415,12 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         """
         found: dict[str, Any] = {}
         _register(self._tensordict, f"{prefix}." if prefix else "", True, found)
-        if remove_duplicate and len(set(map(id, found.values()))) != len(found):
-            firsts: dict[int, Any] = {}
-            for pair in found.items():
-                firsts.setdefault(id(pair[1]), pair)
-            yield from firsts.values()
-        else:
-            yield from found.items()
+        if not remove_duplicate or len(set(map(id, found.values()))) == len(found):
+            return iter(found.items())
+        firsts: dict[int, Any] = {}
+        for pair in found.items():
+            firsts.setdefault(id(pair[1]), pair)
+        return iter(firsts.values())
 
     def state_dict(self, *args: Any, flatten: bool = True, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The parameters and buffers by their names, as :meth:`torch.nn.Module.state_dict` gives them.

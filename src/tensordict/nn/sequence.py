@@ -198,8 +198,9 @@ class TensorDictSequential(TensorDictModule):
                 f"{type(self).__name__} does not support keyword arguments other than 'tensordict_out' or in_keys: "
                 f"{self.in_keys}. Got {list(kwargs)} instead."
             )
-        inplace = self.inplace
-        if tensordict_out is None and self._out_keys_apparent is None and (inplace is None or inplace is True):
+        own = self.__dict__
+        inplace = own["inplace"]
+        if tensordict_out is None and own.get("_out_keys_apparent") is None and (inplace is None or inplace is True):
             result = self._through(tensordict, self._held())
             return result if result is tensordict or inplace is None else tensordict.update(result)
         result = self._through(tensordict.copy(), self._held())

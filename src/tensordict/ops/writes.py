@@ -299,7 +299,8 @@ def begin_with(values: Collection[Any], size: torch.Size) -> bool:
 
     By far the most frequent case, which is cheaper to look at as a whole than entry by entry.
     """
-    if {*map(type, values)} != _PLAIN:
+    kinds = {*map(type, values)}
+    if kinds != _PLAIN and not (kinds and kinds <= _PLAIN_OR_PARAMETER):
         return False
     ndim = len(size)
     first = size[0] if ndim else None
