@@ -12,6 +12,7 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack, pad, pad_sequence
+from tensordict.core import pytree
 
 # What torch says of itself while it compiles and exports.
 pytestmark = [
@@ -24,6 +25,11 @@ class Pair(TensorClass):
     x: torch.Tensor
     y: torch.Tensor
     name: str = "pair"
+
+
+class Row(TensorClass):
+    x: torch.Tensor
+    y: torch.Tensor
 
 
 NET = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -269,6 +275,44 @@ def test_graphs_within_graphs(name):
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     first = run(function, compiled, 4)
     assert run(function, compiled, 4) == first
+
+
+# What a region may be given; the sizes vary, and torch makes one graph for them.
+IN_REGIONS = {
+    "names": lambda td: TensorDict(a=td["a"], batch_size=td.batch_size, names=["time"]),
+    "nested": lambda td: td,
+    "tensorclass": lambda td: Row(td["a"], td["b", "c"], batch_size=td.batch_size),
+    "no entries": lambda td: td.copy().set("n", TensorDict(batch_size=td.batch_size)),
+}
+
+
+@pytest.mark.parametrize("name", IN_REGIONS)
+def test_regions_of_sizes_that_vary(name):
+    compiled = torch.compile(lambda td: region(region(td)), fullgraph=True, backend="eager")
+    for count in (4, 6, 8):
+        td = IN_REGIONS[name](make(count))
+        found, expected = compiled(td), (td * 2 + 1) * 2 + 1
+        assert_same(found, expected)
+        assert found.names == expected.names
+    assert counters["stats"]["unique_graphs"] <= 2
+
+
+def test_structures_of_sizes_that_vary_are_compared():
+    same = torch.compile(lambda a, b: _pytree.tree_structure(a) == _pytree.tree_structure(b), backend="eager")
+    assert [same(make(a), make(b)) for a, b in ((4, 4), (4, 6), (6, 4), (5, 5))] == [True, False, False, True]
+
+
+def test_trees_of_sizes_that_vary_are_put_together():
+    compiled = torch.compile(lambda td: _pytree.tree_map(lambda leaf: leaf.sum(0), td), fullgraph=True, backend="eager")
+    for count in (4, 6, 8):
+        assert compiled(make(count)).batch_size == torch.Size([])
+
+
+def test_a_batch_size_that_torch_lost():
+    values, spec = _pytree.tree_flatten(make())
+    context = spec.context._replace(batch_size=pytree.BatchDims(1))
+    with pytest.raises(RuntimeError, match="kept no batch size"):
+        pytree.unflatten_container(values, context)
 
 
 def test_parameters_as_an_argument():

@@ -54,12 +54,13 @@ class TensorDict(TensorDictBase):
         (torch.Size([3, 4]), torch.Size([]))
     """
 
+    # Compiled code reads and writes a slot as it is. Of an attribute in `__dict__` it checks on every call that the
+    # class has none of the name, and it writes one by a call of a function: 1 us a container that it returns.
+    __slots__ = _slots = ("_batch_size", "_device", "_entries", "_locked", "_names")
+
     _entries: dict[str, Any]
     # As in `Contract`. Said again here because `torch.compile` checks on every call that no class between the one of
     # the object and the one that has an attribute has got it: 90 checks for the two that nearly all code reads.
-    _device: torch.device | None = None
-    _names: Names | None = None
-    _locked: bool = False
     _is_non_tensor: bool = False
     _is_tensor: bool = False
 
@@ -84,6 +85,8 @@ class TensorDict(TensorDictBase):
         self._entries = {}
         self._batch_size = as_size(batch_size)
         self._device = None if device is None else as_device(device)
+        self._names = None
+        self._locked = False
         if names is not None:
             given = checked_names(names, len(self._batch_size))
             if given.count(None) != len(given):
@@ -108,8 +111,8 @@ class TensorDict(TensorDictBase):
         self._entries = entries
         self._batch_size = batch_size
         self._device = device
-        if names is not None:
-            self._names = list(names)
+        self._names = None if names is None else list(names)
+        self._locked = False
         return self
 
     def _build(
@@ -121,8 +124,8 @@ class TensorDict(TensorDictBase):
         out._entries = entries
         out._batch_size = batch_size
         out._device = device
-        if names is not None:
-            out._names = list(names)
+        out._names = None if names is None else list(names)
+        out._locked = False
         return out
 
     def _build_many(
@@ -140,10 +143,9 @@ class TensorDict(TensorDictBase):
             piece._entries = entries
             piece._batch_size = size
             piece._device = device
+            piece._names = names and list(names)
+            piece._locked = False
             out.append(piece)
-        if names is not None:
-            for piece in out:
-                piece._names = list(names)
         return out
 
 

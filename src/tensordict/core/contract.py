@@ -11,7 +11,7 @@ import pathlib  # these two so that `typing.get_type_hints` can read the annotat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -137,6 +137,9 @@ class Contract:
     attribute writes. A class with other needs (a view, a file) may define any of these as properties.
     """
 
+    # The attributes that the instances of a class have in slots. The others are in `__dict__`, where they differ from
+    # what the class says.
+    _slots: ClassVar[tuple[str, ...]] = ()
     _batch_size: torch.Size
     _device: torch.device | None = None
     _names: Names | None = None

@@ -16,6 +16,29 @@ from tensordict.core.contract import Contract, Names, is_node
 T = TypeVar("T", bound=type)
 
 
+class BatchDims(int):
+    """The number of batch dims, with the batch size as an attribute: stands for one that varies in compiled code.
+
+    Torch makes a constant of the form of what `nested_compile_region` is given, in which sizes that vary cannot stand.
+    Of this it keeps the number alone.
+    """
+
+    size: torch.Size | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BatchDims) and int(self) == int(other) and self.size == other.size
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
+
+
+# A batch size as a context has it.
+HeldSize = tuple[int, ...] | BatchDims
+
+
 class Context(NamedTuple):
     """What a container is apart from its entries.
 
@@ -24,7 +47,7 @@ class Context(NamedTuple):
 
     cls: type[Any]
     keys: tuple[str, ...]
-    batch_size: tuple[int, ...]
+    batch_size: HeldSize
     names: tuple[str | None, ...] | None
     device: torch.device | None
     # How many levels of `vmap` the entries are in; says nothing about whether two structures are the same.
@@ -76,7 +99,7 @@ def flatten_container(container: Contract) -> tuple[list[Any], Context]:
     return values, Context(
         type(container),
         tuple(mapping),
-        tuple(container._batch_size),
+        held(container._batch_size),
         None if names is None else tuple(names),
         container._device,
         _depth(values),
@@ -94,13 +117,13 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
     if is_nothing(values):
         return None
     known = [value for value in values if isinstance(value, (Tensor, Contract))]
-    size = torch.Size(context.batch_size)
+    size = size_of(context.batch_size)
+    batch_dims = len(size)
     names: Names | None = None if context.names is None else list(context.names)
     device = context.device
     # Torch also builds trees of markers and specifications, which have no shape: these keep the batch size.
     if len(known) == len(values) and values:
         change = context.depth - _depth(values)
-        batch_dims = len(size)
         shaped = [value for value in known if not _has_no_batch(value)]
         count = len(shaped)
         if change or context.depth:
@@ -111,11 +134,38 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
             size = size[-change:]  # Torch maps over the rows of ragged leaves, the first dim.
         if len(shaped) != len(values):
             values = [_along_with(value, size, batch_dims) for value in values]
-        if len(size) != len(context.batch_size) or change:
+        if len(size) != batch_dims or change:
             names = None
         if device is not None and any(value.device != device for value in known):  # type: ignore[union-attr]
             device = None
     return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
+
+
+def held(size: torch.Size) -> HeldSize:
+    """A batch size as a context has it."""
+    if not torch.compiler.is_dynamo_compiling():
+        return tuple(size)
+    # Torch has imported this module by itself where it compiles, and only there.
+    if all(map(torch.fx.experimental.symbolic_shapes.has_static_value, size)):
+        return tuple(size)
+    dims = BatchDims(len(size))
+    dims.size = size
+    return dims
+
+
+def size_of(size: HeldSize) -> torch.Size:
+    """The batch size that a context has.
+
+    Raises:
+        RuntimeError: torch made a constant of the context, and has lost it.
+    """
+    if not isinstance(size, BatchDims):
+        return torch.Size(size)
+    if size.size is None:
+        raise RuntimeError(
+            "torch.compile kept no batch size for this container: take it apart in the code that uses it"
+        )
+    return size.size
 
 
 def is_nothing(values: Sequence[object]) -> bool:
@@ -145,7 +195,7 @@ def _dumpable(context: Context) -> dict[str, object]:
     return {
         "cls": context.cls.__name__,
         "keys": list(context.keys),
-        "batch_size": list(context.batch_size),
+        "batch_size": list(size_of(context.batch_size)),
         "names": None if context.names is None else list(context.names),
         "device": None if context.device is None else str(context.device),
     }

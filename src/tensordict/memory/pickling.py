@@ -149,7 +149,7 @@ def _is_tree(value: Contract) -> bool:
         return False
     if value._wrapped_container() is not value:
         return True
-    entries = vars(value).get("_entries")
+    entries = value._entries
     return type(entries) is dict or (hasattr(entries, "containers") and not value._is_in_file)
 
 

@@ -109,7 +109,9 @@ class Copying(Leaves):
         return pickling.reduced(self, int(protocol)) if packed is None else packed
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        slots = {name: getattr(self, name) for name in self._slots}
+        state = {name: value for name, value in slots.items() if value is not getattr(Contract, name, ...)}
+        state.update(self.__dict__)
         for name in TRANSIENT:
             state.pop(name, None)
         # Under the names that earlier versions have for them.
@@ -123,7 +125,9 @@ class Copying(Leaves):
         # Nested containers have been restored by now: each level tells its own children who holds them.
         state = pickled.as_ours(type(self), state)
         locked = state.get("_locked", False)
-        self.__dict__.update(state)
+        for name in self._slots:
+            setattr(self, name, state[name] if name in state else getattr(Contract, name))
+        self.__dict__.update({name: value for name, value in state.items() if name not in self._slots})
         if locked:
             self._lock_tree()
         if self._is_shared:
