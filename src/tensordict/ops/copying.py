@@ -55,14 +55,16 @@ class Copying(Leaves):
             with block:
                 return self.clone(recurse, **kwargs)
         leaves = self._leaves()
-        if kwargs or not foreach.usable(leaves):
-            if torch.compiler.is_compiling():
-                # It does not trace `Clones`, which have values copied and parameters stay parameters.
-                return self._map(lambda leaf: leaf.clone(**kwargs))
-            return self._rebuilt(Clones([leaf.clone(**kwargs) for leaf in leaves]))
+        listed = not kwargs and foreach.usable(leaves)
+        if not listed and torch.compiler.is_compiling():
+            # It does not trace `Clones`, which have values copied and parameters stay parameters.
+            return self._map(lambda leaf: leaf.clone(**kwargs))
         # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
-        mixed = len(set(map(_REQUIRES_GRAD, leaves))) > 1
-        return self._rebuilt(Clones([leaf.clone() for leaf in leaves] if mixed else foreach.clone(leaves)))
+        if listed and len(set(map(_REQUIRES_GRAD, leaves))) == 1:
+            return self._rebuilt(Clones(foreach.clone(leaves)))
+        return self._rebuilt(
+            Clones([leaf.clone(**kwargs) for leaf in leaves] if kwargs else [leaf.clone() for leaf in leaves])
+        )
 
     def copy(self) -> Self:
         """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
