@@ -62,9 +62,8 @@ class Copying(Leaves):
         # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
         if listed and len(set(map(_REQUIRES_GRAD, leaves))) == 1:
             return self._rebuilt(Clones(foreach.clone(leaves)))
-        return self._rebuilt(
-            Clones([leaf.clone(**kwargs) for leaf in leaves] if kwargs else [leaf.clone() for leaf in leaves])
-        )
+        # With empty keywords, a call takes 0.1 us more.
+        return self._rebuilt(Clones([v.clone(**kwargs) for v in leaves] if kwargs else [v.clone() for v in leaves]))
 
     def copy(self) -> Self:
         """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
