@@ -15,7 +15,7 @@ from typing_extensions import dataclass_transform
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.fields import FieldTable, layout_of
-from tensordict.containers.nontensor import unwrap
+from tensordict.containers.nontensor import NonTensorData, unwrap
 from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper, with_class_name
 from tensordict.core import registry
 from tensordict.core.contract import Contract
@@ -174,7 +174,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             self._check_field(key if isinstance(key, str) else key[0])
 
     def __setattr__(self, name: str, value: object) -> None:
-        # A value that the container takes as it is: as the setter does, without its two calls.
+        # What the container takes as it is: as the setter does, without its two calls.
         kind = type(value)
         if (kind is Tensor or kind is str) and name in self._takes_tensors:
             try:
@@ -242,9 +242,12 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             >>> Point(torch.zeros(2)).set("x", value=torch.ones(2)).x
             tensor([1., 1.])
         """
-        if type(value) is dict and not inplace and type(key) is str and key in self._layout.names:
+        if inplace or type(key) is not str:
+            return super().set(key, value, inplace, non_blocking=non_blocking)
+        if type(value) is dict and key in self._layout.names:
             value = self._as_entry(key, value, True)
-        return super().set(key, value, inplace, non_blocking=non_blocking)
+        FieldWrapper._write_name(self, key, value, non_blocking)
+        return self
 
     def pop(self, key: object, default: object = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return its value; arguments and errors as for any container."""
@@ -340,10 +343,13 @@ def _field(cls: type[TensorClass], name: str) -> property:
             value = self._tensordict._entries[name]
         except KeyError:
             return None
-        if type(value) is Tensor:
+        # As `unwrap`, without its calls: 90 of 200 ns.
+        kind = type(value)
+        if kind is Tensor:
             return value
-        # As `unwrap`, without its calls: 60 of 200 ns.
-        return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value
+        if kind is NonTensorData:
+            return value._value
+        return value._unwrapped() if getattr(kind, "_is_non_tensor", False) else value
 
     def write(self: Any, value: Any) -> None:
         if type(value) is not Tensor or not stores_tensors:

@@ -108,7 +108,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
         cls._types = types_
         cls._other_types = frozenset(name for name, kind in types_.items() if not _is_a(_SAMPLE, kind))
         cls._masked = tuple(name for name in _OWN_ARGUMENTS if name in types_)
-        cls._stores_tensors = not (cls._other_types or cls._autocast)
+        cls._stores_tensors = not (cls._other_types or cls._autocast or cls._tensor_only)
         cls._nodes = frozenset(
             name for name, kind in types_.items() if any(is_any_of(part, (Contract,)) for part in kinds_of(kind))
         )

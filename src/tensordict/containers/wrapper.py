@@ -229,8 +229,8 @@ class FieldWrapper(Wrapper):
         Raises:
             TypeError: the options of the class refuse it; class and field are named.
         """
-        if value is None:
-            return None
+        if value is None or (self._stores_tensors and (type(value) is str or isinstance(value, (Tensor, Contract)))):
+            return value
         where = f"{type(self).__name__}.{name}"
         if self._autocast:
             value = as_annotated(value, self._hint_of(name), where)
@@ -275,7 +275,17 @@ class FieldWrapper(Wrapper):
             item = self._as_entry(name, item)
         if name not in self._setters:
             self._check_field(name)
-        self._put(name, item, non_blocking, path)
+        FieldWrapper._put(self, name, item, non_blocking, path)
+
+    # These two read nothing through the instances, which would take a sixth of a stack, and of `apply`.
+
+    def _merge(self, others: Sequence[Any], *args: Any, **kwargs: Any) -> Self:
+        if list(map(type, others)).count(type(self)) != len(others):
+            return super()._merge(others, *args, **kwargs)
+        return self._wrapping(self._tensordict._merge([other._tensordict for other in others], *args, **kwargs))
+
+    def _apply_tree(self, *args: Any) -> Any:
+        return self._rewrap(self._tensordict._apply_tree(*args))
 
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         if isinstance(source, (Contract, Mapping)) and (write.adds or isinstance(write, Assign)):

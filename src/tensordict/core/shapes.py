@@ -197,7 +197,7 @@ def joined_size(items: Sequence[Any], dim: int, stacked: bool) -> torch.Size:
     if stacked:
         size.insert(dim, len(items))
     else:
-        size[dim] = sum(item._batch_size[dim] for item in items)
+        size[dim] = sum([item._batch_size[dim] for item in items])
     return torch.Size(size)
 
 

@@ -224,7 +224,7 @@ class Applying(Writing):
         keeps_size = call.batch_size is None
         for name, value in mapping.items():
             if type(value) is not Tensor and _is_inner(value, call):
-                below = () if value._is_non_tensor else self._counterparts(name, call, others, path)
+                below = self._counterparts(name, call, others, path) if others and not value._is_non_tensor else ()
                 nested = value._apply_tree(call, below, (*path, name))
                 if nested is not None:
                     entries[name] = nested

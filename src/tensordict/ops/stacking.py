@@ -477,15 +477,15 @@ def cat_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> An
     first = items[0]
     size = first._batch_size
     dim = as_dim(dim, len(size))
-    length = 0
-    for position, other in enumerate(items):
-        theirs = other._batch_size
-        if theirs != size and (len(theirs) != len(size) or with_dim(theirs, dim, size[dim]) != size):
-            raise ShapeError(
-                f"cat along dim {dim} needs containers whose other batch dims agree, got {list(size)} at position 0 "
-                f"and {list(theirs)} at position {position}"
-            )
-        length += theirs[dim]
+    sizes = [item._batch_size for item in items]
+    if sizes.count(size) != len(sizes):
+        for position, theirs in enumerate(sizes):
+            if len(theirs) != len(size) or with_dim(theirs, dim, size[dim]) != size:
+                raise ShapeError(
+                    f"cat along dim {dim} needs containers whose other batch dims agree, got {list(size)} at position "
+                    f"0 and {list(theirs)} at position {position}"
+                )
+    length = sum([theirs[dim] for theirs in sizes])
     check_agreement(items, "cat")
     _check_one_class(items, "cat")
     new = with_dim(size, dim, length)
@@ -523,10 +523,9 @@ def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
 
 def _concatenated_as_wholes(items: Sequence[Contract], dim: int) -> Any:
     """Whatever comes first: one lazy stack among the containers makes the result one."""
-    firsts: dict[type[Any], Any] = {}
-    for item in items:
-        firsts.setdefault(type(item), item)
-    for other in firsts.values():
+    kinds = list(map(type, items))
+    for kind in dict.fromkeys(kinds):
+        other: Any = items[kinds.index(kind)]
         plain = other._is_non_tensor or other._members() is None
         joint = other._joined(items, dim, stacked=False) if plain else _members_concatenated(other, items, dim)
         if joint is not None:
