@@ -21,6 +21,7 @@ from tensordict import (
     TensorDict,
     TensorDictBase,
     TensorDictParams,
+    TypedTensorDict,
     lazy_stack,
     tensorclass,
 )
@@ -379,3 +380,31 @@ def test_fields_of_containers_with_arguments() -> None:
 
     made = Domain({"left": Grid(torch.zeros(4, 2))})  # type: ignore[arg-type]
     assert type(made.parts) is TensorDict and type(made.parts["left"]) is Grid
+
+
+def test_what_set_says_of_values() -> None:
+    class Only(TypedTensorDict, tensor_only=True):
+        x: torch.Tensor
+
+    class Fields(TensorClass):
+        x: torch.Tensor
+        y: Any = None
+
+    only: Any = Only(x=torch.zeros(2), batch_size=[2])
+    for write in (
+        lambda: only.set("x", "text"),
+        lambda: setattr(only, "x", "text"),
+        lambda: only.update({"x": "text"}),
+    ):
+        with pytest.raises(TypeError, match=r"Only\.x is a field of a tensor_only class, got a str"):
+            write()
+    made: Any = Fields(torch.zeros(2), batch_size=[2])
+    assert made.set("y", "text") is made and made.get("y") == "text" and made.y == "text"
+    assert made.set("y", {"k": 1}).y == {"k": 1} and made.set("y", None).y is None and "y" not in made
+    assert made.set("x", torch.ones(2), inplace=True).x.tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match=r"Fields: entry 'x' has shape \[3\]"):
+        made.set("x", torch.zeros(3))
+    with pytest.raises(AttributeError, match="'z', which is no field of Fields"):
+        made.set("z", torch.zeros(2))
+    with pytest.raises(RuntimeError, match="locked"):
+        made.lock_().set("y", "text")
