@@ -50,12 +50,17 @@ class Converting(Contract):
             >>> td.to_dict(convert_tensors=True)
             {'a': [0, 1], 'b': {'c': 1.0}}
         """
-        if convert_tensors not in (True, False, "numpy"):
+        if convert_tensors is not False and convert_tensors not in (True, False, "numpy"):
             raise ValueError(f"convert_tensors is True, False or 'numpy', got {convert_tensors!r}")
-        refuse_exclusive(self, "to_dict")
-        plain: dict[str, Any] = dict(self._entries)
+        entries = self._entries
+        if type(entries) is not dict:
+            refuse_exclusive(self, "to_dict")
+        plain: dict[str, Any] = dict(entries)
         for name, value in plain.items():
-            if type(value) is not Tensor and isinstance(value, Converting):
+            if type(value) is Tensor:
+                if convert_tensors:
+                    plain[name] = _plain(name, value, convert_tensors)
+            elif isinstance(value, Converting):
                 if tolist_first and value._batch_size:
                     plain[name] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
                 else:

@@ -119,16 +119,17 @@ class Writing(Reading, Locking):
         name = path[depth]
         if node._is_non_tensor:
             node._write_name(name, item, non_blocking, path)
-        if name in node._entries:
+        entries = node._entries
+        if name in entries:
             raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(path[: depth + 1])!r} is a tensor")
         node._check_field(name)
         if node._locked:
             raise_locked(f"add the entry {joined(path)!r}")
-        if node._members():
+        if type(entries) is not dict and node._members():
             # Members that have an entry of this name, which others lack, keep it.
             node._wrapped_container()._write_to_members(path[depth:], item, path, non_blocking)
         else:
-            node._entries[name] = node._branch(path[depth + 1 :], item, path, non_blocking)
+            entries[name] = node._branch(path[depth + 1 :], item, path, non_blocking)
 
     def _branch(self, rest: Path, item: object, path: Path, non_blocking: bool) -> Any:
         """A new nested container that holds `item` at `rest`."""

@@ -460,7 +460,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):
         Returns:
             a new container of the batch shape.
         """
-        results = self._suffixed([_entropy(dist, samples_mc) for dist in self.dists.values()], "_entropy")
+        results = {_add_suffix(key, "_entropy"): _entropy(dist, samples_mc) for key, dist in self.dists.items()}
         if composite_lp_aggregate(nowarn=True) if include_sum is None else include_sum:
             ndim = len(self._batch_shape)
             results[self._entropy_key] = _total([_summed(value, ndim) for value in results.values()])
