@@ -85,6 +85,10 @@ class Writing(Reading, Locking):
             if fits:
                 self._entries[name] = item
                 return
+        if type(item) is str:
+            # Nothing about text can be refused, nor does its holder bring names along.
+            self._entries[name] = self._admit(item, ())
+            return
         value = self._admit(item, (name,) if path is None else path, non_blocking)
         self._entries[name] = value
         if self._names is None:
