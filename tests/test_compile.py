@@ -13,6 +13,15 @@ from torch.utils.checkpoint import checkpoint
 
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack, pad, pad_sequence
 from tensordict.core import pytree
+from tensordict.nn import (
+    InteractionType,
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+    set_interaction_type,
+)
 
 # What torch says of itself while it compiles and exports.
 pytestmark = [
@@ -32,6 +41,21 @@ class Row(TensorClass):
     y: torch.Tensor
 
 
+class Rows(TensorClass):
+    row: Row
+    z: torch.Tensor
+
+
+SEQUENCE = TensorDictSequential(
+    TensorDictModule(nn.Linear(3, 4), in_keys=["a"], out_keys=[("deep", "h")]),
+    TensorDictModule(NormalParamExtractor(), in_keys=[("deep", "h")], out_keys=["loc", "scale"]),
+)
+SAMPLED = ProbabilisticTensorDictSequential(
+    SEQUENCE,
+    ProbabilisticTensorDictModule(
+        in_keys=["loc", "scale"], out_keys=["s"], distribution_class=torch.distributions.Normal, return_log_prob=True
+    ),
+)
 NET = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
@@ -47,6 +71,22 @@ def copied(td, write):
 
 def pair(td):
     return Pair(x=td["a"], y=td["b", "c"], batch_size=td.batch_size)
+
+
+def row(td):
+    return Row(td["a"], td["b", "c"], batch_size=td.batch_size)
+
+
+def in_distribution(td):
+    with set_interaction_type(InteractionType.DETERMINISTIC):
+        return SAMPLED(td.copy())
+
+
+def viewed(td):
+    td = td.clone()
+    with td.view(-1) as flat:
+        flat["n"] = flat["a"] * 2
+    return td
 
 
 def unlocked_inside(td):
@@ -215,6 +255,15 @@ SIZES_VARY = {
     "pad_sequence": lambda td: pad_sequence([td, td[1:]]),
     "vmap": lambda td: torch.vmap(lambda row, other: row * 2 + other)(td, td),
     "grad": lambda td: torch.func.grad(lambda td: (td["a"] ** 2).sum())(td),
+    "nested tensorclass": lambda td: Rows(row(td), td["a"], batch_size=td.batch_size)[1:].row,
+    "write a field of an element": lambda td: copied(row(td.clone()), lambda row: row.__setitem__(0, row[1])),
+    "replace a field": lambda td: row(td).replace(x=td["a"] * 2),
+    "stack of tensorclasses": lambda td: torch.stack([row(td), row(td) * 2]),
+    "sequence of modules": lambda td: SEQUENCE(td.copy()),
+    "mean of a distribution": in_distribution,
+    "lazy update_": lambda td: lazy_stack([td.clone(), td.clone()]).update_(lazy_stack([td * 2, td * 3])),
+    "lazy set": lambda td: copied(lazy_stack([td.copy(), td.copy()]), lambda td: td.set("z", td["a"] * 2)),
+    "block over a view": viewed,
 }
 
 

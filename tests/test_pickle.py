@@ -319,3 +319,18 @@ def test_parameters_that_require_no_grad_and_those_with_attributes() -> None:
     assert found["marked"] is found["again"]
     assert type(found["frozen"]) is torch.nn.Parameter
     assert found["marked"].note == "x"
+
+
+def test_the_state_says_what_differs_from_the_default():
+    td = TensorDict(a=torch.ones(2), batch_size=[2])
+    assert td.__getstate__().keys() == {"_entries", "_batch_size"}
+    named = TensorDict(a=torch.ones(2), batch_size=[2], names=["time"], device="cpu").lock_()
+    named.own = "of the program"
+    assert named.__getstate__().keys() == {"_entries", "_batch_size", "_names", "_device", "_locked", "own"}
+    for made in (td, named):
+        again = object.__new__(TensorDict)
+        state = made.__getstate__()
+        again.__setstate__(state)
+        assert again.names == made.names and again.device == made.device and again.is_locked == made.is_locked
+        assert again.__dict__.get("own") == made.__dict__.get("own")
+        assert state.keys() == made.__getstate__().keys()
