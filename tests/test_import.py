@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from typing import Any
+
+import pytest
 
 # What the package uses on occasion only, and what would take a while.
 OPTIONAL = {
@@ -31,6 +34,17 @@ def test_what_comes_along() -> None:
     # Parts of Python's own library and of NumPy that torch does without.
     assert len(others) <= 12, sorted(others)
     assert len([name for name in new if name.startswith("tensordict")]) < 280
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python always has its lock")
+def test_a_free_threaded_python_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is imported, and nothing that a container does, brings the lock back."""
+    monkeypatch.delenv("PYTHON_GIL", raising=False)
+    assert not run(
+        "import json, sys, torch, tensordict, tensordict.nn; "
+        "td = tensordict.TensorDict(a=torch.zeros(2), batch_size=2); "
+        "td.lock_().clone()[0].to_dict(); print(json.dumps(sys._is_gil_enabled()))"
+    )
 
 
 def test_no_look_at_all_that_torch_has_made() -> None:

@@ -30,7 +30,7 @@ def found() -> dict[str, tuple[str, str]]:
     """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [sys.executable, *filter(None, os.environ.get("TENSORDICT_TEST_PYTHONS", "").split(os.pathsep))]
-    candidates += filter(None, (shutil.which(f"python{version}") for version in VERSIONS))
+    candidates += filter(None, (shutil.which(f"python{version}{t}") for version in VERSIONS for t in ("", "t")))
     candidates += sorted(map(str, pyenv.glob("3.*/bin/python3")))
     interpreters: dict[str, tuple[str, str]] = {}
     for path in candidates:

@@ -103,6 +103,17 @@ def test_the_wheel_works(version: str, built: Path, tmp_path: Path) -> None:
     assert "works on" in run(python, "-I", "-W", "error", ROOT / "tests" / "wheels" / "first_use.py", cwd=tmp_path)
 
 
+def test_a_free_threaded_python_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a version of its own; one that does not answer is none."""
+    for name, says in (("python3.14t", "echo 3.14t; echo /its/torch"), ("python3.12t", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    now = found.__wrapped__()
+    assert now["3.14t"] == (str(tmp_path / "python3.14t"), "/its/torch")
+    assert "3.12t" not in now and now[HERE][0] == sys.executable
+
+
 # What torch needs to be imported.
 NEEDED = (
     "torch", "torchgen", "functorch", "numpy", "numpy.libs", "typing_extensions.py", "filelock", "sympy", "mpmath",
