@@ -216,6 +216,9 @@ class _Names(KeysView[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._mapping.names())
 
+    def __repr__(self) -> str:
+        return f"KeysView({self._mapping!r})"
+
 
 def pieces_of(value: Any, dim: int, count: int) -> Sequence[Any]:
     """An entry in one piece for each of `count` members; an `UnbatchedTensor` goes to all."""
