@@ -370,9 +370,6 @@ class NonTensorDataBase(_Holding):
         rest = own[batch_dims:]
         return [self._of(self._value, size + rest if rest else size, self._device, names) for size in sizes]
 
-    def _gather(self, found: list[Any]) -> None:
-        """There are no leaves."""
-
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         value = _copied(self._value) if type(leaves) is Clones else self._value
         return self._of(value, self._batch_size, self._device, self._names)

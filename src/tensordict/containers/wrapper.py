@@ -279,14 +279,6 @@ class FieldWrapper(Wrapper):
 
     # These two read nothing through the instances, which would take a sixth of a stack, and of `apply`.
 
-    def _merge(self, others: Sequence[Any], *args: Any, **kwargs: Any) -> Self:
-        if list(map(type, others)).count(type(self)) != len(others):
-            return super()._merge(others, *args, **kwargs)
-        return self._wrapping(self._tensordict._merge([other._tensordict for other in others], *args, **kwargs))
-
-    def _apply_tree(self, *args: Any) -> Any:
-        return self._rewrap(self._tensordict._apply_tree(*args))
-
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         if isinstance(source, (Contract, Mapping)) and (write.adds or isinstance(write, Assign)):
             self._check_fields(source)
