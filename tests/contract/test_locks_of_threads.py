@@ -63,3 +63,21 @@ def test_one_container(writable: Any, plain: Plain, kind: Kind) -> None:
     assert all(writable[path].is_locked for path in nodes(plain))
     writable.unlock_()
     assert not any(writable[path].is_locked for path in nodes(plain))
+
+
+def test_a_clone_while_entries_come_and_go() -> None:
+    """Each entry of it is that of its key."""
+    values = {"a": 1.0, ("n", "b"): 2.0, "z": 3.0}
+    data = TensorDict({key: torch.full((3,), value) for key, value in values.items()}, [3])
+
+    def work(number: int) -> None:
+        if number % 2:
+            for key in (f"k{number}", ("n", f"k{number}")):
+                data[key] = torch.zeros(3)
+                del data[key]
+        else:
+            found = data.clone()
+            assert all((found[key] == value).all() for key, value in values.items())
+
+    for _ in range(400):
+        in_threads(work)

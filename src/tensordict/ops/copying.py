@@ -54,16 +54,18 @@ class Copying(Leaves):
         if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)):
             with block:
                 return self.clone(recurse, **kwargs)
-        leaves = self._leaves()
+        # Two walks, and other threads may add and delete entries between them: of what they cannot reach.
+        source = self.copy() if type(stored) is dict and not torch.compiler.is_compiling() else self
+        leaves = source._leaves()
         listed = not kwargs and foreach.usable(leaves)
         if not listed and torch.compiler.is_compiling():
             # It does not trace `Clones`, which have values copied and parameters stay parameters.
             return self._map(lambda leaf: leaf.clone(**kwargs))
         # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
         if listed and len(set(map(_REQUIRES_GRAD, leaves))) == 1:
-            return self._rebuilt(Clones(foreach.clone(leaves)))
+            return source._rebuilt(Clones(foreach.clone(leaves)))
         # With empty keywords, a call takes 0.1 us more.
-        return self._rebuilt(Clones([v.clone(**kwargs) for v in leaves] if kwargs else [v.clone() for v in leaves]))
+        return source._rebuilt(Clones([v.clone(**kwargs) for v in leaves] if kwargs else [v.clone() for v in leaves]))
 
     def copy(self) -> Self:
         """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
