@@ -662,3 +662,9 @@ def test_parameters_in_an_update_are_checked_as_tensors_are() -> None:
     with pytest.raises(RuntimeError, match="'b' has shape"):
         td.update({"a": nn.Parameter(torch.zeros(2)), "b": nn.Parameter(torch.zeros(3))})
     assert td["a"] is news["a"] and td["b"] is news["b"]
+
+
+def test_a_copy_has_the_same_parameters() -> None:
+    params = TensorDictParams(TensorDict(a=torch.ones(2), u=UnbatchedTensor(torch.ones(2))))
+    copied = dict(params.copy().named_parameters())
+    assert list(copied) == ["a", "u"] and all(copied[name] is own for name, own in params.named_parameters())

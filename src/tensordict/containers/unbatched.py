@@ -73,8 +73,8 @@ class UnbatchedTensor(Tensor, Contract):
         self._batch_size = as_size(size)
 
     def copy(self) -> Self:
-        """Another one over the same memory, as the copy of a container has."""
-        return self._over(self, self._batch_size)
+        """Another one over the same memory, as the copy of a container has; a parameter is the very one."""
+        return self._made(self)
 
     def clone(self, *, memory_format: torch.memory_format | None = None) -> Self:
         """A copy over memory of its own; as `Tensor.clone`."""
