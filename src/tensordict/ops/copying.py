@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import NOT_BACKED, Clones, Contract, EntryStore
+from tensordict.core.contract import NOT_BACKED, Clones, Contract, EntryStore, is_flat
 from tensordict.io import pickled, torch_files
 from tensordict.io.specification import is_typed
 from tensordict.memory import pickling
@@ -54,18 +55,16 @@ class Copying(Leaves):
         if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)):
             with block:
                 return self.clone(recurse, **kwargs)
-        # Two walks, and other threads may add and delete entries between them: of what they cannot reach.
-        source = self.copy() if type(stored) is dict and not torch.compiler.is_compiling() else self
-        leaves = source._leaves()
-        listed = not kwargs and foreach.usable(leaves)
-        if not listed and torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             # It does not trace `Clones`, which have values copied and parameters stay parameters.
             return self._map(lambda leaf: leaf.clone(**kwargs))
-        # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
-        if listed and len(set(map(_REQUIRES_GRAD, leaves))) == 1:
-            return source._rebuilt(Clones(foreach.clone(leaves)))
-        # With empty keywords, a call takes 0.1 us more.
-        return source._rebuilt(Clones([v.clone(**kwargs) for v in leaves] if kwargs else [v.clone() for v in leaves]))
+        # Leaves are taken out and put back, and other threads may add and delete entries in between: not in a copy.
+        entries = stored.copy() if type(stored) is dict and self._wrapped_container() is self else None
+        if entries is not None and is_flat(entries):
+            leaves = list(entries.values())
+            return self._build(dict(zip(entries, _clones(leaves, kwargs))), self._batch_size, self._device, self._names)
+        source = self.copy() if type(stored) is dict else self
+        return source._rebuilt(Clones(_clones(source._leaves(), kwargs)))
 
     def copy(self) -> Self:
         """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
@@ -136,6 +135,14 @@ class Copying(Leaves):
         if self._is_shared:
             # Plain pickling copies; only multiprocessing's own pickler hands over the shared memory itself.
             self._is_shared = sharing.is_seen(self)
+
+
+def _clones(leaves: list[Tensor], options: dict[str, Any]) -> Sequence[Tensor]:
+    # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
+    if not options and foreach.usable(leaves) and len(set(map(_REQUIRES_GRAD, leaves))) == 1:
+        return foreach.clone(leaves)
+    # With empty keywords, a call takes 0.1 us more.
+    return [leaf.clone(**options) for leaf in leaves] if options else [leaf.clone() for leaf in leaves]
 
 
 def _deep_copy(value: object, memo: dict[int, Any]) -> Any:
