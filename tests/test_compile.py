@@ -271,7 +271,11 @@ SIZES_VARY = {
 def _fresh():
     torch._dynamo.reset()
     counters.clear()
+    # Torch sets this once, when a process compiles first; tests of modules set it back.
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
     yield
+    torch.distributions.Distribution.set_default_validate_args(before)
     torch._dynamo.reset()
 
 
