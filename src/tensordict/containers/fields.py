@@ -52,7 +52,7 @@ class FieldTable:
 
     owner: the class name, for errors.
     names: those of the fields, in order.
-    taken: all that there are values of: the fields, and `extras`.
+    taken: all that there are values of: the fields, and the arguments that only `__post_init__` sees.
     required: those of them without default.
     positional: the arguments that can be given by position.
     defaults: the fields with a default that is not `None`, with that or the function that makes it.

@@ -277,8 +277,6 @@ class FieldWrapper(Wrapper):
             self._check_field(name)
         FieldWrapper._put(self, name, item, non_blocking, path)
 
-    # These two read nothing through the instances, which would take a sixth of a stack, and of `apply`.
-
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         if isinstance(source, (Contract, Mapping)) and (write.adds or isinstance(write, Assign)):
             self._check_fields(source)

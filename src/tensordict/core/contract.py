@@ -133,8 +133,8 @@ class EntryStore:
 class Contract:
     """What a container of tensors supplies; `isinstance(value, Contract)` tells a node from a leaf.
 
-    State that most containers leave at its default lives on the class, so that building a container costs two
-    attribute writes. A class with other needs (a view, a file) may define any of these as properties.
+    State that most containers leave at its default lives on the class, or in slots, so that building a container costs
+    a few attribute writes. A class with other needs (a view, a file) may define any of these as properties.
     """
 
     # The attributes that the instances of a class have in slots. The others are in `__dict__`, where they differ from

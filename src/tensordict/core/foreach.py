@@ -57,10 +57,17 @@ def _takes_lists(leaves: Sequence[Tensor], others: tuple[object, ...]) -> bool:
     for other in others:
         if type(other) is list:
             kinds.update(map(type, other))
-    if not (kinds == _PLAIN or (bool(kinds) and kinds <= _PLAIN_OR_PARAMETER)) or _transformed():
+    if not are_plain(kinds) or _transformed():
         return False
     # Torch takes 60 us to say that it knows no ragged leaf here. One look saves that where all leaves are ragged.
     return not leaves[0].is_nested
+
+
+def are_plain(kinds: set[type[Any]]) -> bool:
+    """Whether values of these classes are plain tensors, or parameters: no containers, nor subclasses with calls of
+    their own; there is one at least.
+    """
+    return kinds == _PLAIN or (bool(kinds) and kinds <= _PLAIN_OR_PARAMETER)
 
 
 def results(container: Contract, one: One, many: Many, leaves: list[Tensor], *others: object) -> Sequence[Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.context import remember_state
-from tensordict.core.contract import NOT_BACKED, Backing, Contract, underlying
+from tensordict.core.contract import NOT_BACKED, Backing, Contract, is_flat, underlying
 from tensordict.core.errors import LockedError
 from tensordict.core.locks import Lock
 
@@ -94,13 +94,9 @@ class Locking(Contract):
         # A wrapper or a view may be gone before the container that it is over.
         node = underlying(self) if self._is_over_another else self
         entries = node._entries
-        if owner is None and type(entries) is dict:
-            for value in entries.values():
-                if type(value) is not Tensor and isinstance(value, Locking):
-                    break
-            else:
-                node._locked = True
-                return
+        if owner is None and type(entries) is dict and is_flat(entries):
+            node._locked = True
+            return
         with _exclusive():
             _lock_node(node, owner)
 
@@ -110,13 +106,9 @@ class Locking(Contract):
         if backing is not NOT_BACKED and (backing.is_memmap or backing.is_shared or backing.memmap_prefix is not None):
             node._backing = Backing(consolidated=backing.consolidated)
         entries = node._entries
-        if type(entries) is dict:
+        if type(entries) is dict and is_flat(entries):
             node._locked = False
-            for value in entries.values():
-                if type(value) is not Tensor and isinstance(value, Locking):
-                    break
-            else:
-                return
+            return
         with _exclusive():
             node._locked = False
             for value in entries.values() if type(entries) is dict else node._children():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry, settings
+from tensordict.core import foreach, ragged, registry, settings
 from tensordict.core.contract import Contract, Names, Rename, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined, path_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     _Container = TypeVar("_Container", bound=Contract)
 
-_PLAIN, _NO_NODES = {Tensor}, {False}
+_NO_NODES = {False}
 
 
 class Stacking(Writing):
@@ -649,7 +649,7 @@ def _plan_join(
         together = column if target is None else [*column, target]
         # Asking for the types first is a third of the time of asking each value whether it is a container.
         kinds = set(map(type, together))
-        nodes = _NO_NODES if kinds == _PLAIN else {issubclass(kind, Contract) for kind in kinds}
+        nodes = _NO_NODES if foreach.are_plain(kinds) else {issubclass(kind, Contract) for kind in kinds}
         if len(nodes) > 1:
             raise TypeError(f"entry {joined(path)!r} is a container in one place and a tensor in another")
         if target is None:

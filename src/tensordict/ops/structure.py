@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -461,10 +462,13 @@ class _Flatten:
             for name, value in structure.items()
             if type(value) is not Tensor and is_node(value)
         }
-        self.names: dict[Path, str] = {}
+
+    @cached_property
+    def names(self) -> dict[Path, str]:
+        """The names by what they are split into; made at the end of a block, which most calls do not have."""
+        return {tuple(name.split(self.separator)): name for name in self.flat_names}
 
     def __call__(self, tree: Any) -> Any:
-        self.names = {tuple(name.split(self.separator)): name for name in self.flat_names}
         if (members := tree._members(or_template=True)) is not None:
             return tree._restacked(list(map(self, members)))  # members may have different entries
         entries: dict[str, Any] = {}

@@ -18,8 +18,6 @@ from tensordict.ops.naming import take_names
 from tensordict.ops.numbers import overwriting, to_tensor
 from tensordict.ops.sources import nested_under
 
-_PLAIN = {Tensor}
-_PLAIN_OR_PARAMETER = {Tensor, torch.nn.Parameter}
 _NAMES = {str}
 
 
@@ -271,7 +269,7 @@ def plain_pairs(mapping: object, source: object) -> tuple[list[Tensor], list[Ten
     items: list[Any] = list(given.values())
     entries: list[Any] = list(map(mapping.get, given))
     kinds = {*map(type, entries), *map(type, items)}
-    return (entries, items) if kinds == _PLAIN or (kinds and kinds <= _PLAIN_OR_PARAMETER) else None
+    return (entries, items) if foreach.are_plain(kinds) else None
 
 
 def alike(targets: list[Tensor], values: list[Tensor]) -> bool:
@@ -295,12 +293,11 @@ def fitting(source: object, size: torch.Size) -> Mapping[str, Any] | None:
 
 
 def begin_with(values: Collection[Any], size: torch.Size) -> bool:
-    """Whether all are plain tensors whose shapes begin with a batch size, of which there is nothing else to check.
+    """Whether all are plain tensors or parameters whose shapes begin with a batch size, which is all there is to check.
 
     By far the most frequent case, which is cheaper to look at as a whole than entry by entry.
     """
-    kinds = {*map(type, values)}
-    if kinds != _PLAIN and not (kinds and kinds <= _PLAIN_OR_PARAMETER):
+    if not foreach.are_plain({*map(type, values)}):
         return False
     ndim = len(size)
     first = size[0] if ndim else None
