@@ -14,6 +14,7 @@ from tensordict.nn import (
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictModuleWrapper,
+    TensorDictSequential,
     WrapModule,
     as_tensordict_module,
 )
@@ -481,3 +482,14 @@ def test_vmap_and_functional_calls():
             return net(x)
 
     assert torch.vmap(run, (0, None))(params, torch.ones(3)).shape == (5, 4)
+
+
+@pytest.mark.parametrize("kind", [TensorDictModule, TensorDictSequential])
+def test_a_class_may_have_its_options_as_properties(kind):
+    """As wrappers of language models in TorchRL have theirs."""
+
+    class Fixed(kind):
+        inplace = property(lambda self: "empty", lambda self, value: None)
+
+    made = Fixed(plus_one()) if kind is TensorDictSequential else Fixed(lambda x: x + 1, in_keys=["x"], out_keys=["y"])
+    assert list(made(TensorDict(x=torch.ones(1))).keys()) == ["y"]

@@ -199,7 +199,7 @@ class TensorDictSequential(TensorDictModule):
                 f"{self.in_keys}. Got {list(kwargs)} instead."
             )
         own = self.__dict__
-        inplace = own["inplace"]
+        inplace = self.inplace
         if tensordict_out is None and own.get("_out_keys_apparent") is None and (inplace is None or inplace is True):
             result = self._through(tensordict, self._held())
             return result if result is tensordict or inplace is None else tensordict.update(result)
