@@ -46,7 +46,7 @@ from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.remote import IN_FLIGHT, Remote, is_url
 from tensordict.io.remote_rows import open_rows
 from tensordict.io.remote_saves import Access
-from tensordict.io.source import PrivateSave, Save
+from tensordict.io.source import PrivateSave
 from tensordict.io.specification import DICT
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
@@ -331,11 +331,10 @@ class LocalLocation(Location):
     def label(self, name: str) -> Label | None:
         path = self.path(name)
         refuse_links(self.root, name)
-        if not os.path.isdir(path):
+        if _format_of(name) == ARCHIVE:
             archive = Archive(path)
             return find_label(lambda inner: archive.read(f"{path}/{inner}"), DOCUMENTS)
-        source = Save(path)
-        return find_label(lambda inner: source.read(f"{path}/{inner}"), GROUPS if is_zarr(name) else DOCUMENTS)
+        return find_label(lambda inner: _read_file(f"{path}/{inner}"), GROUPS if is_zarr(name) else DOCUMENTS)
 
     def has_shard(self, name: str) -> bool:
         return os.path.lexists(self.path(name))
@@ -464,6 +463,12 @@ def _shard_of(name: str) -> str:
         return name
     known = _STAGED.fullmatch(name)
     return known["shard"] if known is not None and is_shard_name(known["shard"]) else ""
+
+
+def _read_file(path: str) -> bytes:
+    with files.closing(os.open(path, _READ | system.NOFOLLOW | system.CLOEXEC)) as fd:
+        status = os.fstat(fd)
+        return system.pread(fd, status.st_size, 0) if stat.S_ISREG(status.st_mode) else b""
 
 
 def _names_in(folder: str) -> list[str]:
@@ -652,7 +657,11 @@ class RemoteLocation(Location):
 
 def is_zarr(name: str) -> bool:
     """Whether a shard is a Zarr group, as its name says."""
-    return SUFFIXES.get(os.path.splitext(name)[1]) == "zarr"
+    return _format_of(name) == "zarr"
+
+
+def _format_of(name: str) -> str:
+    return SUFFIXES.get(os.path.splitext(name)[1], "")
 
 
 def _write_file(path: str, content: bytes) -> None:
