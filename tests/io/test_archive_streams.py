@@ -1,7 +1,7 @@
 """Compressed entries of archives: all streams that `zipfile` writes are read, and `zipfile` reads all that are written.
 
-A decompressor is fed and emptied in steps of `archive_reader._STEP` bytes. The tests set the step so that the end of the
-compressed stream, or the end of its content, falls on each offset around a multiple of it.
+A decompressor is fed and emptied in steps of `archive_reader._STEP` bytes. The tests set the step so that the end of
+the compressed stream, or the end of its content, falls on each offset around a multiple of it.
 """
 
 from __future__ import annotations

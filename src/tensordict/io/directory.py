@@ -373,7 +373,7 @@ def _save_directory(
     paths = list(_files_of(start, leaves, nodes))
     with contextlib.ExitStack() as stack:
         save = stack.enter_context(FolderTransaction(root.folder, paths, options.durable, kept, options.overwrite))
-        if save.replaces:
+        if save.is_replacing:
             _check_what_is_there(root.folder, leaves, nodes, options)
             # Another process may have made it since.
             if (there := _reopened(root, prefix, options)) is not None:
@@ -381,11 +381,12 @@ def _save_directory(
         for node in nodes:
             save.make_folder(node.folder, node.key)
         for leaf in leaves:
-            if leaf.result is not None and not (save.replaces and _link(leaf, leaf.result, save.at(leaf.path))):
+            if leaf.result is not None and not _link(leaf, leaf.result, save.at(leaf.path)):
                 leaf.result = None
         moving = _write_into(save, root, leaves, nodes, options)
-        for leaf in moving if save.replaces else ():
-            _moved(leaf)
+        for leaf in moving:
+            assert leaf.result is not None
+            _note_path(leaf.result, leaf.path)
     return _finish(root, prefix, options)
 
 
@@ -412,8 +413,7 @@ def _write_into(
                 save.write(f"{node.folder}/{node.value.pickle_file}", node.value.pickled, node.key)
             if node is not root:
                 save.write(f"{node.folder}/{META}", as_json(meta_of(node)), node.key)
-        with files.naming("write the file", f"{root.folder}/{META}", root.key):
-            save.commit(as_json(meta_of(root)))
+        save.commit(as_json(meta_of(root)))
     return moving
 
 
@@ -463,11 +463,16 @@ class GrowingFolder:
         path = self._save.at(leaf.path)
         with files.naming("write the file", leaf.path, key):
             os.ftruncate(self._fds[key], math.prod(shape) * leaf.tensor.itemsize)
-        return map_file(path, leaf.tensor.dtype, shape, key)
+        tensor = map_file(path, leaf.tensor.dtype, shape, key)
+        _note_path(tensor, leaf.path)
+        return tensor
 
     def commit(self, container: Contract) -> None:
         """Make the save visible; `container` has what `written` gives, and the other entries. May be tried again."""
         plan = plan_files(container, self._folder, self._options)
+        for leaf in plan.leaves:
+            if leaf.key in self._rows and isinstance(leaf.tensor, MemoryMappedTensor):
+                leaf.result = leaf.tensor
         with self._save.attempt():
             _write_into(self._save, plan.root, plan.leaves, plan.nodes, self._options)
 
@@ -554,11 +559,10 @@ def _leaf_file(leaf: _Leaf, options: FolderOptions, writing: WriteOptions) -> Le
     return LeafFile(leaf.key, leaf.tensor, leaf.path, writing, zero, leaf.result is not None)
 
 
-def _moved(leaf: _Leaf) -> None:
-    """The file of a leaf is in its place now."""
-    assert leaf.result is not None
-    assert isinstance(leaf.result._source, FileSource)
-    leaf.result._source.path = leaf.path
+def _note_path(tensor: MemoryMappedTensor, path: str) -> None:
+    """Have a tensor that maps a file in the stage name the path that the file has after the commit."""
+    assert isinstance(tensor._source, FileSource)
+    tensor._source.path = path
 
 
 def meta_of(node: _Node) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.source import FOLDERS, Folders, Source
@@ -291,6 +292,8 @@ def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, An
         if len(apart := listed_apart(meta)) != len(listed):
             raise ValueError(f"{_ENTRIES!r} is not a list of names and descriptions")
         entries += apart
+        if len(dict(entries)) != len(entries):
+            raise ValueError(f"an entry that {_ENTRIES!r} lists is there twice")
     return node, entries
 
 
@@ -368,8 +371,8 @@ def _read_json(folder: str, key: Path, source: Source) -> dict[str, Any]:
             raise FileNotFoundError(error.errno, f"no saved container here: there is {what}", where) from None
         raise files.named_os_error(error, "read the file", path, key) from error
     try:
-        meta = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        meta = parse_json(content)
+    except ValueError as error:
         raise _broken(folder, key, f"it is not JSON ({error})") from error
     if not isinstance(meta, dict):
         raise _broken(folder, key, f"it holds a {type(meta).__name__} and not an object")

@@ -171,19 +171,6 @@ def restore(
     return _Reader(tensors, separator, value, complain, device).node(spec, ())
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object (`object_pairs_hook`), in which a name that stands twice is an error and not overwritten.
-
-    Raises:
-        ValueError: there is such a name.
-    """
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
-
-
 @dataclass(slots=True)
 class _Reader:
     """The arguments of `restore`."""

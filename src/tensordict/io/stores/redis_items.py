@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
@@ -228,7 +229,7 @@ class WireGroup(Group):
         raw = self.store.header.get(header)
         if raw is None:
             return None
-        return raw.decode() if name == CLASS else list(checked.sizes(json.loads(raw), "its batch size"))
+        return raw.decode() if name == CLASS else list(checked.sizes(parse_json(raw), "its batch size"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
@@ -117,7 +118,7 @@ class StackServer(Server):
     def inner_size(self) -> tuple[int, ...]:
         """The batch size of the elements, of the first where they differ."""
         with self.errors(()):
-            return checked.sizes(json.loads(self.header.get("__inner_batch_size__", b"[]")), "its batch size")
+            return checked.sizes(parse_json(self.header.get("__inner_batch_size__", b"[]")), "its batch size")
 
     def element(self, at: int | None, place: str = "", key: Path = ()) -> ElementGroup:
         """The group of an element of the stack, or of the container nested at a place; `None` stands for all."""
@@ -167,7 +168,7 @@ class StackServer(Server):
 
     def _numbers(self, path: str, raw: bytes) -> Any:
         with self.errors(self.key_of(path)):
-            return json.loads(raw)
+            return parse_json(raw)
 
     def has_at(self, path: str, at: int | None) -> bool:
         """Whether an element has what is at a path; without a number, whether all have it."""
@@ -298,7 +299,7 @@ class StackServer(Server):
         return found
 
     def _values_in(self, raw: bytes, form: bytes) -> tuple[list[Any], list[dict[str, Any]]]:
-        values = json.loads(raw)
+        values = parse_json(raw)
         if type(values) is not list or len(values) != self.count:
             raise ValueError(f"its values {values!r:.80} are not those of {self.count} elements")
         noted = notes_of(form) if form else {}
