@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from tensordict.core.keys import find_doubled
+
 
 def parse_json(content: str | bytes, constants: bool = True) -> Any:
     """Parse a JSON text, in which no object may have one name twice.
@@ -42,11 +44,7 @@ def parse_json(content: str | bytes, constants: bool = True) -> Any:
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"an object has the name {name!r:.200} twice")
-            seen.add(name)
+        raise ValueError(f"an object has the name {find_doubled(name for name, _ in pairs)!r:.200} twice")
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
-from tensordict.core.keys import Path, entry_of, joined
+from tensordict.core.keys import Path, entry_of, find_doubled, joined
 from tensordict.io import checked
 from tensordict.io.source import FOLDERS, Folders, Source
 from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
@@ -292,8 +292,8 @@ def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, An
         if len(apart := listed_apart(meta)) != len(listed):
             raise ValueError(f"{_ENTRIES!r} is not a list of names and descriptions")
         entries += apart
-        if len(dict(entries)) != len(entries):
-            raise ValueError(f"an entry that {_ENTRIES!r} lists is there twice")
+        if (twice := find_doubled(name for name, _ in entries)) is not None:
+            raise ValueError(f"the entry {twice!r:.200} is there twice, and {_ENTRIES!r} lists one of the two")
     return node, entries
 
 

@@ -33,7 +33,7 @@ from tensordict.io.stores.redis_layout import (
     request_for,
 )
 from tensordict.io.stores.redis_wire import LIMIT, Request
-from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text
+from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
 from tensordict.memory.stored_tensors import Selection, Values
 
 if TYPE_CHECKING:
@@ -245,7 +245,8 @@ class WireGroup(Group):
             self.store.note(self.place, {**notes, name: value})
 
     def names(self) -> list[str]:
-        return [decoded(part) for part in self.store.children(self.place)]
+        with self.store.errors(self.key):
+            return decode_names(self.store.children(self.place), decoded)
 
     def has(self, name: str) -> bool:
         self.store._listed()

@@ -30,7 +30,7 @@ from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, add
 from tensordict.io.stores.redis_layout import Meta, Scope, bytes_of, decoded, noted_in, notes_of, portions, request_for
 from tensordict.io.stores.redis_protocol import Word
 from tensordict.io.stores.redis_wire import ABSENT, LIMIT, Address, Request, State, Wire
-from tensordict.io.stores.store import SIZE, ArrayItem, Item, Other, Pick, StaleError, Text
+from tensordict.io.stores.store import SIZE, ArrayItem, Item, Other, Pick, StaleError, Text, decode_names
 from tensordict.memory.stored_tensors import Selection, Values, as_array
 
 # What is noted of a nested container, or of the stack itself, whose elements have unequal batch sizes.
@@ -770,7 +770,8 @@ class ElementGroup(WireGroup):
             }
             parts += [part for part in given if "." not in part and part not in parts]
             parts = [part for part in parts if not isinstance(given.get(part), Other)]
-        return list(map(decoded, parts))
+        with store.errors(self.key):
+            return decode_names(parts, decoded)
 
     def new_group(self, key: Path) -> ElementGroup:
         return ElementGroup(self.store, key, None, -1, None)
