@@ -33,7 +33,16 @@ from tensordict.io.meta import (
 )
 from tensordict.io.progress import progress_bar
 from tensordict.io.source import FOLDERS
-from tensordict.io.specification import DICT, LAZY, UNBATCHED, WRAPPED, Specification, specification_of, to_container
+from tensordict.io.specification import (
+    DICT,
+    LAZY,
+    UNBATCHED,
+    WRAPPED,
+    Specification,
+    check_levels,
+    specification_of,
+    to_container,
+)
 from tensordict.io.transaction import FolderTransaction
 from tensordict.io.value_files import Place, ValueFiles, files_of_value, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
@@ -162,6 +171,8 @@ def plan_files(container: Contract, folder: str, options: FolderOptions) -> Fold
     """
     leaves: list[_Leaf] = []
     nodes: list[_Node] = []
+    if folder:
+        check_levels(container)
     return FolderPlan(_plan_node(container, (), folder, options, leaves, nodes), leaves, nodes)
 
 

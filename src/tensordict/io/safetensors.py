@@ -22,7 +22,7 @@ from tensordict.io import checked
 from tensordict.io.checksums import Recorded
 from tensordict.io.detect import refuse_other
 from tensordict.io.progress import Progress, progress_bar
-from tensordict.io.specification import DICT, Specification, to_container
+from tensordict.io.specification import DICT, MAX_LEVELS, Specification, to_container
 from tensordict.io.structure import Complain, Described, naming_file, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.writing import SaveOptions, TensorRun
@@ -40,7 +40,6 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 100_000_000
 # The data begins at a multiple of this, and so, larger elements first, every tensor at one of its element size.
 _ALIGN = 64
-_MAX_LEVELS = 200
 
 _NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -474,8 +473,11 @@ def _nested(tensors: _Mapped, options: SafetensorsOptions) -> Specification:
         rest = name
         if separator and separator in name:
             count = name.count(separator)
-            if count > _MAX_LEVELS:
-                raise SaveError(f"entry {name[:80]!r}...: its name has {count} levels; load it with separator=None")
+            if count > MAX_LEVELS:
+                raise SaveError(
+                    f"entry {name[:80]!r}...: its name has {count} levels, and a container at most {MAX_LEVELS}: "
+                    "load it with separator=None"
+                )
             start = 0
             while (end := name.find(separator, start)) >= 0 and name[:end] not in tensors.entries:
                 level = level.setdefault(name[start:end], {})

@@ -24,6 +24,8 @@ from tensordict.io.specification import (
     WRAPPED,
     Specification,
     check,
+    check_level,
+    check_levels,
     specification_of,
     tensorclass_over,
 )
@@ -61,6 +63,7 @@ class Described:
         self.separator = separator
         self.tensors: dict[str, Tensor] = {}
         self.keys: dict[str, Path] = {}
+        check_levels(container)
         self.spec = self._node(container, ())
 
     def _node(self, container: Contract | Specification, key: Path) -> dict[str, Any]:
@@ -183,6 +186,7 @@ class _Reader:
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
     def node(self, spec: Any, key: Path) -> Specification:
+        check_level(key)
         node, tensorclass = _without_content(spec, key)
         node.device = self.device or node.device
         entries: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.specification import DICT, LAZY, VALUE_STACK
+from tensordict.io.specification import DICT, LAZY, VALUE_STACK, check_level
 from tensordict.io.values import exact
 
 _JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
@@ -53,6 +53,7 @@ class Translation:
         self.locked = metadata.get("is_locked") is True
 
     def _node(self, node: Any, key: Path) -> dict[str, Any]:
+        check_level(key)
         parts: list[Any] = (
             [node.get(name) for name in ("non_tensors", "leaves", "cls_metadata")] if type(node) is dict else []
         )

@@ -31,6 +31,7 @@ from tensordict.io.specification import (
     Specification,
     Unreadable,
     check,
+    check_level,
     class_name,
     shape_of,
     specification_of,
@@ -48,8 +49,6 @@ NAMES, CLASS, KIND, STACK_DIM, TEXT = "_names", "_class", "_kind", "_stack_dim",
 # On the group of a ragged tensor: the shape of its rows in the jagged layout as JSON, `null` for the strided one.
 RAGGED = "_ragged"
 _ELEMENTS, _SIZES = "values", "sizes"
-# How deep groups may be nested in what is read.
-_DEEPEST = 300
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -230,9 +229,10 @@ def _fit_size(node: Specification) -> None:
 
 def lineage_of(group: Group, above: tuple[int, ...]) -> tuple[int, ...]:
     """The addresses of a group and those above it; a `SaveError` when it is nested in itself."""
-    if group.address in above or len(above) > _DEEPEST:
+    check_level(group.key)
+    if group.address in above:
         where = f"entry {joined(group.key)!r} of the {group.store.kind} {group.store.name!r}"
-        raise SaveError(f"{where} is nested in itself, or too deep")
+        raise SaveError(f"{where} is nested in itself")
     return (*above, group.address)
 
 
@@ -353,6 +353,7 @@ def write_container(group: Group, container: Contract, options: Mapping[str, Any
         OSError: the store cannot be written.
     """
     key, errors = group.key, group.store.errors
+    check_level(key)
     form = specification_of(container, key, unread=True)
     if form.is_tensorclass:
         with errors(key):
