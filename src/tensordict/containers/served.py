@@ -14,7 +14,7 @@ from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.core.shapes import as_size
-from tensordict.io.specification import class_named
+from tensordict.io.specification import check_levels, class_named
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.redis import Server
 from tensordict.io.stores.redis_stacks import StackServer
@@ -213,6 +213,7 @@ class TensorDictStore(PersistentTensorDict):
                 td, backend=backend, host=host, port=port, db=db, unix_socket_path=unix_socket_path, prefix=prefix,
                 device=device, **kwargs,
             )  # fmt: skip
+        check_levels(td)
         self = object.__new__(cls)
         device = td.device if device is None else device
         store = Server(Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs))

@@ -130,3 +130,13 @@ def unravel_key_list(keys: Iterable[Any]) -> list[Key]:
     if isinstance(keys, str) or not isinstance(keys, (Sequence, set, frozenset, Iterable)):
         raise TypeError(f"expected a list of keys, got {keys!r} of type {type(keys).__name__}")
     return [unravel_key(key) for key in keys]
+
+
+def find_doubled(names: Iterable[str]) -> str | None:
+    """Find the first name that has been there before; `None` when there is none. The time is linear."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

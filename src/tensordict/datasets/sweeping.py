@@ -148,7 +148,7 @@ def known_files(schema: Schema) -> IsOurs:
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
     def is_ours(name: str) -> bool:
-        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name)) is not None
+        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name.rstrip("/"))) is not None
 
     return is_ours
 

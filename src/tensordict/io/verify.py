@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import stat
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checksums, consolidated, safetensors
 from tensordict.io.archive import archive_problems
@@ -268,8 +268,8 @@ def _named(key: Path, what: str) -> str:
 def _specs(content: bytes) -> dict[str, Any]:
     """What a meta.json says about entries, by name; nothing where it is broken, which its reader will say."""
     try:
-        meta = json.loads(content)
-    except (ValueError, RecursionError):
+        meta = parse_json(content)
+    except ValueError:
         return {}
     if not isinstance(meta, dict):
         return {}

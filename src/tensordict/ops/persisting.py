@@ -13,6 +13,7 @@ from tensordict.io.detect import refuse_other
 from tensordict.io.progress import quiet
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.remote_saves import read_file
+from tensordict.io.specification import check_levels
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import write_store
 from tensordict.io.transaction import FileTransaction, TreeTransaction
@@ -319,6 +320,7 @@ class Persisting(Contract):
         **kwargs: object,
     ) -> Any:
         """Write this container as a store of a kind, at a path or in one that is given; see `to_h5` and `to_zarr`."""
+        check_levels(self)
         kind = backend_of(backend)
         options = kind.checked_options(kwargs)
         open_store = registry.lookup("PersistentTensorDict")._opened

@@ -18,6 +18,7 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, Names
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked, columns
 from tensordict.io.progress import progress_bar
@@ -30,6 +31,7 @@ from tensordict.io.specification import (
     Specification,
     Unreadable,
     check,
+    check_level,
     class_name,
     shape_of,
     specification_of,
@@ -47,8 +49,6 @@ NAMES, CLASS, KIND, STACK_DIM, TEXT = "_names", "_class", "_kind", "_stack_dim",
 # On the group of a ragged tensor: the shape of its rows in the jagged layout as JSON, `null` for the strided one.
 RAGGED = "_ragged"
 _ELEMENTS, _SIZES = "values", "sizes"
-# How deep groups may be nested in what is read.
-_DEEPEST = 300
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def noted_names(item: Item) -> Names | None:
     """
     with item.store.errors(item.key):
         text = item.text(NAMES)
-        return None if text is None else checked.names(json.loads(text))
+        return None if text is None else checked.names(parse_json(text))
 
 
 def noted_class(group: Group) -> str | None:
@@ -94,7 +94,7 @@ def value_of(item: Text, size: torch.Size, device: torch.device | None, names: N
         kind = VALUES[0] if noted is None else noted
         if kind not in (*VALUES, VALUE_STACK):
             raise ValueError(f"{kind!r:.40} is no kind of a value")
-        value = text if noted is None or item.attribute(TEXT) is not None else restored(json.loads(text))
+        value = text if noted is None or item.attribute(TEXT) is not None else restored(parse_json(text))
         dims = item.numbers(STACK_DIM) if kind == VALUE_STACK else None
         own = noted_size(item)
         if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
@@ -190,7 +190,7 @@ def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None
     """
     check_rows(group, size)
     with group.store.errors(group.key):
-        row = json.loads(group.text(RAGGED) or "null")
+        row = parse_json(group.text(RAGGED) or "null")
         if row is not None:
             row = checked.ints(row, "the shape of its rows", least=-1)
         flat, sizes = (_part_of(group, name).tensor(None).read() for name in (_ELEMENTS, _SIZES))
@@ -229,9 +229,10 @@ def _fit_size(node: Specification) -> None:
 
 def lineage_of(group: Group, above: tuple[int, ...]) -> tuple[int, ...]:
     """The addresses of a group and those above it; a `SaveError` when it is nested in itself."""
-    if group.address in above or len(above) > _DEEPEST:
+    check_level(group.key)
+    if group.address in above:
         where = f"entry {joined(group.key)!r} of the {group.store.kind} {group.store.name!r}"
-        raise SaveError(f"{where} is nested in itself, or too deep")
+        raise SaveError(f"{where} is nested in itself")
     return (*above, group.address)
 
 
@@ -352,6 +353,7 @@ def write_container(group: Group, container: Contract, options: Mapping[str, Any
         OSError: the store cannot be written.
     """
     key, errors = group.key, group.store.errors
+    check_level(key)
     form = specification_of(container, key, unread=True)
     if form.is_tensorclass:
         with errors(key):

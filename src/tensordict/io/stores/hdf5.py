@@ -23,7 +23,7 @@ from tensordict.core import extras
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
-from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Store, Text
+from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Store, Text, decode_names
 from tensordict.memory import files, system
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import Selection, stored_dtype, tensor_dtype
@@ -270,7 +270,7 @@ class _Group(_Object, Group):
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            return [File.decoded(link) for link in self.object]
+            return decode_names(self.object, File.decoded)
 
     def check_name(self, name: str) -> None:
         self._link(name)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
@@ -32,7 +33,7 @@ from tensordict.io.stores.redis_layout import (
     request_for,
 )
 from tensordict.io.stores.redis_wire import LIMIT, Request
-from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text
+from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
 from tensordict.memory.stored_tensors import Selection, Values
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class WireGroup(Group):
         raw = self.store.header.get(header)
         if raw is None:
             return None
-        return raw.decode() if name == CLASS else list(checked.sizes(json.loads(raw), "its batch size"))
+        return raw.decode() if name == CLASS else list(checked.sizes(parse_json(raw), "its batch size"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:
@@ -244,7 +245,8 @@ class WireGroup(Group):
             self.store.note(self.place, {**notes, name: value})
 
     def names(self) -> list[str]:
-        return [decoded(part) for part in self.store.children(self.place)]
+        with self.store.errors(self.key):
+            return decode_names(self.store.children(self.place), decoded)
 
     def has(self, name: str) -> bool:
         self.store._listed()

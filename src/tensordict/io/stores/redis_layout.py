@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
 from tensordict.io import checked
 from tensordict.io.stores.redis_protocol import Word
@@ -81,11 +82,11 @@ class Meta:
             stored_dtype(dtype)
             if b"shapes" in self.fields:
                 self._parse_shapes(dtype)
-            self.shape, self.dtype = checked.shape(json.loads(self.fields.get(b"shape", b""))), dtype
+            self.shape, self.dtype = checked.shape(parse_json(self.fields.get(b"shape", b""))), dtype
         return self
 
     def _parse_shapes(self, dtype: torch.dtype) -> None:
-        shapes = json.loads(self.fields[b"shapes"])
+        shapes = parse_json(self.fields[b"shapes"])
         if type(shapes) is not list:
             raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
         self.shapes = [None if shape is None else checked.shape(shape) for shape in shapes]
@@ -221,7 +222,7 @@ def raw_of(value: Any) -> bytes:
 
 def notes_of(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw)
+        found = parse_json(raw)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

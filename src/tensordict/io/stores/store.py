@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, find_doubled, joined
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor
 
 if TYPE_CHECKING:
@@ -30,6 +30,18 @@ SIZE, DTYPE = "_batch_size", "_dtype"
 
 # What will be read of an array of a shape; nothing for `None`.
 Pick = Callable[[tuple[int, ...]], "Selection | None"]
+
+
+def decode_names(parts: Iterable[str], decode: Callable[[str], str]) -> list[str]:
+    """Give the names of the entries of a group, whose links in the store are `parts`.
+
+    Raises:
+        ValueError: two of the links stand for one name, one of them being encoded.
+    """
+    names = list(map(decode, parts))
+    if len(set(names)) != len(names):
+        raise ValueError(f"the name {find_doubled(names)!r:.200} is there twice, once in an encoded form")
+    return names
 
 
 class StaleError(SaveError):

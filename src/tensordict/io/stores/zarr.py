@@ -27,7 +27,7 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.io import checked
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
-from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text
+from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text, decode_names
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
@@ -505,7 +505,7 @@ class _ZarrGroup(_ZarrNode, Group):
             parts = nodes.children(self.at) if nodes.lists else self._noted_parts()
             order = {part: place for place, part in enumerate(self._order())}
             parts.sort(key=lambda part: order.get(part, len(order)))
-            return [self.store.decoded(part) for part in parts]
+            return decode_names(parts, self.store.decoded)
 
     def _noted_parts(self) -> list[str]:
         """The parts of paths of all that is in it, where the store does not list them."""

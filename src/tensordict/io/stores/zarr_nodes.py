@@ -24,6 +24,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, WrapperStore, ZipStore
 
+from tensordict.core.json_text import parse_json
 from tensordict.io import commit
 
 if TYPE_CHECKING:
@@ -458,9 +459,9 @@ def _parsed(content: bytes | None) -> Document | None:
     if content is None:
         return None
     try:
-        found = json.loads(content)
-    except RecursionError:
-        raise ValueError("its document is nested too deep") from None
+        found = parse_json(content)
+    except ValueError as error:
+        raise ValueError(f"its document is broken: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("its document is no JSON object")
     return found
