@@ -26,7 +26,7 @@ from tensordict.io.formats import ABOVE, Above, describe_save, read_at
 from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
 from tensordict.io.progress import Progress, progress_bar, quiet
-from tensordict.io.remote import Remote, StorageOptions, is_url
+from tensordict.io.remote import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.remote_saves import Access, CacheDir, RemoteSave
 from tensordict.io.source import Save
 from tensordict.io.specification import LeafSpec, Specification, walk
@@ -133,7 +133,8 @@ def verify(
 def _verified_copy(check: Callable[[PathLike], Report], save: RemoteSave) -> Report:
     """The report on the save at a URL."""
     if (remote := save.in_place) is not None:
-        return _filled(Report(save.url, save.format), lambda report, *_: _verify_opened(report, remote), 0, False)
+        report = Report(save.url, save.format)
+        return _filled(report, lambda *_: _verify_opened(report, remote, IN_FLIGHT), 0, False)
     with tempfile.TemporaryDirectory(prefix="tensordict-verify-") as folder:
         path = save.mirror(folder)
         report = check(path)
@@ -285,12 +286,13 @@ def _verify_archive(report: Report, num_threads: int, progress: Progress | None)
 
 
 def _verify_store(report: Report, num_threads: int, progress: Progress | None) -> None:
-    _verify_opened(report, report.path)
+    _verify_opened(report, report.path, num_threads)
 
 
-def _verify_opened(report: Report, where: str | Remote) -> None:
+def _verify_opened(report: Report, where: str | Remote, num_threads: int) -> None:
     with contextlib.closing(backend_of(report.format).open(where, "r")) as store:
         _count(report, specification_in(store.root, lambda error: report.problems.append(str(error))))
+        report.problems += store.find_damage(num_threads)
 
 
 def _verify_sums(

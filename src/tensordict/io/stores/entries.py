@@ -312,6 +312,7 @@ def fill(array: ArrayItem, value: Tensor) -> None:
         array.write((...,), as_array(value, value.dtype))
     elif value.numel():
         array.tensor(None).write(value, None if progress is None else progress.add)
+    array.record_written()
 
 
 def _is_zero(value: Tensor) -> bool:

@@ -28,6 +28,7 @@ from tensordict.io import checked
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
 from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text
+from tensordict.io.stores.zarr_chunks import find_damaged_chunks
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
@@ -44,6 +45,10 @@ _ENCODED, _HIDDEN = "_%", ".tensordict-"
 _ZIP = ".zip"
 _MODES = ("r", "r+", "w", "w-", "x", "a")
 _OPTIONS = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value", "order")
+# A chunk that is written is there, whatever is in it: zarr would leave out, or delete, chunks of zeros.
+_CONFIG: Any = {"write_empty_chunks": True}
+# On an array: the shape of it that a save has written. All chunks with an element in it are there.
+WRITTEN = "_written"
 _CODECS = {"gzip": "GzipCodec", "zstd": "ZstdCodec", "blosc": "BloscCodec"}
 # The size of a chunk with `chunks="rows"`, in bytes.
 _ROWS = 1 << 20
@@ -180,6 +185,25 @@ class ZarrStore(Store):
             if "" in self.nodes.drafts:
                 self.nodes.discard("")
             self.nodes.close()
+
+    def find_damage(self, num_threads: int) -> list[str]:
+        found: list[str] = []
+        groups = [self.root]
+        while groups:
+            group = groups.pop()
+            assert isinstance(group, _ZarrGroup)
+            found += [f"entry {joined((*group.key, name))!r}: its zarr.json is missing" for name in group.find_lost()]
+            for name in group.names():
+                try:
+                    item = group.find(name)
+                except OSError:
+                    # Whoever has read the structure has reported it.
+                    continue
+                if isinstance(item, _ZarrGroup):
+                    groups.append(item)
+                elif isinstance(item, _ZarrArray):
+                    found += item.find_damage(num_threads)
+        return found
 
     @contextlib.contextmanager
     def errors(self, key: Path) -> Iterator[None]:
@@ -476,13 +500,19 @@ class _ZarrArray(_ZarrNode, ArrayItem):
         folder = self.store.nodes.folder_of(self.at)
         return None if folder is None else RawChunks.of(folder, self.document, self.array)
 
-    def resize(self, shape: Sequence[int]) -> None:
-        self.store.changed()
-        with self.store.errors(self.key):
-            self.array.resize(tuple(shape))
-            self.shape = torch.Size(shape)
-            self.document = self.store.nodes.document(self.at) or self.document
-            self.address = self.store.nodes.version(self.at)
+    def find_damage(self, num_threads: int) -> list[str]:
+        """See `Store.find_damage`."""
+        where = self.store.nodes, self.at, self.document, self.array
+        try:
+            with self.store.errors(self.key):
+                damage = find_damaged_chunks(*where, self.numbers(WRITTEN), num_threads)
+                return [f"entry {joined(self.key)!r}: {each}" for each in damage]
+        except SaveError as error:
+            return [str(error)]
+
+    def record_written(self) -> None:
+        if self.numbers(WRITTEN) != list(self.shape):
+            self.set_attribute(WRITTEN, self.shape)
 
 
 def _has_positions(selection: Selection) -> bool:
@@ -519,6 +549,13 @@ class _ZarrGroup(_ZarrNode, Group):
     def _order(self) -> list[str]:
         """The parts of paths in the order in which they were made, as far as that is noted."""
         return _texts(_notes(self.store.nodes.document(self.at) or {}).get(_ORDER))
+
+    def find_lost(self) -> list[str]:
+        """The names of nodes that were made here, and of which all but the document is there."""
+        nodes = self.store.nodes
+        known = set(nodes.children(self.at)) if nodes.lists else set(self._order())
+        lost = [part for part in self._order() if part not in known and nodes.is_taken(f"{self.at}/{part}".lstrip("/"))]
+        return [self.store.decoded(part) for part in lost]
 
     def check_name(self, name: str) -> None:
         self._part(name)
@@ -592,9 +629,8 @@ class _ZarrGroup(_ZarrNode, Group):
         nodes = self.store.nodes
         at = nodes.begin(self._path_of(key[-1]))
         try:
-            # An array is cut along each dim for itself: as one of zeros is not written, nor are chunks of zeros.
             made = zarr().create_array(
-                nodes, name=at, shape=shape, dtype=dtype, zarr_format=3, attributes=notes, **layout
+                nodes, name=at, shape=shape, dtype=dtype, zarr_format=3, attributes=notes, config=_CONFIG, **layout
             )
         except BaseException:
             _discard(nodes, at)
@@ -668,10 +704,11 @@ def _item_of(store: ZarrStore, key: Path, path: str, found: Found) -> Item:
 
 def _array(node: _ZarrNode) -> Any:
     """The array of zarr over a node."""
+    from zarr.core.array_spec import ArrayConfig
     from zarr.storage import StorePath
 
-    library = zarr()
-    return library.Array(library.AsyncArray(dict(node.document), StorePath(node.store.nodes, node.at)))
+    library, where = zarr(), StorePath(node.store.nodes, node.at)
+    return library.Array(library.AsyncArray(dict(node.document), where, ArrayConfig.from_dict(_CONFIG)))
 
 
 def _is_of_strings(dtype: np.dtype[Any], document: Document) -> bool:

@@ -298,6 +298,23 @@ class NodeStore(WrapperStore[Any]):
         names = [name async for name in self._store.list_dir(path)]
         return bool(names)
 
+    def keys_in(self, path: str) -> frozenset[str] | None:
+        """The keys below a node, without the path before them; `None` where the store lists none."""
+        if not self._store.supports_listing:
+            return None
+        return sync(self._list_keys(f"{path}/"))
+
+    async def _list_keys(self, prefix: str) -> frozenset[str]:
+        return frozenset([key.removeprefix(prefix) async for key in self._store.list_prefix(prefix)])
+
+    def size_of(self, key: str) -> int | None:
+        """How many bytes are under a key; `None` when there is nothing."""
+        try:
+            size: int = sync(self._store.getsize(key))
+            return size
+        except _MISSING:
+            return None
+
     def is_there(self, key: str) -> bool:
         """Whether there is anything under a key."""
         return sync(self.exists(key))

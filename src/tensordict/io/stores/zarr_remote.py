@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from zarr.abc.store import OffsetByteRequest
+from zarr.abc.store import OffsetByteRequest, SuffixByteRequest
 from zarr.storage import FsspecStore, WrapperStore
 
 from tensordict.core.errors import SaveError
@@ -57,7 +57,14 @@ class RemoteStore(WrapperStore[Any]):
         if byte_range is None and key.endswith(".json"):
             # s3fs asks how long a whole object is before it reads it.
             byte_range = OffsetByteRequest(0)
-        return await self._tried("read", key, lambda path: self._store.get(path, prototype, byte_range))
+        found: Buffer | None = await self._tried("read", key, lambda path: self._store.get(path, prototype, byte_range))
+        if found is not None and isinstance(byte_range, SuffixByteRequest):
+            # Servers may pass over a range that is counted from the end, and send all.
+            found = found[-byte_range.suffix :]
+        return found
+
+    async def getsize(self, key: str) -> int:
+        return await self._tried("look for", key, self._store.getsize)
 
     async def exists(self, key: str) -> bool:
         return await self._tried("look for", key, self._store.exists)
