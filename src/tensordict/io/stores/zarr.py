@@ -25,6 +25,7 @@ from tensordict.core import extras
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.io import checked
+from tensordict.io.claims import Claim
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
 from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text
@@ -83,6 +84,8 @@ class ZarrStore(Store):
         self.nodes = nodes
         self._source = source
         self._is_open = True
+        # Of a group at a URL, until it is whole.
+        self._claim: Claim | None = None
         with self.errors(()):
             self._is_consolidated = nodes.consolidated()
 
@@ -91,13 +94,17 @@ class ZarrStore(Store):
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
         nodes, source, shown = _opened(name, mode)
+        claim = Claim(source) if mode not in ("r", "r+") and isinstance(source, Remote) else None
         try:
             _check_there(nodes, shown, mode)
+            if mode in ("w", "w-", "x") or nodes.document("") is None:
+                nodes.write_document("", _group_document({}))
         except BaseException:
             nodes.close()
             raise
-        if mode in ("w", "w-", "x") or nodes.document("") is None:
-            nodes.write_document("", _group_document({}))
+        finally:
+            if claim is not None:
+                claim.release()
         return cls(nodes, source, shown, "r" if mode == "r" else "r+")
 
     @classmethod
@@ -109,16 +116,24 @@ class ZarrStore(Store):
             overwrite: delete what is in a store that is given.
 
         Raises:
-            SaveError: there is something in it.
+            SaveError: there is something in it; or another process or thread is saving to the URL.
         """
         nodes, source, shown = _opened(name, "x" if overwrite is False else "w", staged=True)
-        if nodes.document("") is not None or nodes.is_taken(""):
-            if not overwrite:
-                raise SaveError(f"there is something in {shown!r}: pass overwrite=True to delete all of it")
-            nodes.clear_all()
-        nodes.drafts.add("")
-        nodes.write_document("", _group_document({}))
-        return cls(nodes, source, shown, "r+")
+        claim = Claim(source) if isinstance(source, Remote) else None
+        try:
+            if nodes.document("") is not None or nodes.is_taken(""):
+                if not overwrite:
+                    raise SaveError(f"there is something in {shown!r}: pass overwrite=True to delete all of it")
+                nodes.clear_all()
+            nodes.drafts.add("")
+            nodes.write_document("", _group_document({}))
+            self = cls(nodes, source, shown, "r+")
+        except BaseException:
+            if claim is not None:
+                claim.release()
+            raise
+        self._claim = claim
+        return self
 
     @classmethod
     def over(cls, handle: Any) -> tuple[ZarrStore, Group]:
@@ -176,14 +191,20 @@ class ZarrStore(Store):
     def flush(self) -> None:
         """Have what `create` has made seen; all else is once it is written."""
         if "" in self.nodes.drafts:
+            if self._claim is not None:
+                self._claim.check()
             with self.errors(()):
                 self._is_consolidated = self.nodes.publish_root(_MANY)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            if "" in self.nodes.drafts:
-                self.nodes.discard("")
+            try:
+                if "" in self.nodes.drafts and (self._claim is None or self._claim.is_valid()):
+                    self.nodes.discard("")
+            finally:
+                if self._claim is not None:
+                    self._claim.release()
             self.nodes.close()
 
     def find_damage(self, num_threads: int) -> list[str]:

@@ -288,14 +288,14 @@ class NodeStore(WrapperStore[Any]):
         return path
 
     def is_taken(self, path: str) -> bool:
-        """Whether there is anything at a path; of the root, in it."""
+        """Whether there is anything at a path; of the root, anything in it but the claim of a saver."""
         if self._root is not None:
             where = f"{self._root}/{path}"
             return os.path.lexists(where) if path else os.path.isdir(where) and bool(os.listdir(where))
         return path in self._pending or (self.lists and sync(self._any_in(path)))
 
     async def _any_in(self, path: str) -> bool:
-        names = [name async for name in self._store.list_dir(path)]
+        names = [name async for name in self._store.list_dir(path) if path or name != commit.JOURNAL]
         return bool(names)
 
     def keys_in(self, path: str) -> frozenset[str] | None:
@@ -320,7 +320,7 @@ class NodeStore(WrapperStore[Any]):
         return sync(self.exists(key))
 
     def clear_all(self) -> None:
-        """Delete all that is in the store; a zip file that is written is empty."""
+        """Delete all that is in the store but the claim of a saver; a zip file that is written is empty."""
         self._pending.clear()
         if self._root is not None:
             if os.path.isdir(self._root):
