@@ -81,10 +81,12 @@ def verify(
     """Check a save of any format without loading it: nothing is unpickled, and no class needs to be known.
 
     The structure, the names, shapes and dtypes, and the length of every file are checked. The content is read only
-    where checksums were recorded, by `checksum=` when saving (an HDF5 file has none), and always in an archive.
+    where checksums were recorded, by `checksum=` when saving (an HDF5 file has none), and always in an archive. Every
+    chunk of a Zarr group that a save of this package wrote must be there. Chunks that are compressed or in shards are
+    decoded, one at a time for each thread; the length of others is checked.
 
     Args:
-        path: a folder or a file, or a URL, from which all of it is fetched, and of a Zarr group its structure.
+        path: a folder or a file, or a URL, from which all of it is fetched, of a Zarr group what has to be decoded.
         raises: `False` returns a report with the problems instead.
         num_threads: the number of threads that read.
         progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
