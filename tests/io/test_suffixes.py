@@ -180,7 +180,7 @@ def test_options_that_a_format_does_not_have(tmp_path: pathlib.Path, suffix: str
 
 
 def test_bad_values_of_options_are_told_as_such(tmp_path: pathlib.Path) -> None:
-    for suffix, options in ((".safetensors", {"checksum": "sha999"}), (".zarr", {"compression": "zip"})):
+    for suffix, options in ((".safetensors", {"checksum": "sha999"}), (".h5", {"compression": "zip"})):
         with pytest.raises(ValueError, match="sha999|zip") as error:
             make().save(tmp_path / f"x{suffix}", **options)  # type: ignore[arg-type]
         assert "cannot hold" not in str(error.value)
@@ -202,7 +202,7 @@ UNFIT: dict[str, tuple[Any, list[str]]] = {
 @pytest.mark.parametrize("what", UNFIT)
 def test_what_a_format_cannot_hold(tmp_path: pathlib.Path, what: str) -> None:
     container, suffixes = UNFIT[what]
-    for suffix in suffixes:
+    for suffix in filter(NAMES.__contains__, suffixes):
         for path in (f"{tmp_path}/x{suffix}", f"memory://suffixes/unfit/x{suffix}"):
             close(make().save(path, overwrite=True))
             for overwrite in (True,) if path.startswith("memory") else (False, True):

@@ -1,7 +1,7 @@
 """Claims: a saver keeps a file at the URL that it saves to, so that another saver is told and changes nothing.
 
 Object stores have no locks, and a claim does not end with its process. A saver that is killed leaves it behind. Only a
-person can tell such a claim from that of a saver at work, so it stays until somebody deletes it.
+person can tell whether that saver still runs somewhere, so the claim stays until somebody deletes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensordict.io.remote import Remote
 # The process, the URL and the options of a claim. A forked process has no claims of its own.
 _Key = tuple[int, str, str]
 _lock = Lock()
-# The claims of this process, and the content of those that it could not delete.
+# The claims of this process, and the content of claims that it failed to delete.
 _held: set[_Key] = set()
 _left: dict[_Key, bytes] = {}
 
@@ -46,7 +46,7 @@ class Claim:
         self._content = _left.pop(self._key, b"") or secrets.token_hex(16).encode()
         try:
             # A store without conditional uploads would overwrite the claim of another saver.
-            is_taken = self._read() not in (None, self._content) or not self._put()
+            is_taken = self._read() not in (None, self._content) or not self._upload()
         except BaseException:
             # The upload may have arrived all the same.
             _left[self._key] = self._content
@@ -56,7 +56,7 @@ class Claim:
             _held.discard(self._key)
             raise self._refusal()
 
-    def _put(self) -> bool:
+    def _upload(self) -> bool:
         """Upload the claim; returns whether it is this one that is there."""
         try:
             self._remote.put(JOURNAL, self._content, new=True)
@@ -78,7 +78,7 @@ class Claim:
         )
 
     def is_valid(self) -> bool:
-        """Whether the claim is still there, and no other one in its place."""
+        """Return `False` when somebody has deleted or replaced the claim."""
         return self._read() == self._content
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class Claim:
             )
 
     def release(self) -> None:
-        """Delete the claim, unless it is that of another saver."""
+        """Delete the claim, unless another saver has replaced it."""
         try:
             if self.is_valid():
                 self._remote.delete([JOURNAL])

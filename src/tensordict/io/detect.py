@@ -73,7 +73,7 @@ def detect_format(path: PathLike) -> str:
 
 
 def is_known(path: str) -> bool:
-    """Whether a file is a save, or one of `torch.save`, by its content."""
+    """Return whether the content of a file is a save, or was written by `torch.save`."""
     return bool(_of_file(path))
 
 

@@ -62,7 +62,7 @@ _TABLE_METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     JSON: ("from_json", "to_json", {}),
     JSON_LINES: ("from_json", "to_json", {"lines": True}),
 }
-# The options of `write_save` that every format takes, and those of each.
+# The options of `write_save` that every format takes, and the further ones of each.
 _COMMON_OPTIONS = frozenset({"overwrite", "progress", "storage_options"})
 _FILE_OPTIONS = frozenset({"num_threads", "checksum", "durable"})
 _FOLDER_OPTIONS = _FILE_OPTIONS | {"share_non_tensor", "robust_key", "allow_pickle"}
@@ -98,7 +98,7 @@ def format_of_name(path: PathLike) -> str | None:
     """The format that the suffix of a path or URL stands for; `None` for an unknown suffix.
 
     Raises:
-        UnsupportedEntryError: the suffix is that of a file of `torch.save`.
+        UnsupportedEntryError: the suffix stands for files of `torch.save`.
     """
     shown = os.fsdecode(path)
     suffix = "" if shown.endswith("/") else os.path.splitext(shown)[1].lower()
@@ -139,7 +139,7 @@ def format_to_load(path: PathLike) -> str:
 
 
 def table_at(url: PathLike, access: Access) -> str | None:
-    """The kind of table at a URL, or at those that match it as a pattern; `None` for anything else."""
+    """The kind of table at a URL, which may be a pattern; `None` for anything else."""
     shown = os.fspath(url)
     table = TABLES.get(os.path.splitext(shown)[1].lower())
     if table is None or glob.has_magic(shown):

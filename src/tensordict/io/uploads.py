@@ -1,9 +1,9 @@
 """Saving to URLs: a save is made in a temporary folder, and then uploaded so that nobody sees a part of it.
 
 One file is there when all of it is. Of a folder, the `meta.json` at the top goes last; until then there is no save. A
-claim keeps a second uploader from mixing its files with those of the first (`io/claims.py`). What is there is replaced
-with `overwrite=True` only: an archive or another single file in one step, a folder after its `meta.json` has been taken
-away, so that a reader finds no save, and one who has begun notices that the files are others (`RemoteSave.check`).
+claim keeps a second uploader from mixing in its files (`io/claims.py`). Only `overwrite=True` replaces a save: an
+archive or another single file in one step, a folder after its `meta.json` has been taken away, so that a reader finds no
+save, and one who has begun notices that the files are others (`RemoteSave.check`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _check_free(remote: Remote, overwrite: bool, other: str) -> None:
 def _upload(remote: Remote, path: str, overwrite: bool) -> None:
     claim = Claim(remote)
     try:
-        left = _upload_claimed(remote, path, overwrite, claim)
+        left = _upload_under(remote, path, overwrite, claim)
     except BaseException:
         with contextlib.suppress(OSError):
             claim.release()
@@ -109,7 +109,7 @@ def _upload(remote: Remote, path: str, overwrite: bool) -> None:
     remote.delete(sorted(left))
 
 
-def _upload_claimed(remote: Remote, path: str, overwrite: bool, claim: Claim) -> set[str]:
+def _upload_under(remote: Remote, path: str, overwrite: bool, claim: Claim) -> set[str]:
     """Upload a folder; returns the names of the files of the old save that the new one does not have."""
     names = sorted(_names_in(path))
     sent: list[str] = []

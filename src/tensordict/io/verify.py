@@ -45,7 +45,7 @@ class Report:
 
     Args:
         path: of the save.
-        format: "directory", "archive", "consolidated", "h5" or "safetensors"; empty when it is of none of these.
+        format: "directory", "archive", "consolidated", "h5", "zarr", "safetensors" or "dataset"; empty when unknown.
         leaves: how many tensors there are.
         nbytes: the bytes of their elements.
         checksummed: how many of them were compared with a recorded checksum.
@@ -81,12 +81,12 @@ def verify(
     """Check a save of any format without loading it: nothing is unpickled, and no class needs to be known.
 
     The structure, the names, shapes and dtypes, and the length of every file are checked. The content is read only
-    where checksums were recorded, by `checksum=` when saving (an HDF5 file has none), and always in an archive. Every
-    chunk of a Zarr group that a save of this package wrote must be there. Chunks that are compressed or in shards are
-    decoded, one at a time for each thread; the length of others is checked.
+    where checksums were recorded by `checksum=` (HDF5 files cannot record them), and always in an archive. Every chunk
+    of a Zarr group that a save of this package wrote must be there. Compressed chunks and shards are decoded, one at a
+    time for each thread; the length of others is checked.
 
     Args:
-        path: a folder or a file, or a URL, from which all of it is fetched, of a Zarr group what has to be decoded.
+        path: a folder or a file, or its URL. All of a save at a URL is fetched, but for uncompressed chunks of Zarr.
         raises: `False` returns a report with the problems instead.
         num_threads: the number of threads that read.
         progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.

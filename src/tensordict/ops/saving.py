@@ -369,14 +369,14 @@ class Saving(Contract):
             progress, overwrite, storage_options: of every format, as of its method.
 
         Returns:
-            for a folder or an archive the container over it; for `.consolidated`, `.h5` and `.zarr` what the method
-            gives (close the last two when they are no longer needed); for other formats this container.
+            for a folder or an archive the container over it; for `.consolidated`, `.h5` and `.zarr` the result of the
+            method (close the last two after use); for other formats this container.
 
         Raises:
-            UnsupportedEntryError: the format cannot hold this container, or the suffix is that of `torch.save` (`.pt`,
-                `.pth`). Nothing has been written.
+            UnsupportedEntryError: the format cannot hold this container, or the suffix (`.pt`, `.pth`) stands for
+                files of `torch.save`. Nothing has been written.
             ValueError: the format does not have an option that is given.
-            SaveError: there is something that is no save of the format, without `overwrite`.
+            SaveError: without `overwrite`, there is something else than a save of the format.
             OSError: it cannot be written.
 
         Example:
@@ -539,9 +539,9 @@ class Saving(Contract):
         A folder and an archive are loaded as :meth:`load_memmap` does. Of a file that :meth:`consolidate`,
         :meth:`to_safetensors` (or another program) or :meth:`to_h5` has written, the tensors are mapped privately, or
         read from the HDF5 file when they are used; close that when it is no longer needed. So are those of a Zarr
-        group, a folder or a zip file. The content of a file says what it is, and not its name. Tables are an
-        exception: a file that is no save is read as the table that its suffix stands for (see :meth:`save`), as
-        :meth:`from_parquet`, :meth:`from_csv` and :meth:`from_json` do.
+        group, a folder or a zip file. The content of a file says what it is, and not its name. Only tables go by
+        their suffixes (see :meth:`save`): they are read as by :meth:`from_parquet`, :meth:`from_csv` and
+        :meth:`from_json`.
 
         Args:
             prefix: the folder or the file, or its URL: of a folder or an archive, what is loaded is fetched, of a Zarr

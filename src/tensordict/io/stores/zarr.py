@@ -572,7 +572,7 @@ class _ZarrGroup(_ZarrNode, Group):
         return _texts(_notes(self.store.nodes.document(self.at) or {}).get(_ORDER))
 
     def find_lost(self) -> list[str]:
-        """The names of nodes that were made here, and of which all but the document is there."""
+        """The names of nodes that this package made and that have lost their documents."""
         nodes = self.store.nodes
         known = set(nodes.children(self.at)) if nodes.lists else set(self._order())
         lost = [part for part in self._order() if part not in known and nodes.is_taken(f"{self.at}/{part}".lstrip("/"))]

@@ -288,7 +288,7 @@ class NodeStore(WrapperStore[Any]):
         return path
 
     def is_taken(self, path: str) -> bool:
-        """Whether there is anything at a path; of the root, anything in it but the claim of a saver."""
+        """Return whether a path has anything. The root has more than the claim of a saver."""
         if self._root is not None:
             where = f"{self._root}/{path}"
             return os.path.lexists(where) if path else os.path.isdir(where) and bool(os.listdir(where))
