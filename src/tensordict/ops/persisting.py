@@ -15,7 +15,7 @@ from tensordict.io.remote import Remote, is_url
 from tensordict.io.remote_saves import read_file
 from tensordict.io.specification import check_levels
 from tensordict.io.stores.backends import backend_of
-from tensordict.io.stores.entries import write_store
+from tensordict.io.stores.entries import check_container, write_store
 from tensordict.io.transaction import FileTransaction, TreeTransaction
 from tensordict.io.uploads import save_file
 from tensordict.memory import files
@@ -327,6 +327,7 @@ class Persisting(Contract):
         if kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
         if not isinstance(filename, (str, bytes, os.PathLike)):
+            check_container(kind, self)
             write_store(kind.create(filename, overwrite), self, options, progress)
             return open_store(filename, backend=backend, mode="r+", options=kwargs)
 

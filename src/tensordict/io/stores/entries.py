@@ -290,7 +290,7 @@ def _there(store: Store, value: object, key: Path, above: tuple[int, ...]) -> It
     return group  # type: ignore[no-any-return]
 
 
-def check_leaf(store: Store, value: Tensor, key: Path) -> None:
+def check_leaf(store: Store | type[Store], value: Tensor, key: Path) -> None:
     """Raise an `UnsupportedEntryError` that names the key for a tensor that cannot be stored."""
     try:
         if value.is_nested and not store.holds_ragged:
@@ -313,6 +313,7 @@ def fill(array: ArrayItem, value: Tensor) -> None:
         array.write((...,), as_array(value, value.dtype))
     elif value.numel():
         array.tensor(None).write(value, None if progress is None else progress.add)
+    array.record_written()
 
 
 def _is_zero(value: Tensor) -> bool:
@@ -345,6 +346,50 @@ def _made_node(
     return node
 
 
+def check_container(store: type[Store], container: Contract, key: Path = ()) -> None:
+    """Check that a kind of store can hold a container, where writing it would not leave what is there alone.
+
+    Raises:
+        UnsupportedEntryError: an entry cannot be stored; it is named.
+    """
+    form = specification_of(container, key, unread=True)
+    if form.is_tensorclass:
+        container = form.entries[WRAPPED]
+        form = specification_of(container, key, unread=True)
+    if form.kind == LAZY:
+        _check_even(container, key)
+        for member in container._members() or ():
+            check_container(store, member, key)
+    elif form.is_value:
+        _json_of(store, form.value, key)
+    elif form.kind != DICT:
+        raise _unsupported_kind(store, form.kind, key)
+    else:
+        for name, value in form.entries.items():
+            if isinstance(value, Contract):
+                check_container(store, value, (*key, name))
+            else:
+                check_leaf(store, value, (*key, name))
+
+
+def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> UnsupportedEntryError:
+    return UnsupportedEntryError(f"{entry_of(key)}{store.a_kind} holds no {kind}; a folder or an archive (memmap) does")
+
+
+def _json_of(store: Store | type[Store], value: object, key: Path) -> str:
+    """The JSON of a value; an `UnsupportedEntryError` when there is none."""
+    try:
+        return json.dumps(exact(value))
+    except NotJson as error:
+        raise _unsupported_value(store, error, key) from None
+
+
+def _unsupported_value(store: Store | type[Store], error: Exception, key: Path) -> UnsupportedEntryError:
+    return UnsupportedEntryError(
+        f"entry {joined(key)!r}: {error}; values that are no tensors are kept as JSON in {store.a_kind}"
+    )
+
+
 def write_container(group: Group, container: Contract, options: Mapping[str, Any], above: tuple[int, ...] = ()) -> None:
     """Write a container as an empty group; `above` as in `made`.
 
@@ -364,9 +409,7 @@ def write_container(group: Group, container: Contract, options: Mapping[str, Any
         _check_even(container, key)
         form = Specification(DICT, form.batch_size, form.device, form.names, container._entries)
     if form.kind != DICT:
-        raise UnsupportedEntryError(
-            f"{entry_of(key)}{group.store.a_kind} holds no {form.kind}; a folder or an archive (memmap) does"
-        )
+        raise _unsupported_kind(group.store, form.kind, key)
     with errors(key):
         note(group, form.batch_size, form.names)
     for name in form.entries:
@@ -430,11 +473,9 @@ def _made_value(group: Group, form: Specification, key: Path) -> Item:
     value = form.value
     is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
     try:
-        item = group.new_text(key, value if is_text else json.dumps(exact(value)))
-    except (NotJson, UnicodeEncodeError) as error:
-        raise UnsupportedEntryError(
-            f"entry {joined(key)!r}: {error}; values that are no tensors are kept as JSON in {group.store.a_kind}"
-        ) from None
+        item = group.new_text(key, value if is_text else _json_of(group.store, value, key))
+    except UnicodeEncodeError as error:
+        raise _unsupported_value(group.store, error, key) from None
     with group.store.errors(key):
         item.set_attribute(KIND, form.kind)
         if is_text:

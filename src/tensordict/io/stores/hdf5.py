@@ -254,12 +254,6 @@ class _Array(_Object, ArrayItem):
             with self.store.errors(self.key):
                 self.object[selection] = values
 
-    def resize(self, shape: Sequence[int]) -> None:
-        self.store.check_writable()
-        with self.store.errors(self.key):
-            self.object.resize(tuple(shape))
-            self.shape = torch.Size(shape)
-
 
 class _Group(_Object, Group):
     @property

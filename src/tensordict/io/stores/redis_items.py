@@ -7,7 +7,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -171,9 +171,6 @@ class WireArray(ArrayItem):
             self._ahead = self._ahead or self.store.wire.ahead()
             for at, (offset,) in enumerate(struct.iter_unpack("<Q", offsets)):
                 self.store.wire.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
-
-    def resize(self, shape: Sequence[int]) -> NoReturn:
-        raise SaveError(f"entry {joined(self.key)!r}: an array on a server does not grow; set the entry anew")
 
     def fields(self) -> dict[str, Any]:
         return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}

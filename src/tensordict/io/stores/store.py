@@ -135,9 +135,8 @@ class ArrayItem(Item):
     @abstractmethod
     def write(self, selection: Selection, values: object) -> None: ...
 
-    @abstractmethod
-    def resize(self, shape: Sequence[int]) -> None:
-        """Change the size along the dims that can grow; what is new is zero. A `SaveError` where that cannot be."""
+    def record_written(self) -> None:
+        """Note that all elements have been written, so that `Store.find_damage` knows which parts must be there."""
 
     def tensor(self, device: torch.device | None) -> Any:
         """The tensor in it, not read."""
@@ -339,6 +338,13 @@ class Store(ABC):
     @abstractmethod
     def errors(self, key: Path) -> contextlib.AbstractContextManager[None]:
         """A block in which errors of its library, and any `ValueError`, become a `SaveError` that names the key."""
+
+    def find_damage(self, num_threads: int) -> list[str]:
+        """Look for parts of arrays that are missing or cannot be decoded; a sentence for each array, with its key.
+
+        Stores that keep an array in one piece find nothing: opening them tells.
+        """
+        return []
 
     def check(self) -> None:
         """Raise a `SaveError` when it was closed."""

@@ -289,22 +289,39 @@ class NodeStore(WrapperStore[Any]):
         return path
 
     def is_taken(self, path: str) -> bool:
-        """Whether there is anything at a path; of the root, in it."""
+        """Return whether a path has anything. The root has more than the claim of a saver."""
         if self._root is not None:
             where = f"{self._root}/{path}"
             return os.path.lexists(where) if path else os.path.isdir(where) and bool(os.listdir(where))
         return path in self._pending or (self.lists and sync(self._any_in(path)))
 
     async def _any_in(self, path: str) -> bool:
-        names = [name async for name in self._store.list_dir(path)]
+        names = [name async for name in self._store.list_dir(path) if path or name != commit.JOURNAL]
         return bool(names)
+
+    def keys_in(self, path: str) -> frozenset[str] | None:
+        """The keys below a node, without the path before them; `None` where the store lists none."""
+        if not self._store.supports_listing:
+            return None
+        return sync(self._list_keys(f"{path}/"))
+
+    async def _list_keys(self, prefix: str) -> frozenset[str]:
+        return frozenset([key.removeprefix(prefix) async for key in self._store.list_prefix(prefix)])
+
+    def size_of(self, key: str) -> int | None:
+        """How many bytes are under a key; `None` when there is nothing."""
+        try:
+            size: int = sync(self._store.getsize(key))
+            return size
+        except _MISSING:
+            return None
 
     def is_there(self, key: str) -> bool:
         """Whether there is anything under a key."""
         return sync(self.exists(key))
 
     def clear_all(self) -> None:
-        """Delete all that is in the store; a zip file that is written is empty."""
+        """Delete all that is in the store but the claim of a saver; a zip file that is written is empty."""
         self._pending.clear()
         if self._root is not None:
             if os.path.isdir(self._root):

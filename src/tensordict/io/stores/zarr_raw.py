@@ -41,7 +41,7 @@ class RawChunks:
         shape, chunks = array.shape, array.chunks
         if not all(shape) or not shape or array.shards is not None or chunks[1:] != shape[1:]:
             return None
-        if not _is_plain(document) or array.dtype.kind not in "biufc" or array.dtype.byteorder == ">":
+        if not is_plain(document) or array.dtype.kind not in "biufc" or array.dtype.byteorder == ">":
             return None
         return RawChunks(folder, shape, array.dtype, chunks[0], array.fill_value)
 
@@ -138,7 +138,7 @@ def _taken(chunk: Any, rows: Any, rest: list[Any]) -> Any:
     return np.array(part)
 
 
-def _is_plain(document: Mapping[str, Any]) -> bool:
+def is_plain(document: Mapping[str, Any]) -> bool:
     """Whether the document says that chunks are bytes as in memory, under the names that Zarr gives them by default."""
     codecs, keys = document.get("codecs"), document.get("chunk_key_encoding") or {}
     if sys.byteorder != "little" or not isinstance(codecs, list) or len(codecs) != 1:
