@@ -101,6 +101,10 @@ class SaveError(OSError, RuntimeError, ValueError):
     """
 
 
+class ServerFullError(SaveError):
+    """A server has no memory left for what is written, and refuses it; it is still read, and deleting makes room."""
+
+
 class UnsupportedEntryError(SaveError, NotImplementedError):
     """An entry or an option that this version cannot save or load."""
 

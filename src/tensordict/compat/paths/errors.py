@@ -15,6 +15,7 @@ from tensordict.core.errors import (
     OptionError,
     SaveError,
     SchemaError,
+    ServerFullError,
     ShapeError,
     StackError,
     StateError,
@@ -26,6 +27,6 @@ from tensordict.core.errors import (
 __all__ = [
     "BatchIndexError", "ContainerExpected", "DimError", "DuplicateKeyError", "FieldError", "InstructionError",
     "KeyMismatchError", "LockedError", "MissingKeyError", "ModuleError", "NamesError", "OptionError",
-    "SaveError", "SchemaError", "ShapeError", "StackError", "StateError", "TransferError",
-    "UnsupportedEntryError", "WorkerError",
+    "SaveError", "SchemaError", "ServerFullError", "ShapeError", "StackError", "StateError",
+    "TransferError", "UnsupportedEntryError", "WorkerError",
 ]  # fmt: skip
