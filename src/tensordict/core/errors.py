@@ -140,6 +140,10 @@ class WorkerError(RuntimeError):
     """A worker process ended before its work did."""
 
 
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """A worker process took longer for a chunk than `timeout=` allows, and was ended."""
+
+
 class OptionError(ValueError, RuntimeError):
     """Options that exclude one another."""
 

@@ -22,11 +22,12 @@ from tensordict.core.errors import (
     TransferError,
     UnsupportedEntryError,
     WorkerError,
+    WorkerTimeoutError,
 )
 
 __all__ = [
     "BatchIndexError", "ContainerExpected", "DimError", "DuplicateKeyError", "FieldError", "InstructionError",
     "KeyMismatchError", "LockedError", "MissingKeyError", "ModuleError", "NamesError", "OptionError",
     "SaveError", "SchemaError", "ServerFullError", "ShapeError", "StackError", "StateError",
-    "TransferError", "UnsupportedEntryError", "WorkerError",
+    "TransferError", "UnsupportedEntryError", "WorkerError", "WorkerTimeoutError",
 ]  # fmt: skip
