@@ -270,8 +270,11 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
                 f"not {count} of {list(size)} along dim {dim}; from_store opens it as it is"
             )
         target = None if device is None else as_device(device)
-        with store.together():
-            store.begin(store.device if device is None else target)
+        if store.is_new:
+            with store.together():
+                store.begin(target)
+        elif target is not None:
+            store.set_header("__device__", str(target).encode())
         self._adopt(store, target)
 
     def _adopt(self, store: StackServer, device: Any) -> None:

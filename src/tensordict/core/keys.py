@@ -78,6 +78,14 @@ def entry_of(path: Path) -> str:
     return f"entry {joined(path)!r}: " if path else ""
 
 
+def entries_of(paths: Sequence[Path]) -> str:
+    """Begin an error about several entries: the first three are named, and the others counted."""
+    if len(paths) < 2:
+        return entry_of(paths[0]) if paths else ""
+    names, others = [f"{joined(path)!r}" for path in paths[:3]], len(paths) - 3
+    return f"entries {', '.join(names)}{f' and {others} more' if others > 0 else ''}: "
+
+
 def canonical(key: object) -> Key:
     """As :func:`unravel_key`, for a key that has to be one: anything else is a `TypeError`."""
     return joined(path_of(key))

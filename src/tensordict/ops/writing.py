@@ -535,15 +535,16 @@ class Writing(Reading, Locking):
                 return self
             # What is in a file stays there.
             entries = parent._writable()
-        if in_level:
-            # Within a level the value fits as it did before.
-            self._check_field(new[0])
-            entries[new[0]] = entries[old[0]]
-        else:
-            if parent._locked:
-                raise_locked(f"rename the entry {old_key!r}")
-            self._write(new, entries[old[-1]])
-        del entries[old[-1]]
+        with self._at_once():
+            if in_level:
+                # Within a level the value fits as it did before.
+                self._check_field(new[0])
+                entries[new[0]] = entries[old[0]]
+            else:
+                if parent._locked:
+                    raise_locked(f"rename the entry {old_key!r}")
+                self._write(new, entries[old[-1]])
+            del entries[old[-1]]
         return self
 
     # --- the batch size ----------------------------------------------------------------------------------------------

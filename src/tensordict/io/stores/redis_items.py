@@ -168,9 +168,8 @@ class WireArray(ArrayItem):
                 self._content = np.zeros(self.shape, values.dtype)
             self._content[selection] = values
         else:
-            self._ahead = self._ahead or self.store.wire.ahead()
             for at, (offset,) in enumerate(struct.iter_unpack("<Q", offsets)):
-                self.store.wire.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
+                self._ahead = self.store.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
 
     def fields(self) -> dict[str, Any]:
         return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
@@ -183,8 +182,7 @@ class WireArray(ArrayItem):
                 scope.command("SET", name, data)
                 scope.size += size
                 return
-            self._ahead = wire.ahead()
-            wire.upload(self._ahead, 0, data, self.key)
+            self._ahead = self.store.upload("", 0, data, self.key)
         if self._ahead:
             # What was not written is zero.
             scope.check(path, self.key, (self._ahead, name, b"", b"", size))

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -148,6 +148,9 @@ class Scope:
     checks, commands: what `Wire.write` takes; `checked` are the paths and keys, `size` says how many bytes they are,
         `written` where in the leaves they write, from one byte up to another.
     adds: whether leaves are added or deleted.
+    touched: the paths of what is written, each once, in order; errors name them.
+    uploads: the names that something was uploaded under ahead.
+    undone: what `Store.when_failed` was given.
     pieces: of lazy stacks, what was read ahead of a leaf: the bytes that the pieces begin at, in order, and the pieces.
     values: of lazy stacks, the values at a path that were read, and what is noted of each.
     given: of lazy stacks, what elements were given at a path, by their numbers; it is written as one at the end.
@@ -164,6 +167,8 @@ class Scope:
         self.given: dict[str, dict[int, Any]] = {}
         self.sizes: dict[str, dict[int, list[int]]] = {}
         self.moved: dict[str, str] = {}
+        self.uploads: list[str] = []
+        self.undone: list[Callable[[], None]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -171,6 +176,7 @@ class Scope:
         self.checked: list[tuple[str, Path]] = []
         self.commands: list[Sequence[Word]] = []
         self.written: dict[str, list[tuple[int, int]]] = {}
+        self.touched: dict[str, None] = {}
         self.size = 0
         self.adds = False
 
@@ -179,9 +185,15 @@ class Scope:
 
     def check(self, path: str, key: Path, check: Check) -> None:
         """Have nothing be written unless this is so, which is told once."""
+        self.touch(path)
         if check[0] not in self.checks:
             self.checks[check[0]] = check
             self.checked.append((path, key))
+
+    def touch(self, path: str) -> None:
+        """Note that something is written at a path, which is empty for the container itself."""
+        if path:
+            self.touched[path] = None
 
     def note_written(self, request: Request) -> None:
         """Know that what the request asks for will be written; pieces come in order, mostly."""
@@ -194,7 +206,10 @@ class Scope:
     def writes(self, request: Request) -> bool:
         """Whether what the request asks for may be among what will be written."""
         if self.adds or not request.run:
-            return bool(self.commands)
+            path = request.path
+            while path and path not in self.touched:
+                path = path.rpartition(".")[0]
+            return bool(path)
         start, stop = _span(request)
         return any(start < end and begin < stop for begin, end in self.written.get(request.path, ()))
 

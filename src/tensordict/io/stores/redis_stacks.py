@@ -85,6 +85,7 @@ class StackServer(Server):
     Attributes:
         count: the number of elements.
         dim: the dim that runs over them.
+        is_new: whether the server had no such container.
     """
 
     a_kind = "a lazy stack on a Redis server"
@@ -94,7 +95,8 @@ class StackServer(Server):
     def __init__(self, address: Address, new: tuple[int, int, Sequence[int]] | None = None) -> None:
         """Over the stack that is there; else over a new one, of this count, stack dim and batch size of elements."""
         super().__init__(address)
-        if not self.exists and new is not None:
+        self.is_new = not self.exists
+        if self.is_new and new is not None:
             count, self.dim, size = new
             self.count = count
             for name, value in (("count", count), ("stack_dim", self.dim), ("inner_batch_size", list(size))):
@@ -102,7 +104,7 @@ class StackServer(Server):
             self.header["__type__"] = b"lazy_stack"
             self._own_header.update(self.header)
             return
-        if not self.exists:
+        if self.is_new:
             raise address.missing()
         if not self.is_stack:
             raise SaveError(f"the container {self.name!r} is no lazy stack; TensorDictStore.from_store opens it")
@@ -186,11 +188,6 @@ class StackServer(Server):
             return meta
         with self.errors(self.key_of(path)):
             return meta.parsed()
-
-    @staticmethod
-    def key_of(path: str) -> Path:
-        """The nested key of what is at a path."""
-        return tuple(map(decoded, path.split(".")))
 
     def column(self, path: str, key: Path) -> ArrayItem | None:
         """All elements of a leaf as one array, the dim of the elements first; `None` where their shapes differ."""

@@ -394,6 +394,9 @@ class Store(ABC):
         """
         return contextlib.nullcontext()
 
+    def when_failed(self, undo: Callable[[], None]) -> None:  # noqa: B027
+        """Call `undo` if the block of `together` fails in which this is called; without such a block, never."""
+
     @contextlib.contextmanager
     def unnoted(self) -> Iterator[None]:
         """Batch sizes that are set in the block, as they were found by looking at the store, are not noted in it."""
