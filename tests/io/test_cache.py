@@ -10,6 +10,7 @@ import signal
 import stat
 import time
 import uuid
+import zlib
 from typing import Any
 
 import pytest
@@ -167,8 +168,9 @@ def test_a_note_on_another_file_is_not_believed(store: Remote, tmp_path: pathlib
     data, note = pathlib.Path(file.path), pathlib.Path(file.path).with_suffix(".json")
     said = json.loads(note.read_text())
     assert said["ranges"] == [[0, len(CONTENT), said["ranges"][0][2]]]
-    data.write_bytes(b"x" * len(CONTENT))
-    note.write_text(json.dumps({**said, **change}))
+    forged = b"x" * len(CONTENT)
+    data.write_bytes(forged)
+    note.write_text(json.dumps({**said, "ranges": [[0, len(forged), zlib.crc32(forged)]], **change}))
     assert file.read() == CONTENT
 
 
@@ -178,6 +180,7 @@ def _hold_the_lock(folder: str, name: str, pipe: Any) -> None:
         time.sleep(600)
 
 
+@pytest.mark.seconds
 def test_the_lock_ends_with_its_process_and_is_on_one_file(store: Remote, tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "cache"
     file = cached(store, folder)
@@ -185,12 +188,11 @@ def test_the_lock_ends_with_its_process_and_is_on_one_file(store: Remote, tmp_pa
     process = SPAWN.Process(target=_hold_the_lock, args=(str(folder), os.path.basename(file.path), sending))
     process.start()
     assert receiving.recv() == "held"
-    with pytest.raises(SaveError, match="another process"):
-        with file._place.folder.locked(os.path.basename(file.path), os.O_CREAT, 0):
-            pass
-    # Another file, whose name begins with the same letters, is read meanwhile.
-    other = f"{os.path.basename(file.path)[:2]}{'0' * 38}.data"
-    with file._place.folder.locked(other, os.O_CREAT, 0):
+    folder_of = file._place.folder
+    with pytest.raises(SaveError, match="another process"), folder_of.locked(file._data, os.O_CREAT, 0):
+        pass
+    # Another file, whose name begins with the same letters, is free meanwhile.
+    with folder_of.locked(f"{file._data[:2]}{'0' * 38}.data", os.O_CREAT, 0):
         pass
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -209,14 +211,15 @@ def _read_often(url: str, folder: str, max_bytes: int, queue: Any) -> None:
     queue.put(wrong)
 
 
+@pytest.mark.seconds
 def test_processes_read_and_evict_at_once(tmp_path: pathlib.Path) -> None:
     url, folder = f"file://{tmp_path}/store", str(tmp_path / "cache")
     for number in range(3):
         Remote(url).put(str(number), bytes([number]) * 100_000)
     queue = SPAWN.Queue()
-    processes = [SPAWN.Process(target=_read_often, args=(url, folder, 150_000, queue)) for _ in range(3)]
+    processes = [SPAWN.Process(target=_read_often, args=(url, folder, 150_000, queue)) for _ in range(2)]
     for process in processes:
         process.start()
-    assert [queue.get(timeout=60) for _ in processes] == [0, 0, 0]
+    assert [queue.get(timeout=60) for _ in processes] == [0, 0]
     for process in processes:
         process.join()

@@ -86,9 +86,7 @@ def locked(
         os.close(fd)
 
 
-def _acquired(
-    opened: Callable[[], int], is_still: Callable[[int], bool], shown: str, limit: float
-) -> tuple[int, bool]:
+def _acquired(opened: Callable[[], int], is_still: Callable[[int], bool], shown: str, limit: float) -> tuple[int, bool]:
     """The descriptor of what is locked then, and whether it is; waits until the time `limit`."""
     while True:
         fd = opened()

@@ -176,7 +176,7 @@ class PrivateFolder:
             raise self._refused(name, "has a second name, a hard link")
 
     def _refused(self, name: str, what: str) -> SaveError:
-        # Errors of a load speak of the URL in place of the whole path (`RemoteSave.naming`), so it is given in two parts.
+        # `RemoteSave.naming` puts the URL in the place of a whole path, so this one is given in two parts.
         remove = f"cd {shlex.quote(self.path)} && rm {shlex.quote(name)}"
         return SaveError(
             f"the file {name!r} in {self.path!r} {what}, so it may not be what was kept there: remove it: {remove}"
