@@ -3,9 +3,8 @@
 Both are made at the door, by `as_url` and `GuardedOptions.of`. `Remote` alone reads the secrets, to reach a server. A
 text made of such a URL has no secret in it, so code that shows or writes it needs no care.
 
-A pickle leaves secrets out, as it may be stored or sent to another machine: pickling options with secrets is an error,
-and a URL becomes its text. Processes that `multiprocessing` starts or sends to are on this machine, and are given the
-secrets. The option `allow_secrets=True` puts them into all pickles.
+A pickle may be stored or sent to another machine, so pickling what holds secrets is an error. Processes that
+`multiprocessing` starts or sends to are given them. The option `allow_secrets=True` lets all pickles have them.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 
 from tensordict.core.redaction import redact, redacted_options, secrets_of_options, secrets_of_url
 from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import scheme_of
 
 StorageOptions = Mapping[str, Any]
 
@@ -47,7 +47,9 @@ class Url(str):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (as_url, (self._full, True)) if self._allowed else (str, (str(self),))
+        if not self._allowed:
+            raise _refused(f"the URL {str(self)!r} holds a secret")
+        return as_url, (self._full, True)
 
 
 def as_url(path: PathLike, allowed: bool = False) -> str:
@@ -58,7 +60,7 @@ def as_url(path: PathLike, allowed: bool = False) -> str:
         allowed: whether pickles have the secrets.
     """
     full = path.with_secrets if isinstance(path, Url) else os.fspath(path)
-    shown = redact(full)
+    shown = redact(full) if scheme_of(full) else full
     if shown == full:
         return full
     found = Url(shown)
@@ -137,13 +139,16 @@ class GuardedOptions(Mapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.allow_secrets and (found := secrets_of_options(self._options)):
-            raise pickle.PicklingError(
-                f"storage_options hold secrets ({', '.join(map(repr, found))}), which no pickle is given. Leave them "
-                "out, and have each machine find its own: in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID, ...) or "
-                "in the configuration of fsspec (~/.config/fsspec/, FSSPEC_S3_KEY, ...). Or pass "
-                f"storage_options={{..., {ALLOW_SECRETS!r}: True}}, and keep the pickle as you keep the secrets"
-            )
+            raise _refused(f"storage_options hold secrets ({', '.join(map(repr, found))})")
         return GuardedOptions, (self._options,)
+
+
+def _refused(what: str) -> pickle.PicklingError:
+    return pickle.PicklingError(
+        f"{what}, and pickles are given none. Leave it out, and have each machine find its own: in the environment "
+        "(AWS_PROFILE, AWS_ACCESS_KEY_ID, ...) or in the configuration of fsspec (~/.config/fsspec/, FSSPEC_S3_KEY, "
+        f"...). Or pass storage_options={{..., {ALLOW_SECRETS!r}: True}}, and keep the pickle as you keep the secret"
+    )
 
 
 def _options_for_process(options: GuardedOptions) -> tuple[Any, ...]:

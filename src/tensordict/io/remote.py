@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 from tensordict.core import extras
 from tensordict.core.errors import SaveError
 from tensordict.core.redaction import HIDDEN, redact, secrets_of_url
-from tensordict.io.credentials import ALLOW_SECRETS, GuardedOptions, Url, as_url, full_url
+from tensordict.io.credentials import GuardedOptions, Url, as_url, full_url
 from tensordict.io.credentials import StorageOptions as StorageOptions
 from tensordict.io.progress import Progress, transferring
 from tensordict.memory import files
@@ -133,7 +133,7 @@ class Remote:
 
     Raises:
         ModuleNotFoundError: fsspec is missing, or what it needs for the scheme.
-        SaveError: the scheme is unknown, or the secrets of the URL were left out by a pickle or a message.
+        SaveError: the scheme is unknown, or the secrets of the URL were left out by a message.
 
     Example:
         >>> from tensordict.io.remote import Remote
@@ -150,8 +150,7 @@ class Remote:
         self.url = as_url(self._full, isinstance(given, Url) and given._allowed)
         if f"{HIDDEN}@" in self._full or f"={HIDDEN}" in self._full:
             raise SaveError(
-                f"the secrets of {self._full!r} were left out, as in all pickles and messages: give the whole URL, or "
-                f"pickle what was opened with storage_options={{{ALLOW_SECRETS!r}: True}}"
+                f"the secrets of {redact(self._full)!r} were left out, as they are in messages: give the whole URL"
             )
         self._secrets = [*self.storage_options.secrets(), *secrets_of_url(self._full)]
         self.is_http = scheme_of(self.url) in ("http", "https")

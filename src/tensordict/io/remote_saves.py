@@ -134,7 +134,8 @@ class RemoteSave:
 
     def __init__(self, url: PathLike, access: Access) -> None:
         self.remote = Remote(url, access.storage_options)
-        self.url = self.remote.url
+        # As text, since errors that have it go to other processes.
+        self.url = str(self.remote.url)
         file = self.remote.find()
         self._top = None if file is not None else self.remote.find(META)
         self._format = "" if file is not None else "directory" if self._top is not None else _ZARR

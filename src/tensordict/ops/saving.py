@@ -17,6 +17,7 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
+from tensordict.io.credentials import as_url
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import bytes_on_disk, progress_bar, quiet
@@ -502,7 +503,7 @@ class Saving(Contract):
             ...     [bool((TensorDict.load(f"{folder}/{name}") == td).all()) for name in ("1", "2.tdz", "3", "4")]
             [True, True, True, True]
         """
-        prefix = without_scheme(prefix)
+        prefix = as_url(without_scheme(prefix))
         access = Access.of(kwargs.pop("storage_options", None), kwargs.pop("cache_dir", None))
         if is_url(prefix):
 
@@ -689,7 +690,7 @@ def _save(
     if prefix is not None and is_url(prefix):
         if options.like or options.inplace:
             raise SaveError(
-                f"{os.fspath(prefix)!r} is a URL ({scheme_of(prefix)}:), and there are no files for a container to be "
+                f"{as_url(prefix)!r} is a URL ({scheme_of(prefix)}:), and there are no files for a container to be "
                 "over: memmap() uploads a save"
             )
         # What is mapped from elsewhere is copied in any case.
