@@ -6,6 +6,7 @@ that doubles each time and is partly random; what then still fails is an error t
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import hashlib
@@ -182,10 +183,8 @@ class Remote:
             if "@" in parts.netloc:
                 # aiohttp does not send this to the target of a redirect, and no error of it has the password.
                 user, _, host = parts.netloc.rpartition("@")
-                name, _, password = user.partition(":")
-                options.setdefault(
-                    "auth", extras.require("aiohttp", "remote").BasicAuth(*map(unquote, (name, password)))
-                )
+                login = base64.b64encode(unquote(user if ":" in user else f"{user}:").encode()).decode()
+                options["headers"] = {"Authorization": f"Basic {login}", **options.get("headers", {})}
                 url = parts._replace(netloc=host).geturl()
         elif scheme_of(url) in ("gs", "gcs"):
             options["session_kwargs"] = {
@@ -236,8 +235,8 @@ class Remote:
         try:
             info = self._fs.info(self._path(name))
         except FileNotFoundError as error:
-            if isinstance(error.__cause__, SaveError):
-                raise error.__cause__ from None
+            if isinstance(_own_error(error), SaveError):
+                raise
             # fsspec takes whatever an HTTP server answers for "not found".
             if _status(error.__cause__) in (None, 404, 410) and not _may_pass(error):
                 return None
@@ -408,6 +407,7 @@ class Tries:
     def delay_after(self, error: Exception) -> float:
         """How many seconds to wait before it is tried again; raises the error, naming the URL, when it is final."""
         self._done += 1
+        error = _own_error(error)
         if self._done >= self._most or not _may_pass(error):
             raise _named(error, self._doing, self._url, self._done, self._redact) from error
         # Partly random, so that many who failed together do not come back together.
@@ -460,6 +460,14 @@ def _modified(info: dict[str, Any]) -> float | None:
 def _text(said: Any) -> str:
     # The time in a listing of `memory://` is a number, and that of a file an object.
     return str(said.timestamp() if hasattr(said, "timestamp") else said)
+
+
+def _own_error(error: BaseException) -> Any:
+    """The error of this package that a library has made another one of, or `error` itself."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, SaveError):
+        found = found.__cause__
+    return error if found is None else found
 
 
 def _may_pass(error: BaseException) -> bool:
