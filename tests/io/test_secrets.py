@@ -235,15 +235,13 @@ def data(bucket: Bucket) -> tuple[str, dict[str, Any]]:
 def test_pickles_have_no_secrets(data: tuple[str, dict[str, Any]], tmp_path: pathlib.Path) -> None:
     url, options = data
     opened = open_dataset(url, storage_options=options)
-    refused = pytest.raises(pickle.PicklingError, match="'key', 'secret'.*fsspec.*allow_secrets")
-    for thing in (opened, opened[:3], Remote(url, options), Access.of(options), GuardedOptions(options)):
-        with refused:
+    containers = (opened, opened[:3], opened.select("x"))
+    for thing in (*containers, Remote(url, options), Access.of(options), GuardedOptions(options)):
+        with pytest.raises(pickle.PicklingError, match="'key', 'secret'.*fsspec.*allow_secrets"):
             pickle.dumps(thing)
-    # All others have no secret in what they are pickled as.
+    # It saves what is read.
     torch.save(opened[:3], tmp_path / "x.pt")
     assert SIGNATURE.encode() not in (tmp_path / "x.pt").read_bytes()
-    content = pickle.dumps(opened.select("x"))
-    assert SIGNATURE.encode() not in content and pickle.loads(content)["x"][2] == 2
     with pytest.raises(pickle.PicklingError, match=r"'http://\*\*\*@host/x' holds a secret.*allow_secrets"):
         pickle.dumps(Remote("http://me:pw@host/x"))
     assert copy.deepcopy(Access.of(options)).storage_options["secret"] == options["secret"]  # type: ignore[index]

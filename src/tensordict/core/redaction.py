@@ -40,6 +40,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """A text without the secrets of the URLs in it, and without `secrets`.
 
     Example:
+        >>> from tensordict.core.redaction import redact
         >>> redact("cannot read 'https://me:pass@host/x?part=1&sig=abc'")
         "cannot read 'https://***@host/x?part=1&sig=***'"
     """

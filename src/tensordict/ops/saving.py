@@ -147,7 +147,9 @@ class Saving(Contract):
             overwrite: replace what is there, whatever `existsok` says: also files that belong to no save, at the path
                 of an archive or in the folder under a name that the save has. Without it they are an error.
             storage_options: of a URL: what fsspec's file system for it takes, such as `endpoint_url` and `key`;
-                fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too.
+                fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too. Two options are of this package:
+                `allow_secrets=True` lets pickles have the secrets among them, and `redirect_hosts` names the hosts
+                that a server of HTTP may redirect to, beside itself.
 
         Returns:
             A new container, locked and on the CPU, of `MemoryMappedTensor`s; unlocking it ends `is_memmap()`.
@@ -414,8 +416,9 @@ class Saving(Contract):
                 Mapping a file takes no time; sending it to a device does.
             storage_options: of a URL, as in :meth:`memmap`.
             cache_dir: of a URL: a folder, or a :class:`~tensordict.RemoteCache`, that keeps what is fetched, so that it
-                is not fetched again as long as it is the same behind the URL; the environment variable
-                `TENSORDICT_CACHE_DIR` names one for all calls. Without, the copy is gone when the tensors are.
+                is not fetched again as long as it is the same behind the URL. Its folder must be closed to other users
+                (mode 0700). The environment variable `TENSORDICT_CACHE_DIR` names one for all calls. Without, the copy
+                is gone when the tensors are.
 
         Returns:
             A new container (of the class that was saved), or `out`. It is not locked.
