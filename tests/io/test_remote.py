@@ -285,7 +285,6 @@ def test_a_part_of_an_archive_is_kept(bucket: Bucket, tmp_path: pathlib.Path, mo
 def damage(folder: pathlib.Path) -> None:
     for path in folder.glob("*.data"):
         content = path.read_bytes()
-        os.chmod(path, 0o644)
         path.write_bytes(bytes(byte ^ 0xFF for byte in content))
 
 

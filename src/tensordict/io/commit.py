@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from tensordict.core.errors import SaveError
@@ -51,7 +52,15 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: float = 0) -> Iterator[bool]:
+def locked(
+    path: str,
+    shown: str = "",
+    flags: int = system.DIRECTORY,
+    patience: float = 0,
+    *,
+    folder: int | None = None,
+    mode: int = 0o666,
+) -> Iterator[bool]:
     """Hold the lock on a folder or a file; gives `False` on a file system that has no locks (as some of networks).
 
     Args:
@@ -59,6 +68,8 @@ def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: 
         shown: what errors name; `path` when empty.
         flags: what else it is opened with.
         patience: so many seconds to wait for whoever holds it.
+        folder: the descriptor of the folder that `path` is relative to.
+        mode: the permissions of a file that is made.
 
     Raises:
         SaveError: another process or thread holds it.
@@ -67,7 +78,9 @@ def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: 
     if not system.HAS_LOCKS:
         yield False
         return
-    fd, sure = _acquired(path, shown or path, flags, time.monotonic() + patience)
+    opened = partial(_opened, path, shown or path, flags, folder, mode)
+    is_still = partial(_is_still, path, folder)
+    fd, sure = _acquired(opened, is_still, shown or path, time.monotonic() + patience)
     try:
         yield sure
     finally:
@@ -76,14 +89,14 @@ def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: 
         os.close(fd)
 
 
-def _acquired(path: str, shown: str, flags: int, limit: float) -> tuple[int, bool]:
+def _acquired(opened: Callable[[], int], is_still: Callable[[int], bool], shown: str, limit: float) -> tuple[int, bool]:
     """The descriptor of what is locked then, and whether it is; waits until the time `limit`."""
     while True:
-        fd = _opened(path, shown, flags)
+        fd = opened()
         try:
             system.lock(fd)
             # It may have been replaced since it was opened.
-            if _is_still(path, fd):
+            if is_still(fd):
                 return fd, True
         except BlockingIOError:
             if time.monotonic() >= limit:
@@ -98,9 +111,9 @@ def _acquired(path: str, shown: str, flags: int, limit: float) -> tuple[int, boo
         os.close(fd)
 
 
-def _opened(path: str, shown: str, flags: int) -> int:
+def _opened(path: str, shown: str, flags: int, folder: int | None, mode: int) -> int:
     try:
-        return os.open(path, system.CLOEXEC | system.NOFOLLOW | flags, 0o666)
+        return os.open(path, system.CLOEXEC | system.NOFOLLOW | flags, mode, dir_fd=folder)
     except FileNotFoundError:
         if flags & os.O_CREAT:
             # Its folder is missing.
@@ -112,9 +125,9 @@ def _busy(path: str) -> SaveError:
     return SaveError(f"another process or thread is saving to {path!r}: wait until it is done, or save elsewhere")
 
 
-def _is_still(path: str, fd: int) -> bool:
+def _is_still(path: str, folder: int | None, fd: int) -> bool:
     try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+        return os.path.samestat(os.stat(path, dir_fd=folder, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:
         return False
 

@@ -18,6 +18,7 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path
 from tensordict.io import consolidated, safetensors
 from tensordict.io.archive_reader import Archive
+from tensordict.io.credentials import as_url
 from tensordict.io.detect import PICKLED, detect_format, is_known
 from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.progress import quiet
@@ -160,7 +161,7 @@ def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
         SaveError: it is of no format that is known, or broken.
         UnsupportedEntryError: it holds a tensorclass that this program does not know, or a pickled value.
     """
-    path = without_scheme(path)
+    path = as_url(without_scheme(path))
     if is_url(path):
         return registry.lookup(DICT).load(path, allow_pickle=allow_pickle)
     format = detect_format(path)
@@ -242,7 +243,7 @@ def describe_save(
         FileNotFoundError: there is nothing.
         SaveError: it is of no format that is known, or broken.
     """
-    path = without_scheme(path)
+    path = as_url(without_scheme(path))
     if is_url(path):
         access = Access.of(storage_options, cache_dir)
         return read_at(

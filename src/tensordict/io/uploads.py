@@ -159,7 +159,7 @@ def _names_in(path: str) -> Iterator[str]:
 
 def _files_of(remote: Remote) -> set[str]:
     """The names of the files of the save that is there, as its `meta.json` files tell; none of a broken one."""
-    save = RemoteSave(remote.url, Access(remote.storage_options))
+    save = RemoteSave(remote.url_of(""), Access(remote.storage_options))
     try:
         source = save.source()
         assert isinstance(source, RemoteFolder)

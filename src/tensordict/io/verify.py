@@ -21,6 +21,7 @@ from tensordict.core.keys import Path, joined
 from tensordict.io import checksums, consolidated, safetensors
 from tensordict.io.archive import archive_problems
 from tensordict.io.checksums import Recorded
+from tensordict.io.credentials import as_url
 from tensordict.io.detect import detect_format
 from tensordict.io.formats import ABOVE, Above, describe_save, read_at
 from tensordict.io.loading import LoadOptions, read_directory
@@ -122,7 +123,7 @@ def verify(
                 access,
                 partial(_verified_copy, check),
                 lambda format, above: _filled(
-                    Report(os.fspath(path), format), _with(above, access), num_threads, progress
+                    Report(as_url(path), format), _with(above, access), num_threads, progress
                 ),
             )
     else:

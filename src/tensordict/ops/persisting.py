@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
+from tensordict.io.credentials import as_url
 from tensordict.io.detect import refuse_other
 from tensordict.io.progress import quiet
 from tensordict.io.remote import Remote, is_url
@@ -77,7 +78,9 @@ class Persisting(Contract):
             (torch.Size([3]), tensor([2, 3]))
         """
         if is_url(filename) and mode != "r":
-            raise SaveError(f"mode={mode!r} writes to the file, and {filename!r} is only read: mode='r' can be had")
+            raise SaveError(
+                f"mode={mode!r} writes to the file, and {as_url(str(filename))!r} is only read: mode='r' can be had"
+            )
         opened = partial(
             registry.lookup("PersistentTensorDict")._opened,
             mode=mode,

@@ -18,6 +18,7 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
+from tensordict.io.credentials import as_url
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import bytes_on_disk, progress_bar, quiet
@@ -147,7 +148,9 @@ class Saving(Contract):
             overwrite: replace what is there, whatever `existsok` says: also files that belong to no save, at the path
                 of an archive or in the folder under a name that the save has. Without it they are an error.
             storage_options: of a URL: what fsspec's file system for it takes, such as `endpoint_url` and `key`;
-                fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too.
+                fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too. Two options are of this package:
+                `allow_secrets=True` lets pickles have the secrets among them, and `redirect_hosts` names the hosts
+                that a server of HTTP may redirect to, beside itself.
 
         Returns:
             A new container, locked and on the CPU, of `MemoryMappedTensor`s; unlocking it ends `is_memmap()`.
@@ -476,8 +479,9 @@ class Saving(Contract):
                 Mapping a file takes no time; sending it to a device does.
             storage_options: of a URL, as in :meth:`memmap`.
             cache_dir: of a URL: a folder, or a :class:`~tensordict.RemoteCache`, that keeps what is fetched, so that it
-                is not fetched again as long as it is the same behind the URL; the environment variable
-                `TENSORDICT_CACHE_DIR` names one for all calls. Without, the copy is gone when the tensors are.
+                is not fetched again as long as it is the same behind the URL. Its folder must be closed to other users
+                (mode 0700). The environment variable `TENSORDICT_CACHE_DIR` names one for all calls. Without, the copy
+                is gone when the tensors are.
 
         Returns:
             A new container (of the class that was saved), or `out`. It is not locked.
@@ -570,7 +574,7 @@ class Saving(Contract):
             ...     [bool((TensorDict.load(f"{folder}/{name}") == td).all()) for name in ("1", "2.tdz", "3", "4")]
             [True, True, True, True]
         """
-        prefix = without_scheme(prefix)
+        prefix = as_url(without_scheme(prefix))
         access = Access.of(kwargs.pop("storage_options", None), kwargs.pop("cache_dir", None))
         if is_url(prefix):
             if (table := formats.table_at(prefix, access)) is not None:
@@ -759,7 +763,7 @@ def _save(
     if prefix is not None and is_url(prefix):
         if options.like or options.inplace:
             raise SaveError(
-                f"{os.fspath(prefix)!r} is a URL ({scheme_of(prefix)}:), and there are no files for a container to be "
+                f"{as_url(prefix)!r} is a URL ({scheme_of(prefix)}:), and there are no files for a container to be "
                 "over: memmap() uploads a save"
             )
         # What is mapped from elsewhere is copied in any case.

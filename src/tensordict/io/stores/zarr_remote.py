@@ -41,7 +41,7 @@ class RemoteStore(WrapperStore[Any]):
     def __init__(self, remote: Remote, read_only: bool) -> None:
         if remote.is_http and not read_only:
             raise SaveError(f"{remote.url!r} cannot be written to: servers of HTTP are read only, by mode='r'")
-        super().__init__(FsspecStore.from_url(remote.url, dict(remote.storage_options), read_only))
+        super().__init__(FsspecStore.from_url(*remote.for_fsspec(), read_only))
         self._remote = remote
 
     @property
