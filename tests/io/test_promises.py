@@ -6,6 +6,7 @@ Each test names the page and the promise. What other tests prove is not repeated
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import lzma
 import mmap
@@ -16,9 +17,13 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
+import time
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import h5py
 import numcodecs
@@ -27,13 +32,15 @@ import pyarrow as pa
 import pytest
 import torch
 import zarr
+from remote_server import CUT, Fault, Proxy
 from test_archive import four, patched, write_leaf
 from zarr.codecs import GzipCodec
 
 from tensordict import DatasetWriter, TensorDict, from_arrow, load, load_memmap, set_kernel_memory_info, verify
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io import commit
-from tensordict.io.remote import Remote
+from tensordict.io import cache, commit
+from tensordict.io.cache import RemoteCache
+from tensordict.io.remote import Remote, Tries
 from tensordict.memory import kernel
 from tensordict.memory.copy_on_write import writable
 from tensordict_cli import main
@@ -148,6 +155,7 @@ def test_an_entry_that_claims_more_than_any_memory_is_named(kind: str, tmp_path:
             file.create_dataset("a", claimed, "f8", chunks=(1024,))
     else:
         zarr.open_group(path, mode="w").create_array("a", shape=claimed, chunks=(1024,), dtype="f8")
+    assert main(["inspect", str(path)]) == 0
     with load(path) as data, pytest.raises(SaveError, match=f"entry 'a'.*{path}.*allocate"):
         data["a"]
 
@@ -364,9 +372,10 @@ def test_a_folder_of_the_caller_and_a_file_of_the_save_do_not_take_one_name(ther
     else:
         (root / "b").write_text("mine")
     before = files_in(tmp_path)
-    with pytest.raises(OSError, match=f"{root}/(a.memmap|b)'"):
-        make().memmap(root)
-    assert files_in(tmp_path) == before and os.listdir(tmp_path) == ["saved"]
+    for overwrite in (False, True):
+        with pytest.raises(OSError, match=r"'(a\.memmap|b)' in|/(a\.memmap|b)'"):
+            make().memmap(root, overwrite=overwrite)
+        assert files_in(tmp_path) == before and os.listdir(tmp_path) == ["saved"]
 
 
 @pytest.mark.parametrize("format", ["directory", "archive", "safetensors", "consolidated", "h5", "zarr"])
@@ -473,3 +482,167 @@ def test_a_durable_flush_has_every_file_of_the_data_set_on_the_disk(
                     assert contents.get(status.st_ino) == status.st_size, f"{path} or its end is not on the disk"
                 assert path.name in folders.get(path.parent.stat().st_ino, set()), f"the name of {path} is not"
     assert "data" in folders[tmp_path.stat().st_ino]
+
+
+# --- docs/urls.md -----------------------------------------------------------------------------------------------------
+
+Bucket = tuple[str, Proxy, dict[str, Any]]
+
+
+def wide() -> TensorDict:
+    return TensorDict(a=torch.arange(50_000), b={"c": torch.ones(3)}, d={"e": {"f": torch.zeros(2)}})
+
+
+def test_at_most_eight_requests_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    store = Remote(f"memory://{uuid.uuid4().hex}")
+    store.put("x", bytes(1 << 20))
+    found = store.find("x")
+    assert found is not None
+    monkeypatch.setattr(cache, "_PIECE", 1 << 14)
+    lock, under_way, most = threading.Lock(), 0, 0
+    read = Remote.read
+
+    def counted(*args: Any) -> bytes:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.01)
+        try:
+            return read(*args)
+        finally:
+            with lock:
+                under_way -= 1
+
+    monkeypatch.setattr(Remote, "read", counted)
+    file = cache.CachedFile(store, found, cache.LocalCopies(None))
+    file.ensure()
+    assert 1 < most <= 8
+
+
+def test_ranges_are_joined_and_cut_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Remote(f"memory://{uuid.uuid4().hex}")
+    store.put("x", bytes(20 << 20))
+    found = store.find("x")
+    assert found is not None
+    asked: list[tuple[int, int]] = []
+    read = Remote.read
+
+    def noted(self: Remote, name: str, start: int, stop: int) -> bytes:
+        asked.append((start, stop))
+        return read(self, name, start, stop)
+
+    monkeypatch.setattr(Remote, "read", noted)
+    gap = 64 << 10
+    cache.CachedFile(store, found, cache.LocalCopies(None)).ensure([(0, 10), (10 + gap, 20 + gap)])
+    cache.CachedFile(store, found, cache.LocalCopies(None)).ensure([(0, 10), (11 + gap, 20 + gap)])
+    assert asked[0] == (0, 20 + gap) and sorted(asked[1:]) == [(0, 10), (11 + gap, 20 + gap)]
+    asked.clear()
+    cache.CachedFile(store, found, cache.LocalCopies(None)).ensure()
+    piece = 8 << 20
+    assert sorted(asked) == [(0, piece), (piece, 2 * piece), (2 * piece, 20 << 20)]
+
+
+@pytest.mark.parametrize("name", ["x", "x.tdz", "x.safetensors", "x.h5"])
+def test_the_local_copy_is_removed_and_what_is_mapped_stays(
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}/{name}"
+    if name.endswith("h5"):
+        make().to_h5(url).close()
+    elif name.endswith("safetensors"):
+        make().to_safetensors(url)
+    else:
+        make().save(url)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    td = load(url)
+    # A format that is fetched whole may open its file by name.
+    assert bool(os.listdir(tmp_path)) == name.endswith(("h5", "safetensors"))
+    assert td["a"].tolist() == [0, 1, 2] and td["b", "c"].sum() == 0
+    if name.endswith("h5"):
+        td.close()
+    del td
+    gc.collect()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["x", "x.tdz"])
+def test_without_a_connection_nothing_is_loaded_from_a_cache(bucket: Bucket, name: str, tmp_path: pathlib.Path) -> None:
+    url, proxy, options = bucket
+    make().save(f"{url}/{name}", storage_options=options)
+    assert load(f"{url}/{name}", storage_options=options, cache_dir=tmp_path)["a"].tolist() == [0, 1, 2]
+    proxy.faults = [Fault(CUT, method, times=1000) for method in ("GET", "HEAD")]
+    with pytest.raises(SaveError, match=f"'{url}/{name}.*after 3 attempts"):
+        load(f"{url}/{name}", storage_options=options, cache_dir=tmp_path)
+
+
+def test_how_much_a_cache_keeps(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENSORDICT_CACHE_BYTES", raising=False)
+    assert RemoteCache(tmp_path).max_bytes == 16 << 30
+    monkeypatch.setenv("TENSORDICT_CACHE_BYTES", "1000")
+    assert RemoteCache(tmp_path).max_bytes == 1000
+    assert RemoteCache(tmp_path, max_bytes=5).max_bytes == 5
+
+
+def test_a_folder_is_uploaded_between_its_claim_and_its_meta(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+
+    def order() -> list[str]:
+        changes = [(method, path) for method, path, _ in proxy.requests if method in ("PUT", "POST", "DELETE")]
+        return [f"{method} {unquote(path.partition('?')[0]).partition('/x/')[2]}" for method, path in changes]
+
+    wide().save(f"{url}/x", storage_options=options)
+    first = order()
+    assert first[0] == "PUT %save" and first[-2:] == ["PUT meta.json", "DELETE %save"]
+    proxy.clear()
+    wide().select("a").save(f"{url}/x", storage_options=options, overwrite=True)
+    again = order()
+    assert again[:2] == ["PUT %save", "DELETE meta.json"] and "PUT meta.json" in again
+    put = again.index("PUT meta.json")
+    assert again[2:put] == ["PUT a.memmap"]
+    gone = {"%save", "b/c.memmap", "b/meta.json", "d/meta.json", "d/e/meta.json", "d/e/f.memmap"}
+    assert set(again[put + 1 :]) == {f"DELETE {name}" for name in gone}
+    assert [file.name for file in Remote(f"{url}/x", options).files()] == ["a.memmap", "meta.json"]
+
+
+class AnsweredError(Exception):
+    """What a library of HTTP raises."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_answers_that_may_pass_are_tried_six_times(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENSORDICT_REMOTE_ATTEMPTS", raising=False)
+    tries = Tries("read", "s3://bucket/x")
+    delays = [tries.delay_after(AnsweredError(status)) for _ in range(5)]
+    longest = [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert all(most / 2 <= delay <= most for delay, most in zip(delays, longest, strict=True))
+    with pytest.raises(SaveError, match="'s3://bucket/x' after 6 attempts"):
+        tries.delay_after(AnsweredError(status))
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 409, 412, 416, 501])
+def test_answers_that_are_final_are_not_tried_again(status: int) -> None:
+    with pytest.raises(SaveError, match=r"'s3://bucket/x': AnsweredError"):
+        Tries("read", "s3://bucket/x").delay_after(AnsweredError(status))
+
+
+def test_delays_grow_to_ten_seconds_and_the_environment_says_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORDICT_REMOTE_ATTEMPTS", "20")
+    tries = Tries("read", "s3://bucket/x")
+    delays = [tries.delay_after(ConnectionResetError()) for _ in range(19)]
+    assert all(5 <= delay <= 10 for delay in delays[7:])
+    with pytest.raises(SaveError, match="after 20 attempts"):
+        tries.delay_after(ConnectionResetError())
+
+
+def test_a_folder_is_listed_once_and_once_more_to_see_whether_it_was_replaced(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    wide().save(f"{url}/x", storage_options=options)
+    proxy.clear()
+    assert load(f"{url}/x", storage_options=options)["d", "e", "f"].tolist() == [0, 0]
+    listings = [path for method, path, _ in proxy.requests if method == "GET" and "list-type" in path]
+    # One more asks for a single name, to see whether there is a folder.
+    assert len([path for path in listings if "max-keys=1&" not in path]) == 2
