@@ -36,7 +36,16 @@ from remote_server import CUT, Fault, Proxy
 from test_archive import four, patched, write_leaf
 from zarr.codecs import GzipCodec
 
-from tensordict import DatasetWriter, TensorDict, from_arrow, load, load_memmap, set_kernel_memory_info, verify
+from tensordict import (
+    DatasetWriter,
+    TensorDict,
+    from_arrow,
+    load,
+    load_memmap,
+    open_dataset,
+    set_kernel_memory_info,
+    verify,
+)
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io import cache, commit
 from tensordict.io.cache import RemoteCache
@@ -451,39 +460,6 @@ def test_a_durable_zarr_group_is_on_the_disk_before_the_commit(
     assert str(tmp_path) in after
 
 
-# --- docs/datasets.md -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("format", ["folder", "archive", "zarr"])
-def test_a_durable_flush_has_every_file_of_the_data_set_on_the_disk(
-    format: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "data"
-    contents: dict[int, int] = {}
-    folders: dict[int, set[str]] = {}
-    sync = os.fsync
-
-    def note(fd: int) -> None:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            folders[status.st_ino] = set(os.listdir(fd))
-        else:
-            contents[status.st_ino] = status.st_size
-        sync(fd)
-
-    monkeypatch.setattr(os, "fsync", note)
-    with DatasetWriter(root, format=format, durable=True) as writer:
-        for number in range(2):
-            writer.extend(make(number))
-            writer.flush()
-            for path in root.rglob("*"):
-                status = path.stat()
-                if path.is_file():
-                    assert contents.get(status.st_ino) == status.st_size, f"{path} or its end is not on the disk"
-                assert path.name in folders.get(path.parent.stat().st_ino, set()), f"the name of {path} is not"
-    assert "data" in folders[tmp_path.stat().st_ino]
-
-
 # --- docs/urls.md -----------------------------------------------------------------------------------------------------
 
 Bucket = tuple[str, Proxy, dict[str, Any]]
@@ -646,3 +622,88 @@ def test_a_folder_is_listed_once_and_once_more_to_see_whether_it_was_replaced(bu
     listings = [path for method, path, _ in proxy.requests if method == "GET" and "list-type" in path]
     # One more asks for a single name, to see whether there is a folder.
     assert len([path for path in listings if "max-keys=1&" not in path]) == 2
+
+
+# --- docs/datasets.md -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["folder", "archive"])
+def test_a_durable_flush_has_every_file_of_the_data_set_on_the_disk(
+    format: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data"
+    contents: dict[int, int] = {}
+    folders: dict[int, set[str]] = {}
+    sync = os.fsync
+
+    def note(fd: int) -> None:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            folders[status.st_ino] = set(os.listdir(fd))
+        else:
+            contents[status.st_ino] = status.st_size
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with DatasetWriter(root, format=format, durable=True) as writer:
+        for number in range(2):
+            writer.extend(make(number))
+            writer.flush()
+            for path in root.rglob("*"):
+                status = path.stat()
+                if path.is_file():
+                    assert contents.get(status.st_ino) == status.st_size, f"{path} or its end is not on the disk"
+                assert path.name in folders.get(path.parent.stat().st_ino, set()), f"the name of {path} is not"
+    assert "data" in folders[tmp_path.stat().st_ino]
+
+
+def numbers(first: int, count: int) -> TensorDict:
+    return TensorDict(x=torch.arange(first, first + count), batch_size=[count])
+
+
+def test_a_full_shard_of_a_data_set_is_visible_with_the_next_row(tmp_path: pathlib.Path) -> None:
+    writer = DatasetWriter(tmp_path, rows_per_shard=4)
+    for first, count, visible in ((0, 6, 4), (6, 2, 4), (8, 1, 8)):
+        writer.extend(numbers(first, count))
+        assert open_dataset(tmp_path)["x"].tolist() == list(range(visible))
+    writer.close()
+
+
+def test_a_block_that_ends_by_an_exception_has_flushed(tmp_path: pathlib.Path) -> None:
+    def extend_and_fail() -> None:
+        with DatasetWriter(tmp_path) as writer:
+            writer.extend(numbers(0, 3))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        extend_and_fail()
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2]
+
+
+def test_rows_are_ordered_by_writer_and_then_by_time(tmp_path: pathlib.Path) -> None:
+    first, second = DatasetWriter(tmp_path), DatasetWriter(tmp_path)
+    assert first.writer < second.writer
+    for number, writer in enumerate((second, first, second, first)):
+        writer.extend(numbers(10 * number, 1))
+        writer.flush()
+    first.close()
+    second.close()
+    assert open_dataset(tmp_path)["x"].tolist() == [10, 30, 0, 20]
+
+
+def test_a_data_set_may_be_copied_to_a_url_and_back(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path / "data", rows_per_shard=2) as writer:
+        writer.extend(numbers(0, 5))
+    store = Remote(f"memory://{uuid.uuid4().hex}")
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file():
+            store.put(str(path.relative_to(tmp_path / "data")), str(path))
+    assert open_dataset(store.url)["x"].tolist() == list(range(5))
+    with DatasetWriter(store.url) as writer:
+        writer.extend(numbers(5, 2))
+    for file in store.files():
+        target = tmp_path / "back" / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(store.read(file.name))
+    assert open_dataset(tmp_path / "back")["x"].tolist() == list(range(7))
+    assert verify(tmp_path / "back").ok
