@@ -466,7 +466,7 @@ Bucket = tuple[str, Proxy, dict[str, Any]]
 
 
 def wide() -> TensorDict:
-    return TensorDict(a=torch.arange(50_000), b={"c": torch.ones(3)}, d={"e": {"f": torch.zeros(2)}})
+    return TensorDict(a=torch.arange(50_000), b={"c": torch.ones(3)}, d={"e": {"f": torch.ones(2)}})
 
 
 def test_at_most_eight_requests_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
@@ -618,10 +618,22 @@ def test_a_folder_is_listed_once_and_once_more_to_see_whether_it_was_replaced(bu
     url, proxy, options = bucket
     wide().save(f"{url}/x", storage_options=options)
     proxy.clear()
-    assert load(f"{url}/x", storage_options=options)["d", "e", "f"].tolist() == [0, 0]
+    assert load(f"{url}/x", storage_options=options)["d", "e", "f"].tolist() == [1, 1]
     listings = [path for method, path, _ in proxy.requests if method == "GET" and "list-type" in path]
     # One more asks for a single name, to see whether there is a folder.
     assert len([path for path in listings if "max-keys=1&" not in path]) == 2
+
+
+def test_the_document_of_a_zarr_node_at_a_url_is_put_after_all_that_is_in_it(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    wide().to_zarr(f"{url}/x.zarr", storage_options=options).close()
+    puts = [path.partition("?")[0].partition("/x.zarr/")[2] for method, path, _ in proxy.requests if method == "PUT"]
+    documents = [name for name in puts if name.endswith("zarr.json")]
+    assert set(documents) == {f"{node}zarr.json" for node in ("", "a/", "b/", "b/c/", "d/", "d/e/", "d/e/f/")}
+    assert puts[-1] == "zarr.json"
+    for array in ("a/", "b/c/", "d/e/f/"):
+        chunks = [at for at, name in enumerate(puts) if name.startswith(f"{array}c/")]
+        assert chunks and max(chunks) < puts.index(f"{array}zarr.json")
 
 
 # --- docs/datasets.md -------------------------------------------------------------------------------------------------
