@@ -13,6 +13,7 @@ import mmap
 import os
 import pathlib
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -38,6 +39,7 @@ from zarr.codecs import GzipCodec
 
 from tensordict import (
     DatasetWriter,
+    LazyConcatenatedTensorDict,
     TensorDict,
     from_arrow,
     load,
@@ -719,3 +721,37 @@ def test_a_data_set_may_be_copied_to_a_url_and_back(tmp_path: pathlib.Path) -> N
         target.write_bytes(store.read(file.name))
     assert open_dataset(tmp_path / "back")["x"].tolist() == list(range(7))
     assert verify(tmp_path / "back").ok
+
+
+def test_rows_that_were_assigned_no_longer_match_their_checksums(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path, checksum=True) as writer:
+        writer.extend(numbers(0, 4))
+    assert verify(tmp_path).ok
+    open_dataset(tmp_path, mode="r+")[1] = TensorDict(x=torch.tensor(9))
+    (problem,) = verify(tmp_path, raises=False).problems
+    assert "'x'" in problem and "checksum" in problem
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 9, 2, 3]
+
+
+def test_there_is_no_data_set_on_an_http_server(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    with DatasetWriter(f"{url}/data", storage_options=options) as writer:
+        writer.extend(numbers(0, 4))
+    store = Remote(url, options)
+    for file in store.files():
+        store._fs.chmod(store._path(file.name), acl="public-read")
+    web = f"{proxy.url}/{url.removeprefix('s3://')}/data"
+    with pytest.raises(SaveError, match=f"{web}.*cannot be listed"):
+        open_dataset(web)
+
+
+def test_an_index_of_a_data_set_reads_from_the_shards_that_hold_its_rows(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path, rows_per_shard=2) as writer:
+        writer.extend(numbers(0, 6))
+    shards = sorted((tmp_path / "shards").glob("*/*"))
+    shutil.rmtree(shards[1])
+    data = open_dataset(tmp_path)
+    assert isinstance(data, LazyConcatenatedTensorDict)
+    assert data[torch.tensor([5, 0])]["x"].tolist() == [5, 0]
+    with pytest.raises(FileNotFoundError, match=shards[1].name):
+        data[2]
