@@ -200,7 +200,7 @@ def test_no_link_leads_out_of_a_zarr_group(
     with pytest.raises(SaveError, match="is a link that leads out of the save"):
         load(group)["a"].clone()
     with pytest.raises(SaveError, match="is a link that leads out of the save"):
-        TensorDict.from_zarr(group, mode="r+")["a"].fill_(3)
+        TensorDict.from_zarr(group, mode="r+").set_("a", torch.full((8,), 3))
     assert files_in(tmp_path) == before
     report = verify(group, raises=False)
     assert any("leads out of the save" in problem for problem in report.problems) or move is chunk_link
@@ -636,6 +636,17 @@ def test_the_document_of_a_zarr_node_at_a_url_is_put_after_all_that_is_in_it(buc
     for array in ("a/", "b/c/", "d/e/f/"):
         chunks = [at for at, name in enumerate(puts) if name.startswith(f"{array}c/")]
         assert chunks and max(chunks) < puts.index(f"{array}zarr.json")
+
+
+def test_a_zarr_group_at_a_url_is_read_in_its_place_and_not_through_a_cache(tmp_path: pathlib.Path) -> None:
+    url = f"memory://{uuid.uuid4().hex}/x.zarr"
+    make().to_zarr(url).close()
+    with load(url, cache_dir=tmp_path) as data:
+        assert data["a"].tolist() == [0, 1, 2]
+        # Read when it is used, as it is then.
+        TensorDict.from_zarr(url, mode="r+").set_("a", torch.full((3,), 7))
+        assert data["a"].tolist() == [7, 7, 7]
+    assert os.listdir(tmp_path) == []
 
 
 # --- docs/datasets.md -------------------------------------------------------------------------------------------------
