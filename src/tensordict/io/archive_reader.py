@@ -160,11 +160,10 @@ class Archive:
 
     def _inflate(self, entry: Entry) -> bytearray:
         self._allot(entry)
-        content = bytearray(entry.size)
-        done = 0
+        # It grows with what is unpacked: `bytearray(entry.size)` would take all that an entry claims at once.
+        content = bytearray()
         for piece in self.pieces(entry):
-            content[done : done + len(piece)] = piece
-            done += len(piece)
+            content += piece
         return content
 
     def pieces(self, entry: Entry) -> Iterable[Any]:

@@ -115,7 +115,7 @@ class File(Store):
             yield
         except (SaveError, IndexError):
             raise
-        except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
             where = f"entry {joined(key)!r} " if key else ""
             if isinstance(error, OSError) and error.errno:
                 raise OSError(error.errno, f"{where}cannot be read or written ({error})", self.name) from error

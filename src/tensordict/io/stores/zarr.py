@@ -518,8 +518,9 @@ class _ZarrArray(_ZarrNode, ArrayItem):
 
     def _raw(self) -> RawChunks | None:
         """Its chunks, where they are files of the elements as they are in memory."""
-        folder = self.store.nodes.folder_of(self.at)
-        return None if folder is None else RawChunks.of(folder, self.document, self.array)
+        nodes = self.store.nodes
+        folder = nodes.folder_of(self.at)
+        return None if folder is None else RawChunks.of(folder, self.document, self.array, nodes.links)
 
     def find_damage(self, num_threads: int) -> list[str]:
         """See `Store.find_damage`."""

@@ -26,6 +26,7 @@ from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from tensordict.core.json_text import parse_json
 from tensordict.io import commit
+from tensordict.io.source import Save
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest, Store
@@ -50,6 +51,7 @@ class NodeStore(WrapperStore[Any]):
         drafts: the paths of nodes that are not seen yet.
         is_old: whether it is of Zarr v2, and only read.
         is_folder: whether it is a folder here.
+        links: refuses links that lead out of the folder; `None` for other stores.
         lists: whether `children` can be asked for.
     """
 
@@ -68,6 +70,7 @@ class NodeStore(WrapperStore[Any]):
         self._pending: dict[str, bytes] = {}
         self._root = os.fspath(store.root) if type(store) is LocalStore else None
         self.is_folder = self._root is not None
+        self.links = None if self._root is None else Save(self._root)
         # Nothing in a zip file can be written again, so documents are kept until it is closed.
         self._is_zip = isinstance(store, ZipStore)
         if self._root is None:
@@ -114,6 +117,7 @@ class NodeStore(WrapperStore[Any]):
         if (path := self._path_kept(key)) is not None:
             content = self._pending.get(path)
             return None if content is None else prototype.buffer.from_bytes(content)
+        self.refuse_link(key)
         return await super().get(key, prototype, byte_range)
 
     async def exists(self, key: str) -> bool:
@@ -127,6 +131,7 @@ class NodeStore(WrapperStore[Any]):
             return
         if self._is_zip and await super().exists(key):
             raise ValueError(f"{key} is in the zip file already, in which nothing is replaced: write to a folder")
+        self.refuse_link(key)
         if key.endswith(DOCUMENT):
             self._forget()
         await super().set(key, value)
@@ -134,6 +139,11 @@ class NodeStore(WrapperStore[Any]):
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         if not await self.exists(key):
             await self.set(key, value)
+
+    def refuse_link(self, key: str) -> None:
+        """Raise a `SaveError` where a link on the way to a file leads out of the folder; zarr follows any."""
+        if self.links is not None:
+            self.links.check(f"{self._root}/{key}", ())
 
     def _path_kept(self, key: str) -> str | None:
         """The path of the node whose document a key is, if that is kept in memory."""
@@ -162,6 +172,7 @@ class NodeStore(WrapperStore[Any]):
         if self._path_kept(key) is not None:
             return self._pending.get(path)
         if self._root is not None:
+            self.refuse_link(key)
             try:
                 with open(f"{self._root}/{key}", "rb") as file:
                     return file.read()
