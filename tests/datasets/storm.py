@@ -141,7 +141,8 @@ class Storm:
     def _end_with_parent(self) -> None:
         """Have this process killed when the one that started it ends."""
         signal_of_death = 1
-        ctypes.CDLL(None).prctl(signal_of_death, signal.SIGKILL)
+        if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+            prctl(signal_of_death, signal.SIGKILL)
 
     def _wait(self, child: int) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
