@@ -124,7 +124,9 @@ def _tidy(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="what was not changed for S seconds (default 3600)",
     )
-    parser.add_argument("--complete", action="store_true", help="complete shards that no manifest lists, too")
+    parser.add_argument(
+        "--remove", action="append", default=[], metavar="SHARD", help="remove this shard, which no manifest lists, too"
+    )
 
 
 def _doctor(parser: argparse.ArgumentParser) -> None:
@@ -283,15 +285,15 @@ examples:
     "tidy": Command(
         "remove what killed writers of a data set left",
         """\
-Remove what writers of a data set that were killed have left, and shards that a compaction has replaced. Shards that
-count are never touched, nor what belongs to a writer whose manifest is damaged. With --complete, complete shards that
-no manifest lists are removed, too: a writer that was killed in the last moment leaves one, and so does a manifest that
-has lost its last lines. Prints the paths that were removed.
+Remove incomplete shards of writers that are gone, and shards that a compaction has replaced and verified. Shards that
+count are never touched. Nothing is removed while a manifest is damaged or missing. A complete shard that no manifest
+lists is removed only when --remove names it: its writer was killed before it counted, or its line was lost. Prints the
+paths that were removed, and on standard error those that were left, with the reason.
 """,
         """\
 examples:
   tensordict tidy data
-  tensordict tidy --older-than 60 --complete data
+  tensordict tidy --older-than 60 --remove data/shards/WRITER/00000007 data
 """,
         _tidy,
     ),

@@ -20,8 +20,8 @@ from dataset_rows import Step, assert_rows, rows
 from tensordict import DatasetWriter, TensorDict, diff, lazy_stack, load, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError, UnsupportedEntryError
 from tensordict.datasets import DatasetLoader, compact, tidy
+from tensordict.datasets.index import Manifests
 from tensordict.datasets.location import LocalLocation, Location
-from tensordict.datasets.manifest import Manifests
 from tensordict.datasets.order import Order
 from tensordict.memory import rows as scattered
 from tensordict_cli.main import main
@@ -217,7 +217,7 @@ def test_compaction_while_readers_read(tmp_path: pathlib.Path, format: str) -> N
     growing.close()
     assert_rows(late[[12, 0]], [12, 0])
     assert [path.suffix for path in shards_in(tmp_path)] == [{"folder": "", "archive": ".tdz", "zarr": ".zarr"}[format]]
-    assert tidy(tmp_path, older_than=0) == [] and verify(tmp_path).ok
+    assert tidy(tmp_path, older_than=0) == ([], {}) and verify(tmp_path).ok
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -327,7 +327,8 @@ def _odd(batch: Any) -> Any:
 
 def test_ten_thousand_shards_open_at_once(tmp_path: pathlib.Path) -> None:
     """What is read is a file for each writer: the shards need not even be there."""
-    from tensordict.datasets.manifest import Line, ManifestWriter, new_id
+    from tensordict.datasets.lines import Line, new_id
+    from tensordict.datasets.manifest import ManifestWriter
     from tensordict.datasets.schema import Schema
     from tensordict.datasets.writer import fix_schema
 
@@ -336,7 +337,7 @@ def test_ten_thousand_shards_open_at_once(tmp_path: pathlib.Path) -> None:
     writer = new_id()
     manifest = ManifestWriter(Location.of(tmp_path), writer, schema.digest, False)
     for number in range(2000):
-        manifest.add(Line(f"shards/{writer}/{number:08}", 7))
+        manifest.add(Line(f"shards/{writer}/{number:08}", 7, 28, "0" * 64))
     manifest.close()
     data = open_dataset(tmp_path)
     assert len(data) == 14_000

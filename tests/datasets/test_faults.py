@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -14,8 +15,8 @@ import pytest
 import torch
 
 from tensordict import DatasetWriter, TensorDict, open_dataset, verify
-from tensordict.core.errors import SaveError
-from tensordict.datasets import tidy
+from tensordict.core.errors import SaveError, SchemaError
+from tensordict.datasets import compact, tidy
 
 KILLING = pathlib.Path(__file__).with_name("killing_writers.py")
 
@@ -152,7 +153,7 @@ def test_shards_that_are_gone_or_damaged(tmp_path: pathlib.Path, format: str) ->
     with pytest.raises(SaveError, match=shards[3].name):
         open_dataset(tmp_path)[6]
     problems = verify(tmp_path, raises=False).problems
-    assert len(problems) == 3 and "'x'" in problems[2]
+    assert len(problems) == 3 and "no label" in problems[2]
 
 
 def test_manifests_that_are_damaged(tmp_path: pathlib.Path) -> None:
@@ -175,8 +176,9 @@ def test_manifests_that_are_damaged(tmp_path: pathlib.Path) -> None:
         assert data["x"].tolist() == numbers and len(data.problems) == 1
         with pytest.raises(SaveError, match=what):
             verify(tmp_path)
-        # What no line lists any more may be what the lost lines listed.
-        assert tidy(tmp_path, older_than=0, complete=True) == []
+        # The lost lines may have listed the shards that no line lists.
+        swept = tidy(tmp_path, older_than=0)
+        assert swept.removed == [] and all("damaged or missing" in reason for reason in swept.left.values())
     manifest.write_bytes(content)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -190,7 +192,21 @@ def test_hostile_manifests(tmp_path: pathlib.Path) -> None:
     manifest = next((tmp_path / "writers").iterdir())
     head, *_ = manifest.read_bytes().splitlines(keepends=True)
     crc = int(head[:8], 16)
-    for line in (b'["../../x",2]', b'["00000000",-1]', b'["00000000",1e9]', b"{}", b"[" * 5000, b'["00000000",true]'):
+    digest = b"0" * 64
+    wrong = [
+        b'["../../x",2,0,"%s"]' % digest,
+        b'["00000000",-1,0,"%s"]' % digest,
+        b'["00000000",1e9,0,"%s"]' % digest,
+        b'["00000000",true,0,"%s"]' % digest,
+        b'["00000000",2,-1,"%s"]' % digest,
+        b'["00000000",2,0,"none"]',
+        b'["00000000",2,0,"%s",1,[["a",0,[1]]]]' % digest,
+        b'["00000000",2,0,"%s",1,[["a",0,[1]],["a",0,[1]]]]' % digest,
+        b'["00000000",2,0,"%s",1,[["a",0,9]]]' % digest,
+        b"{}",
+        b"[" * 5000,
+    ]
+    for line in wrong:
         manifest.write_bytes(head + b"%08x %s\n" % (zlib.crc32(line, crc), line))
         with pytest.warns(UserWarning, match="line 2"):
             assert len(open_dataset(tmp_path)) == 0
@@ -244,14 +260,256 @@ def test_what_killed_writers_leave(tmp_path: pathlib.Path) -> None:
     writer = DatasetWriter(tmp_path)
     writer.append(TensorDict(x=torch.tensor(9), y=torch.zeros(3)))
     under_way = next((tmp_path / "shards" / writer.writer).iterdir())
-    # A writer at work is left alone, and so is what it has made a moment ago.
-    assert tidy(tmp_path) == [] and under_way.exists()
+    # A writer at work keeps its files, however old they are.
+    os.utime(under_way, (0, 0))
+    assert tidy(tmp_path, older_than=0) == ([], {str(under_way): "its writer is at work"}) and under_way.exists()
     writer.close()
-    left = tmp_path / "shards" / "20200101T000000.000000-gone-1-00000000"
-    (left / "00000000").mkdir(parents=True)
-    (left / "00000000" / "x.memmap").write_bytes(b"12345678")
-    shutil.copytree(under_way, left / "00000001")
+    program = f"""
+import os, signal, torch
+from tensordict import DatasetWriter, TensorDict
+writer = DatasetWriter({str(tmp_path)!r})
+writer.append(TensorDict(x=torch.tensor(9), y=torch.zeros(3)))
+print(writer.writer, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    left = tmp_path / "shards" / done.stdout.strip()
     assert len(open_dataset(tmp_path)) == 7 and verify(tmp_path).ok
-    assert tidy(tmp_path, older_than=0) == [str(left / "00000000")]
-    assert tidy(tmp_path, older_than=0, complete=True) == [str(left / "00000001")]
-    assert not left.exists() and len(open_dataset(tmp_path)) == 7
+    swept = tidy(tmp_path)
+    assert swept.removed == [] and "a short time ago" in swept.left[str(left / "00000000")]
+    assert tidy(tmp_path, older_than=0) == ([str(left / "00000000")], {})
+    assert not left.exists() and not (tmp_path / "writers" / f"{left.name}.jsonl").exists()
+    assert len(open_dataset(tmp_path)) == 7
+
+
+def cut_line(manifest: pathlib.Path) -> None:
+    """Cut a manifest behind its last line but one."""
+    content = manifest.read_bytes()
+    manifest.write_bytes(content[: content.rindex(b"\n", 0, -1) + 1])
+
+
+def test_a_line_that_is_lost_at_its_beginning(tmp_path: pathlib.Path) -> None:
+    """No checksum can tell: a writer that is killed before the line leaves the same."""
+    shards = written(tmp_path)
+    cut_line(next((tmp_path / "writers").iterdir()))
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3]
+    report = verify(tmp_path, raises=False)
+    assert len(report.problems) == 1 and shards[2].name in report.problems[0]
+    swept = tidy(tmp_path, older_than=0)
+    assert swept.removed == [] and "name it in shards=" in swept.left[str(shards[2])] and shards[2].exists()
+    with pytest.raises(ValueError, match="counts"):
+        tidy(tmp_path, shards=[str(shards[0])])
+    with pytest.raises(ValueError, match="no shard"):
+        tidy(tmp_path, shards=[str(tmp_path / "schema.tdz")])
+    assert tidy(tmp_path, shards=[str(shards[2])]).removed == [str(shards[2])]
+    assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3]
+
+
+def two_writers(folder: pathlib.Path, format: str = "folder") -> None:
+    for first in (0, 10):
+        with DatasetWriter(folder, rows_per_shard=2, format=format) as writer:
+            writer.extend(TensorDict(x=torch.arange(first, first + 4), batch_size=[4]))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_one_damaged_manifest_leaves_the_rows_of_all_others(
+    tmp_path: pathlib.Path, which: int, damage: str, keep: bool
+) -> None:
+    two_writers(tmp_path)
+    assert compact(tmp_path, keep=keep) == (4, 1)
+    before = sorted(str(path) for path in (tmp_path / "shards").glob("*/*"))
+    manifest = sorted((tmp_path / "writers").iterdir())[which]
+    content = manifest.read_bytes()
+    if damage == "cut":
+        manifest.write_bytes(content[:-5])
+    elif damage == "flipped":
+        manifest.write_bytes(content[:-5] + b"#" + content[-4:])
+    else:
+        manifest.unlink()
+    # The merged shard says which rows it has, so that none is lost, whichever manifest it is.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+            swept = tidy(tmp_path, older_than=0)
+            assert swept.removed == [] or (damage == "missing" and which < 2 and not keep)
+            compact(tmp_path)
+    assert set(before) <= {str(path) for path in (tmp_path / "shards").glob("*/*")} or damage == "missing"
+
+
+def test_a_manifest_that_is_missing(tmp_path: pathlib.Path) -> None:
+    two_writers(tmp_path)
+    manifest = sorted((tmp_path / "writers").iterdir())[0]
+    manifest.unlink()
+    shards = sorted((tmp_path / "shards" / manifest.stem).iterdir())
+    with pytest.warns(UserWarning, match=f"{manifest.stem}.*is missing.*{shards[0].name}.*{shards[1].name}"):
+        assert open_dataset(tmp_path)["x"].tolist() == [10, 11, 12, 13]
+    with pytest.raises(SaveError, match="is missing"):
+        verify(tmp_path)
+    swept = tidy(tmp_path, older_than=0)
+    assert swept.removed == [] and len(swept.left) == 2 and all(shard.exists() for shard in shards)
+
+
+@pytest.mark.parametrize("format", ["folder", "archive", "zarr"])
+def test_shards_in_the_place_of_others(tmp_path: pathlib.Path, format: str) -> None:
+    shards = written(tmp_path / "data", format=format)
+    (outside := tmp_path / "outside").mkdir()
+    kept = outside / shards[0].name
+    shards[0].rename(kept)
+    # Another shard of this data set; a link to the shard itself.
+    for lie, what in (
+        (lambda: copied(shards[1], shards[0]), "says that it is"),
+        (lambda: shards[0].symlink_to(kept), "link"),
+    ):
+        lie()
+        data = open_dataset(tmp_path / "data")
+        with pytest.raises(SaveError, match=f"{shards[0].name}.*{what}"):
+            data[0]
+        assert data[[2, 5]]["x"].tolist() == [2, 5]
+        report = verify(tmp_path / "data", raises=False)
+        assert len(report.problems) == 1 and what in report.problems[0]
+        if shards[0].is_dir() and not shards[0].is_symlink():
+            shutil.rmtree(shards[0])
+        else:
+            shards[0].unlink()
+    kept.rename(shards[0])
+    assert verify(tmp_path / "data").ok
+
+
+def copied(source: pathlib.Path, target: pathlib.Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copyfile(source, target)
+
+
+def test_verify_checks_what_the_manifest_says_of_a_shard(tmp_path: pathlib.Path) -> None:
+    shards = written(tmp_path)
+    meta = shards[0] / "meta.json"
+    content = meta.read_text()
+    meta.write_text(content.replace('"device":"cpu"', '"device": "cpu"'))
+    assert open_dataset(tmp_path)["x"].tolist() == list(range(6))
+    problems = verify(tmp_path, raises=False).problems
+    assert len(problems) == 2 and "bytes" in problems[0] and "description" in problems[1]
+
+
+@pytest.mark.parametrize("what", ["writer", "shard", "file", "shards"])
+def test_no_link_is_followed_and_nothing_of_others_removed(tmp_path: pathlib.Path, what: str) -> None:
+    data, home = tmp_path / "data", tmp_path / "home"
+    two_writers(data)
+    (home / "00000000").mkdir(parents=True)
+    (home / "00000000" / "x.memmap").write_text("precious")
+    (home / "notes.txt").write_text("precious")
+    mine = data / "shards" / "mine.txt"
+    mine.write_text("precious")
+    if what == "writer":
+        (data / "shards" / "evil").symlink_to(home)
+    elif what == "shard":
+        # The shard that compaction removes.
+        shard = sorted((data / "shards").glob("*/*"))[0]
+        shard.rename(home / "moved")
+        shard.symlink_to(home / "moved")
+    elif what == "file":
+        shard = sorted((data / "shards").glob("*/*"))[0]
+        (shard / "notes.txt").symlink_to(home / "notes.txt")
+    else:
+        (data / "shards").rename(home / "shards")
+        (data / "shards").symlink_to(home / "shards")
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(SaveError):
+            compact(data)
+        tidy(data, older_than=0)
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+    assert mine.exists() or what == "shards"
+    if what == "file":
+        assert (shard / "notes.txt").is_symlink() and (shard / "x.memmap").exists()
+
+
+def test_merged_away_shards_stay_until_the_merged_one_is_sound(tmp_path: pathlib.Path) -> None:
+    two_writers(tmp_path, "archive")
+    old = sorted((tmp_path / "shards").glob("*/*"))
+    compact(tmp_path, keep=True)
+    (merged,) = set((tmp_path / "shards").glob("*/*")) - set(old)
+    content = merged.read_bytes()
+    at = content.index((11).to_bytes(8, "little"))
+    merged.write_bytes(content[:at] + b"!" + content[at + 1 :])
+    swept = tidy(tmp_path, older_than=0)
+    assert swept.removed == [] and all("is broken" in reason for reason in swept.left.values())
+    merged.unlink()
+    # The shards that it was made of are read in its place.
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert tidy(tmp_path, older_than=0).removed == []
+    merged.parent.mkdir(exist_ok=True)
+    merged.write_bytes(content)
+    assert sorted(tidy(tmp_path, older_than=0).removed) == [str(path) for path in old]
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+def test_compaction_leaves_damaged_shards_alone(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path, rows_per_shard=2, checksum=True) as writer:
+        writer.extend(TensorDict(x=torch.arange(10), batch_size=[10]))
+    shards = sorted((tmp_path / "shards").glob("*/*"))
+    content = (shards[2] / "x.memmap").read_bytes()
+    (shards[2] / "x.memmap").write_bytes(b"!" + content[1:])
+    with pytest.warns(UserWarning, match=f"{shards[2].name}.*damaged.*checksum"):
+        assert compact(tmp_path) == (5, 3)
+    assert len(verify(tmp_path, raises=False).problems) == 1
+    (shards[2] / "x.memmap").write_bytes(content)
+    assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+def test_the_schema_is_read_from_a_shard_where_its_file_is_broken(tmp_path: pathlib.Path, damage: str) -> None:
+    two_writers(tmp_path)
+    schema = tmp_path / "schema.tdz"
+    if damage == "missing":
+        schema.unlink()
+    else:
+        schema.write_bytes(schema.read_bytes()[:-30])
+    with pytest.warns(UserWarning, match=r"schema\.tdz.*read from a shard"):
+        assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    with pytest.warns(UserWarning, match=r"schema\.tdz"), pytest.raises(SchemaError, match="lacks"):
+        DatasetWriter(tmp_path).append(TensorDict(z=torch.zeros(2)))
+    with pytest.raises(SaveError, match=r"schema\.tdz"):
+        verify(tmp_path)
+    shutil.rmtree(tmp_path / "shards")
+    with pytest.raises(SaveError, match=r"schema\.tdz"):
+        open_dataset(tmp_path)
+
+
+def test_a_manifest_takes_time_as_its_bytes(tmp_path: pathlib.Path) -> None:
+    """Lines that stand for ever so many others, or for the same ones again and again, are read once."""
+    from tensordict.datasets.lines import new_id
+    from tensordict.datasets.records import to_file
+
+    two_writers(tmp_path)
+    held = sorted(path.stem for path in (tmp_path / "writers").iterdir())[0]
+    with open_dataset(tmp_path)._manifests.place.alone():
+        digest = open_dataset(tmp_path)._manifests.manifests[held].digest
+    writer = new_id()
+    items: list[list[object]] = [["tensordict data set", 2, writer, digest, 0]]
+    items += [[f"{n:08}", 4, 0, "0" * 64, n + 1, [[held, 0, [2, 2]]]] for n in range(15_000)]
+    items.append(["99999999", 2**52, 0, "0" * 64, 1, [[held, 2**52, [2**52]]]])
+    manifest = tmp_path / "writers" / f"{writer}.jsonl"
+    manifest.write_bytes(to_file(items))
+    data = open_dataset(tmp_path)
+    # The shards do not exist, but those that they claim to be made of do.
+    assert len(data) == 8 + 2**52 and data._manifests.generation() == 15_000
+
+
+def test_idle_writers_keep_what_they_have_not_flushed(tmp_path: pathlib.Path) -> None:
+    writer = DatasetWriter(tmp_path, rows_per_shard=100)
+    writer.append(TensorDict(x=torch.tensor(0)))
+    writer.flush()
+    writer.append(TensorDict(x=torch.tensor(1)))
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    program = f"from tensordict.datasets import tidy; print(len(tidy({str(tmp_path)!r}, older_than=-1e6).removed))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+    writer.close()
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1]

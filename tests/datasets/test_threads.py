@@ -21,8 +21,9 @@ from dataset_rows import assert_rows, rows
 from tensordict import DatasetWriter, LazyConcatenatedTensorDict, TensorDict, lazy_cat, open_dataset
 from tensordict.core.errors import ShapeError
 from tensordict.datasets import DatasetLoader, compact
+from tensordict.datasets.index import Manifests
 from tensordict.datasets.location import LocalLocation, Location
-from tensordict.datasets.manifest import Manifest, Manifests
+from tensordict.datasets.manifest import Manifest
 from tensordict.io.remote import Remote
 from turns import at_once
 

@@ -67,7 +67,7 @@ def test_rows_go_in_and_come_out(request: pytest.FixtureRequest, where: str, for
     assert compact(url, storage_options=options) == (2, 1)
     for reader in (data, late):
         assert_rows(reader, list(range(10)))
-    assert tidy(url, older_than=0, complete=True, storage_options=options) == []
+    assert tidy(url, older_than=0, complete=True, storage_options=options) == ([], {})
     left = {file.name.split("/")[0] for file in Remote(url, options).files()}
     assert left == {"schema.tdz", "shards", "writers"} and len(list(late.shards())) == 1
     with pytest.raises(ValueError, match="mode"):
@@ -206,7 +206,7 @@ def test_faults_while_reading(bucket: Bucket) -> None:
     store.put(manifest, store.read(manifest)[:-7])
     with pytest.warns(UserWarning, match=f"{url}/{manifest}.*cut off"):
         assert len(open_dataset(url, storage_options=options)) == 4
-    assert tidy(url, older_than=0, complete=True, storage_options=options) == []
+    assert tidy(url, older_than=0, complete=True, storage_options=options) == ([], {})
 
 
 def test_what_was_left_is_tidied(bucket: Bucket) -> None:
@@ -219,7 +219,7 @@ def test_what_was_left_is_tidied(bucket: Bucket) -> None:
     store.put("shards/20200101T000000.000000-gone-1-00000000/00000000.tdz", store.read(name))
     store.put("shards/20200101T000000.000000-gone-1-00000001/00000000/x.memmap", b"12345678")
     assert len(open_dataset(url, storage_options=options)) == 2
-    assert tidy(url, storage_options=options) == []
+    assert tidy(url, storage_options=options) == ([], {})
     time.sleep(1.1)  # S3 tells whole seconds.
     assert tidy(url, older_than=0, storage_options=options) == [
         f"{url}/shards/20200101T000000.000000-gone-1-00000001/00000000"

@@ -22,8 +22,8 @@ from tensordict.core.contract import is_node
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.locks import Lock
+from tensordict.datasets.index import Manifests, Stretch
 from tensordict.datasets.location import Location
-from tensordict.datasets.manifest import Manifests, Stretch
 from tensordict.datasets.schema import Schema
 from tensordict.datasets.writer import DatasetWriter, schema_there
 from tensordict.io.remote import StorageOptions
@@ -93,13 +93,17 @@ class Shards(Sequence[Any]):
                 part = self.parts[number] = moved[0]
 
     def _moved(self, part: Stretch, error: FileNotFoundError) -> list[Stretch]:
-        """Where the rows of a part are that is gone, as a compaction has moved them; else the error is raised."""
+        """The rows of a part whose shard is gone, in the places where they are; else the error is raised."""
         self._manifests.read()
-        moved: list[Stretch] = []
-        self._manifests.add_parts(moved, part.writer, part.first, part.last)
-        if [item.path for item in moved] == [part.path]:
-            raise error
-        return moved
+        for _ in range(2):
+            moved: list[Stretch] = []
+            self._manifests.add_parts(moved, part.writer, part.first, part.last)
+            if [item.path for item in moved] != [part.path]:
+                return moved
+            # A merged shard is gone: the shards that it was made of may still be there.
+            if not self._manifests.give_up(part.path):
+                break
+        raise error
 
     def _joined(self, parts: list[Stretch]) -> Any:
         return LazyConcatenatedTensorDict(
@@ -256,7 +260,7 @@ class Dataset(LazyConcatenatedTensorDict):
             raise ValueError(f"mode='r+' writes to the files, and {self.path!r} is only read: mode='r' can be had")
         schema = schema_there(place)
         self._manifests = index = Manifests(place)
-        self._read_manifests()
+        self._read_manifests(thorough=True)
         index.check(schema.digest)
         if segments is None:
             counts = index.counts()
@@ -272,12 +276,12 @@ class Dataset(LazyConcatenatedTensorDict):
                 f"{self.path!r} is open for reading only: open_dataset(path, mode='r+') can be written"
             )
 
-    def _read_manifests(self) -> None:
+    def _read_manifests(self, *, thorough: bool = False) -> None:
         known = set(self._manifests.problems)
-        self._manifests.read()
+        self._manifests.read(thorough=thorough)
         for problem in self._manifests.problems:
             if problem not in known:
-                warnings.warn(f"{problem}; what it lists before is read", stacklevel=4)
+                warnings.warn(f"{problem}; all other rows are read", stacklevel=4)
 
     def _found(self, segments: Sequence[Segment]) -> list[Stretch]:
         parts: list[Stretch] = []
@@ -452,7 +456,9 @@ def open_dataset(
         SaveError: it is broken.
 
     Warns:
-        UserWarning: a manifest is cut short or damaged, which is named; the rows that it lists before are there.
+        UserWarning: a manifest is missing or damaged, which is named, as are the shards that no manifest lists; all
+        other
+            rows are there.
 
     Example:
         >>> import tempfile

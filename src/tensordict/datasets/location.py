@@ -1,10 +1,10 @@
-"""Where a data set is: a folder on this machine, or a URL. What the two do differently is here, and nowhere else.
+"""Where a data set is: a folder on this machine, or a URL. This module has all that differs between the two.
 
-A file of a folder is appended to, and locked by the system. What is behind a URL is put as a whole: so a manifest is
-put again with each line, all of it, which takes the place of the one before in one step. What must be made only once is
-put under the condition that there is none (`If-None-Match` and its like): the schema, and the claim of whoever
-compacts. A store without such conditions takes the last one of those that are made in the same moment: the schema is
-read again after it was put, and a writer whose manifest is of another one is refused when the data set is opened.
+A writer appends to a file in a folder, and the system locks it. A URL takes whole objects only, so each record of a
+manifest is an object of its own, put under the condition that there is none of its name (`If-None-Match` and its
+like). So are the schema, and the claim of the process that compacts. A store without such conditions keeps the last of
+several objects that are put at the same moment: the schema is read again after it was put, and opening refuses a
+manifest of another schema.
 """
 
 from __future__ import annotations
@@ -12,51 +12,68 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
-import shutil
 import socket
+import stat
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tensordict.core import registry
 from tensordict.core.errors import SaveError
+from tensordict.datasets.folders import (
+    IsOurs,
+    list_folder,
+    open_below,
+    opened,
+    refuse_links,
+    remove_empty_folder,
+    remove_item,
+)
+from tensordict.datasets.labels import DOCUMENTS, GROUP, GROUPS, Label, check_label, describe_shard, find_label
+from tensordict.datasets.lines import SHARDS, WRITERS, is_shard_name
+from tensordict.datasets.records import to_file, to_line
 from tensordict.io import commit
+from tensordict.io.archive_reader import Archive
 from tensordict.io.detect import detect_format
 from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, open_file, open_save
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.remote import IN_FLIGHT, Remote, is_url
 from tensordict.io.remote_rows import open_rows
 from tensordict.io.remote_saves import Access
-from tensordict.io.source import PrivateSave
+from tensordict.io.source import PrivateSave, Save
 from tensordict.io.specification import DICT
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, SCHEMA, local_path
 
-WRITERS, SHARDS = "writers", "shards"
 # Locked by whoever compacts or tidies.
 _LOCK = ".compacting"
-# What makes a folder a Zarr group.
-_GROUP = "zarr.json"
+# Names under which saves of shards are staged, and under which a shard waits to be removed.
+_STAGED = re.compile(r"\.(?P<shard>.+?)\.(tensordict-(new|old|lock)|gone)")
+_READ = os.O_RDONLY | system.NONBLOCK
 # How long a writer waits for another one that fixes the schema at the same time, in seconds.
 _PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A shard, or what was to be one.
+class Item:
+    """Something that lies in the folder of a writer's shards.
 
     Args:
-        name: its path in the data set.
-        complete: whether it is a save.
-        changed: when something of it was changed last, in seconds since 1970; `None` where nobody says.
+        path: in the data set.
+        shard: the path of the shard that it is or was to become; empty when its name is not one that a writer gives.
+        complete: whether it is a whole save under the name of a shard.
+        changed: when something in it was last changed, in seconds since 1970; `None` when unknown.
     """
 
-    name: str
+    path: str
+    shard: str
     complete: bool
     changed: float | None
 
@@ -72,16 +89,20 @@ def writing(what: str, path: str) -> Iterator[None]:
         raise OSError(error.errno, f"cannot write {what} ({error})", path) from error
 
 
-class Appender(ABC):
-    """A file that grows by pieces, each of which is there as a whole or not at all."""
+# Returns the first record of a file whose next record is the one of this number.
+Head = Callable[[int], list[Any]]
+
+
+class Log(ABC):
+    """Records that are added one by one; each is there as a whole or not at all. It exists from the beginning."""
 
     @abstractmethod
-    def add(self, content: bytes) -> None:
-        """Add a piece; when that fails, it may be added again."""
+    def add(self, item: list[Any]) -> None:
+        """Add a record; when that fails, it may be added again."""
 
     @abstractmethod
     def close(self) -> None:
-        """No more is added; a file without content is taken away."""
+        """End the log. A log without records is removed, unless its writer has left a shard."""
 
 
 class Location(ABC):
@@ -119,20 +140,24 @@ class Location(ABC):
     # --- small files --------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def manifests(self) -> dict[str, int | None]:
-        """The names of the files of writers, and how long they are where a listing says that."""
+    def list_logs(self, folder: str) -> dict[str, int | None]:
+        """The paths of all files in a folder of logs, below it, and their lengths in bytes where a listing tells."""
 
     @abstractmethod
     def read(self, name: str, start: int, size: int | None) -> tuple[bytes, int]:
-        """What a file has from a byte on, and how long it is; `size` is what a listing has said of that.
+        """The content of a file from a byte on, and its length; `size` is the length in a listing.
 
         Raises:
             OSError: it cannot be read; names it.
         """
 
     @abstractmethod
-    def appender(self, name: str, durable: bool) -> Appender:
-        """A new file that grows."""
+    def new_log(self, name: str, head: Head, durable: bool) -> Log:
+        """Make a log."""
+
+    @abstractmethod
+    def is_at_work(self, writer: str) -> bool:
+        """Whether a writer still has its manifest open."""
 
     # --- the schema ---------------------------------------------------------------------------------------------------
 
@@ -164,34 +189,68 @@ class Location(ABC):
 
     @abstractmethod
     def open(self, name: str, mode: str) -> Any:
-        """The container in a shard; with "r", what is written to its tensors does not reach the files."""
+        """The container in a shard; with "r", writing to its tensors does not change the files.
+
+        Raises:
+            SaveError: it cannot be read, its label names another shard, or a link is on the way.
+        """
+
+    @abstractmethod
+    def label(self, name: str) -> Label | None:
+        """The label that stands in a shard; `None` when there is none.
+
+        Raises:
+            OSError: the shard is missing or cannot be read.
+        """
 
     @abstractmethod
     def has_shard(self, name: str) -> bool:
-        """Whether a shard that is no map could be read until now."""
+        """Whether this unmapped shard still exists."""
 
     @abstractmethod
     def format_of(self, name: str) -> str:
-        """What shards like this one are called by `DatasetWriter(format=...)`."""
+        """The argument of `DatasetWriter(format=...)` that makes shards like this one."""
 
     @abstractmethod
-    def shards(self, look: Callable[[str], bool] = lambda name: True) -> Iterator[Found]:
-        """All that is in the folders of shards, or what `look` wants of it."""
+    def writers(self) -> list[str]:
+        """The names of the folders of shards."""
 
     @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove a shard; readers see all of it or nothing."""
+    def items(self, writer: str) -> list[Item]:
+        """All that lies in the folder of a writer's shards."""
 
     @abstractmethod
-    def remove_empty(self, limit: float, emptied: set[str]) -> None:
-        """Remove the folders of writers that have nothing in them: those in `emptied`, and those older than `limit`."""
+    def nbytes(self, name: str) -> int | None:
+        """The length of all files of a shard; `None` where finding out means reading it."""
 
     @abstractmethod
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Be the only one who removes shards, for a block.
+    def local(self, name: str) -> contextlib.AbstractContextManager[str]:
+        """A path on this machine with the files of a shard, for a block."""
+
+    @abstractmethod
+    def remove(self, item: Item, is_ours: IsOurs) -> str:
+        """Remove an item when all its files are ours; readers see all of it or nothing. Returns why it stays.
 
         Raises:
-            SaveError: somebody else does.
+            OSError: it cannot be removed.
+        """
+
+    @abstractmethod
+    def remove_empty(self, writer: str) -> None:
+        """Remove the folder of a writer's shards when nothing is in it."""
+
+    @abstractmethod
+    def remove_log(self, name: str) -> None:
+        """Remove the files of a log."""
+
+    @abstractmethod
+    def alone(self) -> contextlib.AbstractContextManager[float]:
+        """Be the only process that removes shards, for a block; gives the time there, in seconds since 1970.
+
+        The time comes from the clock that also dates the files, so that a clock that is ahead removes nothing.
+
+        Raises:
+            SaveError: another process does.
         """
 
 
@@ -206,17 +265,33 @@ class LocalLocation(Location):
     def __init__(self, root: str, access: Access) -> None:
         self.root, self.access = root, access
 
-    def manifests(self) -> dict[str, int | None]:
-        return dict.fromkeys(_names_in(f"{self.root}/{WRITERS}"))
+    def list_logs(self, folder: str) -> dict[str, int | None]:
+        found: dict[str, int | None] = {}
+        for name, kind in list_folder(self.root, folder).items():
+            if kind == "folder":
+                found |= {f"{name}/{inner}": None for inner in list_folder(self.root, f"{folder}/{name}")}
+            else:
+                found[name] = None
+        return found
 
     def read(self, name: str, start: int, size: int | None) -> tuple[bytes, int]:
-        path = self.path(name)
-        with files.naming("read the manifest", path), files.closing(files.open_file(path)) as fd:
-            size = os.fstat(fd).st_size
-            return system.pread(fd, max(0, size - start), start), size
+        with files.naming("read the manifest", self.path(name)), opened(self.root, name, _READ) as fd:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise SaveError(f"{self.path(name)!r} is not a regular file")
+            return system.pread(fd, max(0, status.st_size - start), start), status.st_size
 
-    def appender(self, name: str, durable: bool) -> Appender:
-        return _File(self.path(name), durable)
+    def new_log(self, name: str, head: Head, durable: bool) -> Log:
+        return _GrowingLog(self.root, name, head, durable)
+
+    def is_at_work(self, writer: str) -> bool:
+        with contextlib.suppress(FileNotFoundError), opened(self.root, _log_name(f"{WRITERS}/{writer}"), _READ) as fd:
+            try:
+                system.lock(fd)
+            except BlockingIOError:
+                return True
+            system.unlock(fd)
+        return False
 
     def has(self, name: str) -> bool:
         return os.path.lexists(self.path(name))
@@ -249,12 +324,22 @@ class LocalLocation(Location):
 
     def open(self, name: str, mode: str) -> Any:
         path = self.path(name)
+        check_label(self.label(name), name, path)
         format = detect_format(path)
         if format == DIRECTORY and mode == "r":
             return load_directory(path, LoadOptions(source=PrivateSave(path)))
         if format in (DIRECTORY, ARCHIVE):
             return registry.lookup(DICT).load_memmap(path, mode=mode)
         return open_file(path, format, mode=mode)
+
+    def label(self, name: str) -> Label | None:
+        path = self.path(name)
+        refuse_links(self.root, name)
+        if not os.path.isdir(path):
+            archive = Archive(path)
+            return find_label(lambda inner: archive.read(f"{path}/{inner}"), DOCUMENTS)
+        source = Save(path)
+        return find_label(lambda inner: source.read(f"{path}/{inner}"), GROUPS if is_zarr(name) else DOCUMENTS)
 
     def has_shard(self, name: str) -> bool:
         return os.path.lexists(self.path(name))
@@ -263,35 +348,42 @@ class LocalLocation(Location):
         found = detect_format(self.path(name))
         return found if found in (ARCHIVE, "zarr") else "folder"
 
-    def shards(self, look: Callable[[str], bool] = lambda name: True) -> Iterator[Found]:
-        for writer in _names_in(f"{self.root}/{SHARDS}"):
-            for item in _names_in(f"{self.root}/{SHARDS}/{writer}"):
-                name = f"{SHARDS}/{writer}/{item}"
-                if look(name):
-                    path = self.path(name)
-                    complete = item[0] != "." and (not os.path.isdir(path) or _is_save(path))
-                    yield Found(name, complete, _last_change(path))
+    def writers(self) -> list[str]:
+        return [name for name, kind in list_folder(self.root, SHARDS).items() if kind == "folder"]
 
-    def remove(self, name: str) -> None:
-        path = self.path(name)
-        if not os.path.isdir(path):
-            os.unlink(path)
-            return
-        gone = f"{os.path.dirname(path)}/.{os.path.basename(path)}.gone"
-        if os.path.lexists(gone):
-            shutil.rmtree(gone)
-        os.rename(path, gone)
-        shutil.rmtree(gone)
+    def items(self, writer: str) -> list[Item]:
+        found = []
+        for name, kind in list_folder(self.root, f"{SHARDS}/{writer}").items():
+            path = f"{SHARDS}/{writer}/{name}"
+            shard = _shard_of(name) if kind != "link" else ""
+            whole = shard == name and (kind == "file" or _is_save(self.path(path)))
+            changed = _last_change(self.path(path))
+            found.append(Item(path, shard and f"{SHARDS}/{writer}/{shard}", whole, changed))
+        return found
 
-    def remove_empty(self, limit: float, emptied: set[str]) -> None:
-        folder = f"{self.root}/{SHARDS}"
-        for writer in _names_in(folder):
-            path = f"{folder}/{writer}"
-            if not os.listdir(path) and (f"{SHARDS}/{writer}" in emptied or os.lstat(path).st_mtime < limit):
-                commit.unless_it_fails(os.rmdir, path)
+    def nbytes(self, name: str) -> int | None:
+        return describe_shard(self.path(name))[0]
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def local(self, name: str) -> Iterator[str]:
+        refuse_links(self.root, name)
+        yield self.path(name)
+
+    def remove(self, item: Item, is_ours: IsOurs) -> str:
+        folder, _, name = item.path.rpartition("/")
+        return remove_item(self.root, folder, name, is_ours)
+
+    def remove_empty(self, writer: str) -> None:
+        with contextlib.suppress(FileNotFoundError), opened(self.root, SHARDS) as fd:
+            remove_empty_folder(fd, writer)
+
+    def remove_log(self, name: str) -> None:
+        folder, _, log = _log_name(name).rpartition("/")
+        with opened(self.root, folder) as fd:
+            os.unlink(log, dir_fd=fd)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[float]:
         root, lock = self.root, self.path(_LOCK)
         with commit.locked(lock, root, os.O_RDWR | os.O_CREAT) as sure:
             if not sure:
@@ -299,53 +391,86 @@ class LocalLocation(Location):
                     f"the file system of {root!r} has no locks, which would tell that nobody else compacts it"
                 )
             try:
-                yield
+                os.utime(lock)
+                yield os.stat(lock).st_mtime
             finally:
                 # While it is still locked: whoever opened it meanwhile sees that it is no longer there.
                 os.unlink(lock)
 
 
-class _File(Appender):
-    """A local file."""
+class _GrowingLog(Log):
+    """A file that is appended to, and stays locked until it is closed, so that others know that its writer lives."""
 
-    def __init__(self, path: str, durable: bool) -> None:
-        self._path, self._durable = path, durable
-        self._fd: int | None = None
-        self._end = 0
-
-    def add(self, content: bytes) -> None:
+    def __init__(self, root: str, name: str, head: Head, durable: bool) -> None:
+        self._root, self._name, self._durable = root, name, durable
+        self._path = f"{root}/{_log_name(name)}"
+        self._records, self._end, self._crc = 0, 0, 0
+        folder = os.path.dirname(self._path)
         with files.naming("write the manifest", self._path):
-            fd = self._opened()
-            if os.fstat(fd).st_size != self._end:
-                # Nothing may follow a line that is cut off.
-                os.ftruncate(fd, self._end)
-            try:
-                if os.write(fd, content) != len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
-                if self._durable:
-                    os.fsync(fd)
-            except OSError:
-                commit.unless_it_fails(os.ftruncate, fd, self._end)
-                raise
-        self._end += len(content)
-
-    def _opened(self) -> int:
-        if self._fd is None:
-            folder = os.path.dirname(self._path)
             os.makedirs(folder, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | system.CLOEXEC
-            self._fd = os.open(self._path, flags, 0o666)
-            if self._durable:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._fd = open_below(root, _log_name(name), flags)
+            if system.HAS_LOCKS:
+                # A file system without locks has none for whoever tidies, either, who then refuses to.
+                commit.unless_it_fails(system.lock, self._fd)
+            if durable:
                 files.sync_folder(folder)
                 files.sync_folder(os.path.dirname(folder))
-        return self._fd
+        try:
+            self._append(head(0))
+        except OSError:
+            self.close()
+            raise
+
+    def add(self, item: list[Any]) -> None:
+        self._append(item)
+        self._records += 1
+
+    def _append(self, item: list[Any]) -> None:
+        content, crc = to_line(item, self._crc)
+        with files.naming("write the manifest", self._path):
+            if os.fstat(self._fd).st_size != self._end:
+                # Nothing may follow a line that is cut off.
+                os.ftruncate(self._fd, self._end)
+            try:
+                if os.write(self._fd, content) != len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+                if self._durable:
+                    os.fsync(self._fd)
+            except OSError:
+                commit.unless_it_fails(os.ftruncate, self._fd, self._end)
+                raise
+        self._end += len(content)
+        self._crc = crc
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-            if not self._end:
+        try:
+            if not self._records and _is_empty(f"{self._root}/{SHARDS}/{os.path.basename(self._name)}"):
                 os.unlink(self._path)
+        finally:
+            # Explicitly, because a forked child may have the descriptor, too.
+            if system.HAS_LOCKS:
+                commit.unless_it_fails(system.unlock, self._fd)
+            os.close(self._fd)
+
+
+def _log_name(name: str) -> str:
+    return f"{name}.jsonl"
+
+
+def _is_empty(folder: str) -> bool:
+    """Whether a folder is missing, or could be removed because nothing was in it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+    return not os.path.lexists(folder)
+
+
+def _shard_of(name: str) -> str:
+    """The name of the shard that an item is or was to become; empty when no writer makes an item of this name."""
+    if is_shard_name(name):
+        return name
+    known = _STAGED.fullmatch(name)
+    return known["shard"] if known is not None and is_shard_name(known["shard"]) else ""
 
 
 def _names_in(folder: str) -> list[str]:
@@ -387,15 +512,19 @@ class RemoteLocation(Location):
     def path(self, name: str) -> str:
         return self._remote.url_of(name)
 
-    def manifests(self) -> dict[str, int | None]:
-        return {file.name.removeprefix(f"{WRITERS}/"): file.size for file in self._remote.files(WRITERS)}
+    def list_logs(self, folder: str) -> dict[str, int | None]:
+        return {file.name.removeprefix(f"{folder}/"): file.size for file in self._remote.files(folder)}
 
     def read(self, name: str, start: int, size: int | None) -> tuple[bytes, int]:
         assert size is not None
         return (self._remote.read(name, start, size) if start < size else b""), size
 
-    def appender(self, name: str, durable: bool) -> Appender:
-        return _PutAgain(self._remote, name)
+    def new_log(self, name: str, head: Head, durable: bool) -> Log:
+        return _SegmentedLog(self._remote, name, head)
+
+    def is_at_work(self, writer: str) -> bool:
+        # Rows of a writer at a URL are in its memory until they count, so nothing of it can be taken away.
+        return False
 
     def has(self, name: str) -> bool:
         return self._remote.find(name) is not None
@@ -424,41 +553,98 @@ class RemoteLocation(Location):
 
     def open(self, name: str, mode: str) -> Any:
         path = self.path(name)
-        if _is_zarr(name):
+        if is_zarr(name):
+            check_label(self.label(name), name, path)
             return open_file(Remote(path, self.access.storage_options), "zarr")
-        return open_rows(path, self.access)
+        return open_rows(path, self.access, lambda read: check_label(find_label(read, DOCUMENTS), name, path))
+
+    def label(self, name: str) -> Label | None:
+        if is_zarr(name):
+            return find_label(lambda inner: self._remote.read(f"{name}/{inner}"), GROUPS)
+        found: list[Label | None] = []
+        open_rows(self.path(name), self.access, lambda read: found.append(find_label(read, DOCUMENTS)))
+        return found[0]
 
     def has_shard(self, name: str) -> bool:
         # An object that is gone is noticed when it is asked for, but for a chunk of Zarr, which would be zeros.
-        return not _is_zarr(name) or self.has(f"{name}/{_GROUP}")
+        return not is_zarr(name) or self.has(f"{name}/{GROUP}")
 
     def format_of(self, name: str) -> str:
-        return "zarr" if _is_zarr(name) else ARCHIVE if self.has(name) else "folder"
+        return "zarr" if is_zarr(name) else ARCHIVE if self.has(name) else "folder"
 
-    def shards(self, look: Callable[[str], bool] = lambda name: True) -> Iterator[Found]:
-        found: dict[str, Found] = {}
-        for file in self._remote.files(SHARDS):
+    def writers(self) -> list[str]:
+        return self._remote.folders(SHARDS)
+
+    def items(self, writer: str) -> list[Item]:
+        found: dict[str, Item] = {}
+        for file in self._remote.files(f"{SHARDS}/{writer}"):
             parts = file.name.split("/")
-            name = "/".join(parts[:3])
-            if len(parts) < 3 or not look(name):
-                continue
-            known = found.get(name, Found(name, len(parts) == 3, 0.0))
+            path = "/".join(parts[:3])
+            shard = path if is_shard_name(parts[2]) else ""
+            known = found.get(path, Item(path, shard, bool(shard) and len(parts) == 3, 0.0))
             times = (known.changed, file.modified)
             changed = None if None in times else max(times)  # type: ignore[type-var]
-            top = [_GROUP if _is_zarr(name) else META]
-            found[name] = Found(name, known.complete or parts[3:] == top, changed)
-        yield from found.values()
+            top = [GROUP if is_zarr(path) else META]
+            found[path] = Item(path, shard, known.complete or (bool(shard) and parts[3:] == top), changed)
+        return list(found.values())
 
-    def remove(self, name: str) -> None:
-        # What makes a folder a save goes first: readers look for it once they have read.
-        self._remote.delete([f"{name}/{META}", f"{name}/{_GROUP}"])
-        self._remote.delete([name, *(file.name for file in self._remote.files(name))])
-
-    def remove_empty(self, limit: float, emptied: set[str]) -> None:
-        """There are no folders in a store of objects."""
+    def nbytes(self, name: str) -> int | None:
+        file = self._remote.find(name)
+        return file.size if file is not None else sum(inner.size for inner in self._remote.files(name))
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def local(self, name: str) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="tensordict-shard-") as folder:
+            path = f"{folder}/{os.path.basename(name)}"
+            found = self._remote.files(name)
+            if not found:
+                _write_file(path, self._remote.read(name))
+            for file in found:
+                _write_file(f"{path}/{file.name[len(name) + 1 :]}", self._remote.read(file.name))
+            yield path
+
+    def upload(self, name: str, path: str) -> None:
+        """Upload the files of a shard, the one that completes it last; the same ones when it is tried again."""
+        if not os.path.isdir(path):
+            self._remote.put(name, path)
+            return
+        inside = [os.path.relpath(f"{at}/{file}", path) for at, _, names in os.walk(path) for file in names]
+        last = GROUP if is_zarr(name) else META
+        jobs = [partial(self._remote.put, f"{name}/{file}", f"{path}/{file}") for file in inside if file != last]
+        files.run_all(jobs, IN_FLIGHT)
+        self._remote.put(f"{name}/{last}", f"{path}/{last}")
+
+    def remove(self, item: Item, is_ours: IsOurs) -> str:
+        inside = [file.name for file in self._remote.files(item.path)]
+        foreign = [name for name in inside if not is_ours(name[len(item.path) + 1 :])]
+        if foreign:
+            return f"it holds {foreign[0]!r}, which no shard has"
+        # The file that makes a folder a save goes first: readers look for it once they have read.
+        self._remote.delete([f"{item.path}/{META}", f"{item.path}/{GROUP}"])
+        self._remote.delete([item.path, *inside])
+        return ""
+
+    def remove_empty(self, writer: str) -> None:
+        """A store of objects has no folders."""
+
+    def remove_log(self, name: str) -> None:
+        self._remote.delete([file.name for file in self._remote.files(name)])
+
+    def put_new(self, name: str, content: bytes) -> None:
+        """Put an object of which there is none, or one of the same content.
+
+        Raises:
+            SaveError: there is another one.
+            OSError: it cannot be written.
+        """
+        _put_new(self._remote, name, content)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects."""
+        self._remote.delete(names)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[float]:
         claim = f"{socket.gethostname()}, process {os.getpid()}, {time.ctime()}, {secrets.token_hex(8)}".encode()
         try:
             self._remote.put(_LOCK, claim, new=True)
@@ -469,26 +655,43 @@ class RemoteLocation(Location):
                 f"{self.path(_LOCK)!r}"
             ) from None
         try:
-            yield
+            made = self._remote.find(_LOCK)
+            yield time.time() if made is None or made.modified is None else made.modified
         finally:
             self._remote.delete([_LOCK])
 
 
-def _is_zarr(name: str) -> bool:
+def is_zarr(name: str) -> bool:
     """Whether a shard is a Zarr group, as its name says."""
     return SUFFIXES.get(os.path.splitext(name)[1]) == "zarr"
 
 
-class _PutAgain(Appender):
-    """A file behind a URL, which is put again as a whole with each piece."""
+def _write_file(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
 
-    def __init__(self, remote: Remote, name: str) -> None:
-        self._remote, self._name = remote, name
-        self._content = b""
 
-    def add(self, content: bytes) -> None:
-        self._remote.put(self._name, self._content + content)
-        self._content += content
+def _put_new(remote: Remote, name: str, content: bytes) -> None:
+    try:
+        remote.put(name, content, new=True)
+    except FileExistsError as error:
+        raise SaveError(f"there is another object at {remote.url_of(name)!r}, which only one process writes") from error
+
+
+class _SegmentedLog(Log):
+    """Records behind a URL, each in an object of its own that is never put again with another content."""
+
+    def __init__(self, remote: Remote, name: str, head: Head) -> None:
+        self._remote, self._name, self._head = remote, name, head
+        self._records = 0
+        _put_new(remote, f"{name}/{0:08}-{0:08}.jsonl", to_file([head(0)]))
+
+    def add(self, item: list[Any]) -> None:
+        name = f"{self._name}/{self._records:08}-{self._records + 1:08}.jsonl"
+        _put_new(self._remote, name, to_file([self._head(self._records), item]))
+        self._records += 1
 
     def close(self) -> None:
-        """Nothing is open."""
+        if not self._records and not self._remote.files(f"{SHARDS}/{self._name.rpartition('/')[2]}"):
+            self._remote.delete([file.name for file in self._remote.files(self._name)])

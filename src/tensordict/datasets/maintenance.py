@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,23 +16,30 @@ from tensordict.core.errors import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Dataset, Shards, opened
-from tensordict.datasets.location import SHARDS, Location
-from tensordict.datasets.manifest import Line, Manifests, ManifestWriter, Stretch, new_id
+from tensordict.datasets.index import Manifests, Stretch
+from tensordict.datasets.labels import Label
+from tensordict.datasets.lines import Line, new_id
+from tensordict.datasets.location import Location, RemoteLocation
+from tensordict.datasets.manifest import ManifestWriter, list_manifests, merged_manifest
+from tensordict.datasets.records import to_file
 from tensordict.datasets.schema import Field, Schema
 from tensordict.datasets.shards import Buffers, Shard, new_shard, row_nbytes
-from tensordict.datasets.writer import DatasetWriter, schema_there, shard_options
+from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, names_of, unlisted_shards
+from tensordict.datasets.writer import DatasetWriter, find_schema, schema_there, shard_options
 from tensordict.io.formats import ABOVE, DATASET, Above
 from tensordict.io.progress import Progress, progress_bar, quiet
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access
 from tensordict.io.specification import DICT, VALUE_STACK, WRAPPED, LeafSpec, Specification, Unread
 from tensordict.io.structure import Complain
-from tensordict.io.verify import Report, verify
+from tensordict.io.verify import Report
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 
 # The bytes that a shard should have at least, and those that are copied at once.
 _ENOUGH, _STEP = 128 << 20, 16 << 20
+# How long a writer may take between a shard and its line, in seconds.
+_MOMENT = 1.0
 
 
 # --- compaction -------------------------------------------------------------------------------------------------------
@@ -50,13 +57,16 @@ def compact(
 ) -> tuple[int, int]:
     """Merge small shards into larger ones; the rows stay the same, in the same order.
 
-    Each new shard takes the place of old ones in one step, and these are removed then. Writers may go on writing and
-    readers reading meanwhile, those too that had opened the data set before: they find the rows where they are now.
-    Rows must not be assigned to at the same time.
+    Each new shard takes the place of old ones in one step, and the old ones are removed then. Writers may go on writing
+    and readers reading meanwhile. Readers that opened the data set before find the rows in their new places. Do not
+    assign to rows at the same time.
+
+    Each shard is verified before it is merged. A damaged one stays as it is. While a manifest is damaged or missing,
+    the old shards stay, too.
 
     Args:
         path: the folder of the data set, or its URL.
-        rows_per_shard: shards with fewer rows are merged, as long as they have no more together; by default as many as
+        rows_per_shard: merge shards with fewer rows, as long as they have no more together; by default as many as
             have 128 MiB.
         format: of the new shards: "folder", "archive" or "zarr"; by default that of the first shard.
         durable: have the new shards reach the disk before the old ones are removed.
@@ -65,12 +75,16 @@ def compact(
         storage_options: of a URL, as in :meth:`TensorDict.save`.
 
     Returns:
-        how many shards there were, and how many there are.
+        the number of shards before, and the number after.
 
     Raises:
-        SaveError: somebody else compacts it, or the file system has no locks, which would tell. Who compacts at a URL
-            makes the file `.compacting` there; a process that was killed leaves it, and you delete it.
-        OSError: a file cannot be read or written; what was merged before stays merged.
+        SaveError: another process compacts it, or the file system has no locks, which would tell. A process that
+            compacts at a URL makes the object `.compacting` there; a process that was killed leaves it, and you delete
+            it.
+        OSError: a file cannot be read or written; the shards that were merged before stay merged.
+
+    Warns:
+        UserWarning: a shard is damaged, or a manifest is damaged or missing; each is named.
 
     Example:
         >>> import tempfile
@@ -86,54 +100,80 @@ def compact(
         tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
     place = Location.of(path, Access(storage_options))
-    with quiet(progress):
-        schema = schema_there(place)
+    schema = schema_there(place)
     with place.alone(), quiet(progress):
-        index = Manifests(place)
-        index.read()
-        index.check(schema.digest)
+        index = _read_index(place, schema)
+        _warn(index.problems)
         parts = index.parts()
         if not parts:
             return 0, 0
         limit = rows_per_shard or max(1, _ENOUGH // max(1, sum(row_nbytes(schema).values())))
         options = shard_options(place, format or place.format_of(parts[0].path), durable, False, None, 0)
-        writer = new_id()
-        manifest = ManifestWriter(place, writer, schema.digest, durable)
-        generation = 1 + max((line.generation for m in index.manifests.values() for line in m.lines), default=0)
-        groups = list(_groups(parts, limit))
-        rows = sum(part.rows for group in groups for part in group)
-        with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
-            for number, group in enumerate(groups):
-                name = f"{SHARDS}/{writer}/{number:08}{options.suffix}"
-                count = sum(part.rows for part in group)
-                with contextlib.closing(new_shard(schema, count, place.path(name), options, Buffers())) as shard:
-                    _copy(Shards(index, group, schema, "r"), shard, schema, shown)
-                    shard.save()
-                holds = tuple((part.writer, part.first, part.last) for part in group)
-                manifest.add(Line(name, count, generation, holds))
-        index.read()
-        made = len({part.path for part in index.parts()})
+        groups = list(_groups(place, index, parts, limit))
+        made: set[str] = set()
+        if groups:
+            writer = new_id()
+            generation = index.generation() + 1
+            rows = sum(part.rows for group in groups for part in group)
+            manifest = ManifestWriter(place, writer, schema.digest, durable)
+            with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
+                for number, group in enumerate(groups):
+                    holds = tuple((part.writer, part.first, index.rows_of(part)) for part in group)
+                    label = Label(writer, f"{number:08}{options.suffix}", generation, holds)
+                    count = sum(part.rows for part in group)
+                    with contextlib.closing(new_shard(schema, count, place, label, options, Buffers())) as shard:
+                        _copy(Shards(index, group, schema, "r"), shard, schema, shown)
+                        line = shard.save()
+                        manifest.add(line)
+                    made.add(line.path)
+        index = _read_index(place, schema)
         if not keep:
-            _remove_superseded(place)
-        before = len({part.path for part in parts})
-        logger.info("compacted %r: %d shards became %d", place.root, before, made)
-        return before, made
+            Sweeper(place, index, schema, made).remove_superseded()
+        if isinstance(place, RemoteLocation) and not index.problems:
+            _merge_manifests(place, index)
+        before, after = len({part.path for part in parts}), len({part.path for part in index.parts()})
+        logger.info("compacted %r: %d shards became %d", place.root, before, after)
+        return before, after
 
 
-def _groups(parts: list[Stretch], limit: int) -> Iterator[list[Stretch]]:
-    """Shards that follow one another and have no more rows together than one should have."""
+def _read_index(place: Location, schema: Schema) -> Manifests:
+    index = Manifests(place)
+    index.read(thorough=True)
+    index.check(schema.digest)
+    return index
+
+
+def _warn(problems: Iterable[str]) -> None:
+    for problem in problems:
+        warnings.warn(problem, stacklevel=3)
+
+
+def _groups(place: Location, index: Manifests, parts: list[Stretch], limit: int) -> Iterator[list[Stretch]]:
+    """Yield sound shards that follow one another and have no more rows together than one should have."""
     group: list[Stretch] = []
     rows = 0
-    for part in parts:
-        if part.rows + rows > limit or part.rows >= limit:
-            if len(group) > 1:
-                yield group
+    for part in [*parts, None]:
+        if part is None or part.rows + rows > limit or part.rows >= limit:
+            yield from _sound_runs(place, index, group)
             group, rows = [], 0
-        if part.rows < limit:
+        if part is not None and part.rows < limit:
             group.append(part)
             rows += part.rows
-    if len(group) > 1:
-        yield group
+
+
+def _sound_runs(place: Location, index: Manifests, group: list[Stretch]) -> Iterator[list[Stretch]]:
+    """Yield what is left of a group when damaged shards are left out; a single shard is not merged."""
+    run: list[Stretch] = []
+    for part in [*group, None] if len(group) > 1 else []:
+        problems = [] if part is None else check_shard(place, index.shard_at(part))[1]
+        if part is not None and not problems:
+            run.append(part)
+            continue
+        if part is not None:
+            _warn([f"the shard {place.path(part.path)!r} is damaged and is not merged: {problems[0]}"])
+        if len(run) > 1:
+            yield run
+        run = []
 
 
 def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress | None) -> None:
@@ -147,16 +187,20 @@ def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress | Non
                 progress.add(batch.count)
 
 
-def _remove_superseded(place: Location) -> list[str]:
-    """Remove shards that others are in the place of; gives their names."""
-    index = Manifests(place)
-    index.read()
-    superseded = set(index.superseded())
-    removed = [found.name for found in place.shards(superseded.__contains__)] if superseded else []
-    for name in removed:
-        logger.info("removing %r, which others are in the place of", place.path(name))
-        place.remove(name)
-    return removed
+def _merge_manifests(place: RemoteLocation, index: Manifests) -> None:
+    """Put all lines of each manifest into one object, and delete those that it was made of."""
+    for writer, found in list_manifests(place).items():
+        manifest = index.manifests.get(writer)
+        if manifest is None or manifest.problem or len(found) < 2:
+            continue
+        name, items = merged_manifest(manifest)
+        content = to_file(items)
+        place.put_new(name, content)
+        stop = len(manifest.lines)
+        if place.read(name, 0, len(content))[0] == content:
+            place.delete(
+                file.name for file in found if file.name != name and file.stop is not None and file.stop <= stop
+            )
 
 
 # --- tidying ----------------------------------------------------------------------------------------------------------
@@ -166,28 +210,29 @@ def tidy(
     path: PathLike,
     *,
     older_than: float = 3600.0,
-    complete: bool = False,
+    shards: Iterable[str] = (),
     storage_options: StorageOptions | None = None,
-) -> list[str]:
-    """Remove what killed writers and compactions have left: shards that do not count, which nobody reads.
+) -> Sweep:
+    """Remove shards from which no row is read: merged-away ones, and incomplete ones of writers that are gone.
 
-    Shards that count are never touched, nor those of writers whose manifest is damaged, as they may be listed by what
-    was lost.
+    A writer that is at work keeps its files, however long it was idle. Nothing is removed while a manifest is damaged
+    or missing. A complete shard that no manifest lists is removed only when you name it: its writer was killed in the
+    moment before it counted, or its line was lost. Only files that this package made are removed, and no link is
+    followed.
 
     Args:
         path: the folder of the data set, or its URL.
-        older_than: leave what was changed in the last so many seconds: a writer may be at work on it.
-        complete: remove complete shards that no manifest lists, too. A writer that was killed in the moment before it
-            would have counted leaves one; so does a manifest that lost its last lines. At a URL an archive is there
-            as a whole or not at all, so that all that is left is complete.
+        older_than: leave what was changed in the last so many seconds, by the clock of the file system or the store.
+        shards: paths of shards that no manifest lists, as `Sweep.left` names them, to be removed in any case.
         storage_options: of a URL, as in :meth:`TensorDict.save`.
 
     Returns:
-        the paths that were removed.
+        `removed`, a list of paths; and `left`, a dict from each path that was left to the reason.
 
     Raises:
         FileNotFoundError: there is no data set.
-        SaveError: somebody else tidies or compacts it.
+        SaveError: another process tidies or compacts it.
+        ValueError: a named shard counts, or is no shard of this data set.
 
     Example:
         >>> import tempfile
@@ -198,29 +243,18 @@ def tidy(
         >>> with DatasetWriter(folder.name + "/data") as writer:
         ...     writer.append(TensorDict(x=torch.tensor(1.0)))
         >>> tidy(folder.name + "/data")
-        []
+        Sweep(removed=[], left={})
     """
     place = Location.of(path, Access(storage_options))
     if not place.begun():
         raise FileNotFoundError(errno.ENOENT, "there is no data set here", place.root)
-    with place.alone():
-        index = Manifests(place)
-        index.read()
-        removed = _remove_superseded(place)
-        limit = time.time() - older_than
-        damaged = {writer for writer, manifest in index.manifests.items() if manifest.problem}
-        listed = {line.path for manifest in index.manifests.values() for line in manifest.lines}
-
-        def is_left(name: str) -> bool:
-            return name not in listed and name.split("/")[1] not in damaged
-
-        for found in list(place.shards(is_left)):
-            if (complete or not found.complete) and found.changed is not None and found.changed < limit:
-                logger.info("removing %r, which does not count", place.path(found.name))
-                place.remove(found.name)
-                removed.append(found.name)
-        place.remove_empty(limit, {os.path.dirname(name) for name in removed})
-    return [place.path(name) for name in removed]
+    named = names_of(place, shards)
+    schema = schema_there(place)
+    with place.alone() as now:
+        sweeper = Sweeper(place, _read_index(place, schema), schema)
+        sweeper.remove_superseded()
+        sweeper.remove_left(now - older_than, named)
+    return sweeper.sweep
 
 
 # --- what other modules ask of a save ---------------------------------------------------------------------------------
@@ -231,7 +265,7 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
     place = Location.of(path, access)
     schema = schema_there(place)
     index = Manifests(place)
-    index.read()
+    index.read(thorough=True)
     for problem in index.problems:
         if complain is None:
             raise SaveError(problem)
@@ -280,38 +314,40 @@ def _values(content: Callable[[Path], Any], path: Path, count: int | None) -> An
 def _verify(report: Report, num_threads: int, progress: Progress | None, access: Access) -> None:
     """Check the manifests, and every shard that counts."""
     place = Location.of(report.path, access)
-    schema = schema_there(place)
-    index = Manifests(place)
-    index.read()
-    index.check(schema.digest)
+    schema, problem = find_schema(place)
+    assert schema is not None
+    report.problems += [problem] if problem else []
+    index = _read_index(place, schema)
+    if unlisted_shards(place, index):
+        # A writer at a URL may be about to add the line.
+        time.sleep(_MOMENT)
+        index = _read_index(place, schema)
     report.problems += index.problems
-    found: dict[str, Report] = {}
-    options = access.storage_options
+    for name in unlisted_shards(place, index):
+        report.problems.append(
+            f"the shard {name!r} is complete, and no manifest lists it: its writer was killed before it counted, or "
+            "its line was lost"
+        )
+    found: dict[str, tuple[Report, list[str]]] = {}
 
-    def check(name: str, rows: int) -> None:
-        path = place.path(name)
-        one = found[name] = Report(path)
-        try:
-            one = found[name] = verify(path, raises=False, storage_options=options, cache_dir=access.cache)
-            if one.ok:
-                rows_there = place.open(name, "r")
-                if len(rows_there) != rows:
-                    raise SaveError(f"it has {len(rows_there):,} rows, and the manifest says {rows:,}")
-                schema.refuse_other(Schema(rows_there), "this shard")
-        except FileNotFoundError:
-            one.problems.append("it is missing")
-        except (OSError, SchemaError) as error:
-            one.problems.append(str(error))
+    def check(line: Line) -> None:
+        one, problems = found[line.path] = check_shard(place, line)
+        if not problems:
+            try:
+                schema.refuse_other(Schema(place.open(line.path, "r")), "this shard")
+            except (OSError, SchemaError) as error:
+                problems.append(str(error))
         if progress is not None:
             progress.add(one.nbytes)
 
-    wholes = {part.path: part.whole for part in index.parts()}
-    files.run_all([partial(check, name, rows) for name, rows in wholes.items()], num_threads or place.in_flight)
+    lines = {line.path: line for line in map(index.shard_at, index.parts())}
+    files.run_all([partial(check, line) for line in lines.values()], num_threads or place.in_flight)
     report.leaves = len(schema.fields)
-    for name in wholes:
-        report.nbytes += found[name].nbytes
-        report.problems += [f"the shard {name!r}: {problem}" for problem in found[name].problems]
-    sums = {found[name].leaves == found[name].checksummed for name in wholes}
+    for name in lines:
+        one, problems = found[name]
+        report.nbytes += one.nbytes
+        report.problems += [f"the shard {name!r}: {problem}" for problem in problems]
+    sums = {found[name][0].leaves == found[name][0].checksummed for name in lines}
     report.checksummed = len(schema.fields) if sums == {True} else 0
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tensordict.core.keys import Path
-from tensordict.datasets.location import writing
+from tensordict.datasets.folders import refuse_links
+from tensordict.datasets.labels import GROUP_LABEL, Label, describe_shard
+from tensordict.datasets.lines import SHARDS, Line
+from tensordict.datasets.location import Location, RemoteLocation, writing
 from tensordict.datasets.schema import Batch, Ragged, Rows, Schema, ragged_rows
-from tensordict.io.directory import FolderOptions, GrowingFolder
+from tensordict.io.archive import plan_archive
+from tensordict.io.directory import FolderOptions, GrowingFolder, plan_save
 from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES
-from tensordict.io.remote import StorageOptions, is_url
+from tensordict.io.remote_saves import naming_url
 from tensordict.io.stores.backends import backend_of
 
 # What a value that is no tensor is taken to need, in bytes.
@@ -33,7 +39,6 @@ class ShardOptions:
         checksum: the algorithm of the checksums of tensors, where the format has a choice.
         compression: of the format.
         num_threads: that write a shard.
-        storage_options: how its URL is reached.
     """
 
     format: str
@@ -41,7 +46,6 @@ class ShardOptions:
     checksum: str = ""
     compression: str | None = None
     num_threads: int = 0
-    storage_options: StorageOptions | None = None
 
     @property
     def suffix(self) -> str:
@@ -59,13 +63,15 @@ class Shard(ABC):
     Attributes:
         count: how many there are.
         nbytes: of what is held in memory until the shard is saved.
-        saved: whether it is complete on disk, and only its line in the manifest is missing.
+        line: of the manifest, once the shard is complete.
+        is_final: whether it takes no more rows, as what was saved of it may be there already.
     """
 
     def __init__(self, schema: Schema, capacity: int) -> None:
         self.schema, self.capacity = schema, capacity
         self.count = self.nbytes = 0
-        self.saved = False
+        self.line: Line | None = None
+        self.is_final = False
         self._dense = [key for key, field in schema.fields.items() if field.is_dense]
         self._others: dict[Path, list[Any]] = {key: [] for key in schema.fields if key not in set(self._dense)}
 
@@ -102,51 +108,95 @@ class Shard(ABC):
         return self.schema.container(leaves, self.count)
 
     @abstractmethod
-    def save(self) -> None:
-        """Complete the shard on disk; it may be tried again when that fails."""
+    def save(self) -> Line:
+        """Complete the shard on disk, and return its line of the manifest; it may be tried again when that fails."""
 
     @abstractmethod
     def close(self) -> None:
-        """Take away what is on disk, unless the shard was saved."""
+        """Remove the files of the shard, unless it was saved."""
 
 
 class FolderShard(Shard):
     """A shard whose tensors are written to their files at once, and never held in memory."""
 
-    def __init__(self, schema: Schema, capacity: int, path: str, options: ShardOptions) -> None:
+    def __init__(self, schema: Schema, capacity: int, place: Location, name: str, label: Label, how: ShardOptions):
         super().__init__(schema, capacity)
-        how = FolderOptions(durable=options.durable, checksum=options.checksum, num_threads=options.num_threads)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._folder = GrowingFolder(path, schema.sample(1), frozenset(self._dense), how)
+        self._name, self._path, self._label = name, place.path(name), label
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        refuse_links(place.root, os.path.dirname(name))
+        self._folder = GrowingFolder(self._path, schema.sample(1), frozenset(self._dense), folder_options(how, label))
         self._row_nbytes = row_nbytes(schema)
 
     def _put(self, key: Path, rows: Tensor) -> None:
         self._folder.write(key, rows, self.count * self._row_nbytes[key])
 
-    def save(self) -> None:
-        self._folder.commit(self._container({key: self._folder.written(key, self.count) for key in self._dense}))
+    def save(self) -> Line:
+        if self.line is None:
+            self._folder.commit(self._container({key: self._folder.written(key, self.count) for key in self._dense}))
+            self.line = make_line(self._name, self.count, self._path, self._label)
+        return self.line
 
     def close(self) -> None:
         self._folder.close()
 
 
 class MemoryShard(Shard):
-    """A shard whose rows are in memory until it is saved, in any format."""
+    """A shard whose rows are in memory until it is saved, in any format.
 
-    def __init__(self, schema: Schema, capacity: int, path: str, options: ShardOptions, buffers: Buffers) -> None:
+    At a URL, the files are made on this machine first, and stay there until they are uploaded: an upload that is tried
+    again has the same content, so it does not matter when an earlier one arrives.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        capacity: int,
+        place: Location,
+        name: str,
+        label: Label,
+        options: ShardOptions,
+        buffers: Buffers,
+    ) -> None:
         super().__init__(schema, capacity)
-        self._path, self._options, self._buffers = path, options, buffers
+        self._place, self._name, self._label, self._options = place, name, label, options
+        self._buffers = buffers
+        self._staged: tempfile.TemporaryDirectory[str] | None = None
 
     def _put(self, key: Path, rows: Tensor) -> None:
         self._buffers.of(key, self.schema, self.capacity)[self.count : self.count + len(rows)] = rows.detach()
 
-    def save(self) -> None:
+    def save(self) -> Line:
+        if self.line is None:
+            with writing("the shard", self._place.path(self._name)):
+                self.line = self._save()
+        return self.line
+
+    def _save(self) -> Line:
+        place = self._place
+        if not isinstance(place, RemoteLocation):
+            path = place.path(self._name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            refuse_links(place.root, os.path.dirname(self._name))
+            self._save_at(path, self._options.durable)
+            return make_line(self._name, self.count, path, self._label)
+        if self._staged is None:
+            self._staged = tempfile.TemporaryDirectory(prefix="tensordict-upload-")
+        path = f"{self._staged.name}/{os.path.basename(self._name)}"
+        if not self.is_final:
+            with naming_url(path, place.path(self._name)):
+                self._save_at(path, durable=False)
+            self.is_final = True
+        place.upload(self._name, path)
+        return make_line(self._name, self.count, path, self._label)
+
+    def _save_at(self, path: str, durable: bool) -> None:
         dense = {key: self._buffers.of(key, self.schema, self.capacity)[: self.count] for key in self._dense}
-        with writing("the shard", self._path):
-            save_rows(self._container(dense), self._path, self._options)
+        save_rows(self._container(dense), path, replace(self._options, durable=durable), self._label)
 
     def close(self) -> None:
         self._others.clear()
+        if self._staged is not None:
+            self._staged.cleanup()
 
 
 class Buffers:
@@ -164,40 +214,51 @@ class Buffers:
         return found
 
 
-def new_shard(schema: Schema, capacity: int, path: str, options: ShardOptions, buffers: Buffers) -> Shard:
-    """A shard without rows, to be saved at a path or URL."""
-    if options.format == DIRECTORY and not is_url(path):
-        return FolderShard(schema, capacity, path, options)
-    return MemoryShard(schema, capacity, path, options, buffers)
+def new_shard(
+    schema: Schema, capacity: int, place: Location, label: Label, options: ShardOptions, buffers: Buffers
+) -> Shard:
+    """Begin a shard, which the label names."""
+    name = f"{SHARDS}/{label.writer}/{label.name}"
+    if options.format == DIRECTORY and not place.is_remote:
+        return FolderShard(schema, capacity, place, name, label, options)
+    return MemoryShard(schema, capacity, place, name, label, options, buffers)
 
 
-def save_rows(container: Any, path: str, options: ShardOptions) -> None:
-    """Save a container as a shard.
+def make_line(name: str, rows: int, path: str, label: Label) -> Line:
+    """Return the line of the manifest for a complete shard whose files lie at a path on this machine."""
+    nbytes, digest = describe_shard(path)
+    return Line(name, rows, nbytes, digest, label.generation, label.holds)
+
+
+def folder_options(options: ShardOptions, label: Label) -> FolderOptions:
+    """Return how the files of a shard are written in a folder or an archive."""
+    return FolderOptions(
+        num_threads=options.num_threads,
+        durable=options.durable,
+        checksum=options.checksum if options.format == DIRECTORY else "",
+        copy_existing=True,
+        label=label.to_json(),
+    )
+
+
+def save_rows(container: Any, path: str, options: ShardOptions, label: Label) -> None:
+    """Save a container as a shard on this machine.
 
     Raises:
         OSError: it cannot be written; names the path.
     """
-    if not (at_url := is_url(path)):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    if options.format in (DIRECTORY, ARCHIVE):
-        container.memmap(
-            path,
-            copy_existing=True,
-            num_threads=options.num_threads,
-            archive=options.format == ARCHIVE,
-            compression=options.compression,
-            checksum=options.checksum if options.format == DIRECTORY and options.checksum else False,
-            # Nothing is lost with what is staged for an upload.
-            durable=options.durable and not at_url,
-            # What is there is what an upload of this very shard has left that was thought to have failed.
-            overwrite=at_url,
-            storage_options=options.storage_options,
+    if options.format == DIRECTORY:
+        plan_save(container, path, folder_options(options, label))()
+    elif options.format == ARCHIVE:
+        plan_archive(container, path, folder_options(options, label), options.compression)()
+    else:
+        # One random row is to be read without all others.
+        compressed = (
+            {} if options.compression is None else backend_of(options.format).compressed_by(options.compression)
         )
-        return
-    # One random row is to be read without all others.
-    compressed = {} if options.compression is None else backend_of(options.format).compressed_by(options.compression)
-    how = {"overwrite": True, "storage_options": options.storage_options} if at_url else {}
-    container.to_zarr(path, chunks="rows", **how, **compressed).close()
+        saved = container.to_zarr(path, chunks="rows", overwrite=True, **compressed)
+        saved._wrapped_container()._group.set_attribute(GROUP_LABEL, json.dumps(label.to_json()))
+        saved.close()
 
 
 def row_nbytes(schema: Schema) -> dict[Path, int]:

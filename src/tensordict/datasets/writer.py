@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import os
 import warnings
@@ -13,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tensordict.core.errors import SaveError, SchemaError, add_note
 from tensordict.core.keys import Path, path_of
 from tensordict.core.locks import Lock
-from tensordict.datasets.location import SHARDS, Location
-from tensordict.datasets.manifest import Line, ManifestWriter, new_id
+from tensordict.datasets.index import Manifests
+from tensordict.datasets.labels import Label
+from tensordict.datasets.lines import new_id
+from tensordict.datasets.location import Location
+from tensordict.datasets.manifest import ManifestWriter
 from tensordict.datasets.schema import Batch, Schema
 from tensordict.datasets.shards import Buffers, Shard, ShardOptions, new_shard, row_nbytes
 from tensordict.io.archive import Compression
@@ -172,7 +176,7 @@ class DatasetWriter:
         done = 0
         while done < batch.count:
             shard = self._shard
-            if shard is not None and (shard.saved or shard.count >= shard.capacity or shard.nbytes >= _SHARD):
+            if shard is not None and (shard.is_final or shard.count >= shard.capacity or shard.nbytes >= _SHARD):
                 self._commit(shard)
                 shard = None
             if shard is None:
@@ -187,14 +191,18 @@ class DatasetWriter:
     def _begin(self, schema: Schema) -> Shard:
         row = sum(row_nbytes(schema).values())
         capacity = self._rows_per_shard or max(1, _SHARD // max(row, 1)) if row else self._rows_per_shard or 1 << 16
-        path = self._place.path(self._next())
+        if not self._place.is_remote:
+            # The shard may have files at once, and its manifest comes first.
+            self._open_manifest(schema)
+        label = Label(self.writer, f"{self._begun:08}{self._options.suffix}")
         # A number is never used twice: a shard that could not be begun may have left something.
         self._begun += 1
-        return new_shard(schema, capacity, path, self._options, self._buffers)
+        return new_shard(schema, capacity, self._place, label, self._options, self._buffers)
 
-    def _next(self, step: int = 0) -> str:
-        """The path of the next shard in the data set, or of the one that is under way."""
-        return f"{SHARDS}/{self.writer}/{self._begun - step:08}{self._options.suffix}"
+    def _open_manifest(self, schema: Schema) -> ManifestWriter:
+        if self._manifest is None:
+            self._manifest = ManifestWriter(self._place, self.writer, schema.digest, self._options.durable)
+        return self._manifest
 
     # --- making them count --------------------------------------------------------------------------------------------
 
@@ -219,12 +227,11 @@ class DatasetWriter:
         if not self._fixed:
             fix_schema(self._place, shard.schema, self._options.durable)
             self._fixed = True
-        if self._manifest is None:
-            self._manifest = ManifestWriter(self._place, self.writer, shard.schema.digest, self._options.durable)
-        if not shard.saved:
-            shard.save()
-            shard.saved = True
-        self._manifest.add(Line(self._next(1), shard.count))
+        manifest = self._open_manifest(shard.schema)
+        line = shard.save()
+        # The line may arrive though adding it fails: the shard must stay what it says.
+        shard.is_final = True
+        manifest.add(line)
         self.flushed += shard.count
         self._shard = None
         shard.close()
@@ -319,31 +326,69 @@ def shard_options(
     if found == ARCHIVE:
         Compression.of(compression)
     algorithm = "crc32" if checksum is True else checksum or ""
-    return ShardOptions(found, durable, algorithm, compression, num_threads, place.access.storage_options)
+    return ShardOptions(found, durable, algorithm, compression, num_threads)
 
 
 # --- the schema -------------------------------------------------------------------------------------------------------
 
 
 def read_schema(place: Location) -> Schema | None:
-    """The schema of a data set; `None` while nobody has flushed a row.
+    """Return the schema of a data set; `None` while nobody has flushed a row.
 
     Raises:
-        SaveError: the file is broken, or there is something else.
+        SaveError: the file is broken and no shard tells the schema, or something else is there.
+
+    Warns:
+        UserWarning: the file is broken or missing, and the schema comes from a shard.
     """
-    if not place.has(SCHEMA):
-        if others := place.strangers():
-            what = f"{place.root!r} is of something else, with {others[0]!r}"
-            raise SaveError(f"{what}: no data set is made in it")
-        return None
-    try:
-        return Schema(place.rows_of_schema())
-    except SchemaError as error:
-        raise SaveError(f"{place.path(SCHEMA)!r} describes no rows: {error}") from None
+    found, problem = find_schema(place)
+    if problem:
+        warnings.warn(problem, stacklevel=2)
+    return found
+
+
+def find_schema(place: Location) -> tuple[Schema | None, str]:
+    """Return what `read_schema` returns, and what is wrong with the file, for the caller to report.
+
+    Raises:
+        SaveError: as `read_schema`.
+    """
+    path = place.path(SCHEMA)
+    is_there = place.has(SCHEMA)
+    if is_there:
+        try:
+            return Schema(place.rows_of_schema()), ""
+        except SchemaError as error:
+            problem = f"{path!r} describes no rows: {error}"
+        except SaveError as error:
+            problem = str(error)
+    elif others := place.strangers():
+        raise SaveError(f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it")
+    else:
+        problem = f"{path!r} is missing"
+    found, is_listed = _schema_of_shards(place)
+    if found is not None:
+        return found, f"{problem}; the schema is read from a shard"
+    if is_listed or is_there:
+        raise SaveError(f"{problem}, and no shard that a manifest lists tells the schema")
+    return None, ""
+
+
+def _schema_of_shards(place: Location) -> tuple[Schema | None, bool]:
+    """The schema in a shard whose manifest names the same one; and whether any manifest lists shards."""
+    index = Manifests(place)
+    index.read()
+    digests = {manifest.digest for manifest in index.manifests.values() if manifest.lines}
+    for part in index.parts():
+        with contextlib.suppress(OSError, SchemaError):
+            found = Schema(place.open(part.path, "r"))
+            if found.digest in digests:
+                return found, True
+    return None, bool(digests)
 
 
 def schema_there(place: Location) -> Schema:
-    """The schema of a data set that there is.
+    """Return the schema of a data set that exists.
 
     Raises:
         FileNotFoundError: there is none, or nobody has flushed a row.

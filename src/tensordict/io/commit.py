@@ -27,7 +27,7 @@ from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
 
 # No encoded entry name equals these, as `%t` and `%s` are no percent-encodings.
 JOURNAL = "%save"
-_TEMPORARY = re.compile(r"%tmp-[0-9a-f]{16}")
+TEMPORARY = re.compile(r"%tmp-[0-9a-f]{16}")
 # What a folder may hold besides the files that its meta.json names.
 _FIXED_FILES = {META, JOURNAL, HOLDER_PICKLE, STACK_PICKLE}
 _FIXED_FOLDERS = {WRAPPED}
@@ -278,7 +278,7 @@ def moves_between(old: str, new: str, inner: str = "") -> tuple[list[str], list[
     for entry in entries:
         path = f"{inner}/{entry.name}"
         is_folder = entry.is_dir(follow_symlinks=False)
-        if not is_folder and (entry.name in own_files or _TEMPORARY.fullmatch(entry.name)):
+        if not is_folder and (entry.name in own_files or TEMPORARY.fullmatch(entry.name)):
             continue
         if entry.is_symlink() and entry.name in own_folders:
             # Replaced as any link is: what it leads to stays.
@@ -357,7 +357,7 @@ def clean(real: str, sure: bool) -> None:
             _remove(f"{real}/{name}" for name in _journal(f"{real}/{JOURNAL}"))
         os.unlink(f"{real}/{JOURNAL}")
     for name in names:
-        if _TEMPORARY.fullmatch(name):
+        if TEMPORARY.fullmatch(name):
             os.unlink(f"{real}/{name}")
 
 

@@ -13,7 +13,7 @@ from tensordict.core.errors import SaveError
 from tensordict.io.stores.backends import BACKENDS, backend_at
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, local_path
+from tensordict.memory.names import DATASET_FOLDERS, LEAF_SUFFIX, META, SCHEMA, local_path
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 # What the names of entries of an archive end with: of any other zip file it is asked what it holds.
@@ -108,7 +108,9 @@ def _of_folder(path: str) -> str:
     """The format of a folder; nothing for any other."""
     if os.path.lexists(f"{path}/{META}"):
         return "directory"
-    return "dataset" if os.path.lexists(f"{path}/{SCHEMA}") else backend_at(path)
+    # A data set that has lost its schema can still be read.
+    is_dataset = os.path.lexists(f"{path}/{SCHEMA}") or all(os.path.isdir(f"{path}/{name}") for name in DATASET_FOLDERS)
+    return "dataset" if is_dataset else backend_at(path)
 
 
 def _of_file(path: str) -> str:

@@ -24,6 +24,7 @@ from tensordict.io.columns import Column, file_of, is_ragged, ragged_leaf, taken
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
     CHECKSUM,
+    LABEL,
     TABLE_CHECKSUM,
     as_json,
     leaf_spec,
@@ -73,6 +74,8 @@ class FolderOptions(SaveOptions):
     allow_pickle: bool = False
     # Whether values that are no tensors are followed by all who have them.
     share_values: bool = False
+    # A list of JSON that the outermost meta.json holds beside its entries.
+    label: list[Any] | None = None
     # Whether what is planned goes into an archive, which is always a new file: what lies at its path does not count.
     archive: bool = False
     # Ragged leaves of the same lengths have the same offsets in the saved container.
@@ -125,6 +128,8 @@ class _Node:
     entries: dict[str, _Leaf | _Node] = field(default_factory=dict)
     # The files of a value that is no tensor, which has no entries; `None` where nobody else is to see it.
     value: ValueFiles | None = None
+    # See `FolderOptions.label`.
+    label: list[Any] | None = None
 
     @property
     def class_name(self) -> str:
@@ -162,7 +167,13 @@ def plan_files(container: Contract, folder: str, options: FolderOptions) -> Fold
     """
     leaves: list[_Leaf] = []
     nodes: list[_Node] = []
-    return FolderPlan(_plan_node(container, (), folder, options, leaves, nodes), leaves, nodes)
+    root = _plan_node(container, (), folder, options, leaves, nodes)
+    labelled = root
+    # The reference refuses keys that it does not know in the meta.json of a tensorclass.
+    while isinstance(inner := labelled.entries.get(WRAPPED), _Node) and labelled.form.is_tensorclass:
+        labelled = inner
+    labelled.label = options.label
+    return FolderPlan(root, leaves, nodes)
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -370,7 +381,7 @@ def _save_directory(
         return there
     start = len(root.folder) + 1
     kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
-    paths = list(_files_of(start, leaves, nodes))
+    paths = list(files_of(FolderPlan(root, leaves, nodes)))
     with contextlib.ExitStack() as stack:
         save = stack.enter_context(FolderTransaction(root.folder, paths, options.durable, kept, options.overwrite))
         if save.replaces:
@@ -435,7 +446,7 @@ class GrowingFolder:
         self._folder, self._options = folder, options
         plan = plan_files(form, folder, options)
         self._rows = {leaf.key: leaf for leaf in plan.leaves if leaf.key in growing}
-        paths = list(_files_of(len(folder) + 1, plan.leaves, plan.nodes))
+        paths = list(files_of(plan))
         self._save = FolderTransaction(folder, paths, options.durable)
         self._fds: dict[Path, int] = {}
         self._save.__enter__()
@@ -505,11 +516,12 @@ def _is_saved(leaves: list[_Leaf], nodes: list[_Node]) -> bool:
         return False
 
 
-def _files_of(start: int, leaves: list[_Leaf], nodes: list[_Node]) -> Iterator[str]:
-    """The paths of the files that are to be written, without their first `start` characters."""
-    for leaf in leaves:
+def files_of(plan: FolderPlan) -> Iterator[str]:
+    """Yield the paths of all files of a save, below its folder."""
+    start = len(plan.root.folder) + 1
+    for leaf in plan.leaves:
         yield leaf.path[start:]
-    for node in nodes:
+    for node in plan.nodes:
         yield f"{node.folder}/{META}"[start:]
         if node.value is not None and node.value.pickle_file:
             yield f"{node.folder}/{node.value.pickle_file}"[start:]
@@ -569,7 +581,8 @@ def meta_of(node: _Node) -> dict[str, Any]:
         name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name)
         for name, entry in node.entries.items()
     }
-    return node_meta(node.form, specs)
+    meta = node_meta(node.form, specs)
+    return meta if node.label is None else {**meta, LABEL: node.label}
 
 
 # --- the container afterwards -----------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ _SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES = "shape", "device", "_type", "_names",
 # Of a lazy stack by columns, which the reference takes for a container of ragged tensors: its stack dim, its batch size
 # (-1 for the dims in which the members differ) and its names, in a list, which it passes over.
 _STACK = "_stack"
-_RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES, _STACK, "_format_version", "_class"}
+# What the outermost node says of the save as a whole: a list, which the reference passes over.
+LABEL = "_shard"
+_RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES, _STACK, LABEL, "_format_version", "_class"}
 
 # What the reference calls the class of a node, by its kind; it has no folders of the last one, and passes over those.
 _TYPES = {

@@ -216,6 +216,25 @@ class Remote:
         listed = ((path.lstrip("/")[start:], info) for path, info in found.items() if not path.endswith("/"))
         return sorted((_file(path, info) for path, info in listed if path), key=lambda file: file.name)
 
+    def folders(self, name: str = "") -> list[str]:
+        """Return the names of the folders in a folder, sorted; none when there is no such folder.
+
+        Raises:
+            SaveError: the store has no listing (`http://`), or cannot be reached.
+        """
+        if self.is_http:
+            raise SaveError(f"the folders in {self.url_of(name)!r} cannot be listed: servers of HTTP do not say")
+
+        def ask() -> list[str]:
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(self._path(name), detail=True)
+            except FileNotFoundError:
+                return []
+            return sorted(info["name"].rstrip("/").rpartition("/")[2] for info in found if info["type"] == "directory")
+
+        return self._try("list", name, ask)
+
     def read(self, name: str = "", start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a file, from `start` (negative: counted from the end) to `stop`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -28,22 +28,28 @@ from tensordict.memory.mapped import PathLike
 from tensordict.memory.stored_tensors import Selection, StoredTensor
 
 
-def open_rows(url: PathLike, access: Access) -> Any:
-    """The container in an archive or a folder behind a URL; of its tensors only the rows that are used are fetched.
+def open_rows(url: PathLike, access: Access, check: Callable[[Callable[[str], bytes]], None]) -> Any:
+    """Open an archive or a folder behind a URL, whose tensors are fetched by rows when rows are used.
 
-    What is fetched at once is the structure with its values, and ragged tensors. Nothing can be written.
+    The structure with its values is fetched at once, and so are ragged tensors. Nothing can be written.
+
+    Args:
+        url: where.
+        access: how it is reached.
+        check: is called with a function that reads a document of the save by its name; raises to refuse the save.
 
     Raises:
         FileNotFoundError: there is nothing.
         SaveError: it cannot be reached, or is broken, or of another format; names the URL.
     """
-    return read_remote(url, access, _opened)
+    return read_remote(url, access, partial(_open, check))
 
 
-def _opened(save: RemoteSave) -> Any:
+def _open(check: Callable[[Callable[[str], bytes]], None], save: RemoteSave) -> Any:
     if save.format not in ("directory", "archive"):
         raise SaveError(f"{save.url!r} is of the format {save.format!r}, which is not read by rows")
     container = load_directory(save.path, LoadOptions(source=_ByRows(save)))
+    check(lambda name: save.source().read(f"{save.path}/{name}"))
     # The tensors hold it, and keep what is fetched for as long as they are there.
     save.kept_for(save.source())
     return _in_place(container)

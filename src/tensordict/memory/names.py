@@ -17,6 +17,8 @@ LEAF_SUFFIX = ".memmap"
 TABLE_SUFFIX = ".shape.memmap"
 # What every row of a data set is, in its folder.
 SCHEMA = "schema.tdz"
+# The folders of a data set: manifests, and shards.
+DATASET_FOLDERS = ("writers", "shards")
 
 # How a URL begins: a scheme of two letters or more, as one letter is a drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from tensordict.datasets import tidy
 from tensordict_cli.runners.terminal import show
@@ -11,6 +12,8 @@ from tensordict_cli.text import printable
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 when it is done."""
-    removed = tidy(args.path, older_than=args.older_than, complete=args.complete)
-    show([[(printable(path), "")] for path in removed])
+    sweep = tidy(args.path, older_than=args.older_than, shards=args.remove)
+    show([[(printable(path), "")] for path in sweep.removed])
+    for path, reason in sweep.left.items():
+        print(f"left: {printable(path)}: {printable(reason)}", file=sys.stderr)
     return 0

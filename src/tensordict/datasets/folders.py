@@ -1,0 +1,188 @@
+"""Folders of a data set, walked by directory descriptors: no link below the root is ever followed.
+
+Only files that a shard can have are removed. A folder in which anything else lies stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+
+from tensordict.core.errors import SaveError
+from tensordict.memory import system
+
+_HAS_DESCRIPTORS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
+# Says whether a shard can have a file of this path below its folder.
+IsOurs = Callable[[str], bool]
+
+
+@contextlib.contextmanager
+def opened(root: str, name: str, flags: int = system.DIRECTORY) -> Iterator[int]:
+    """Open a folder (or, with other flags, a file) below the root of a data set.
+
+    Args:
+        root: the folder of the data set, which may be a link itself.
+        name: the path below it.
+        flags: of the last part.
+
+    Raises:
+        SaveError: a link is on the way.
+        OSError: it cannot be opened.
+    """
+    fd = open_below(root, name, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_below(root: str, name: str, flags: int) -> int:
+    """Return a descriptor of a file or folder below a root; the caller closes it. See `opened`."""
+    refuse_links(root, name)
+    parts = name.split("/")
+    if not _HAS_DESCRIPTORS:
+        return os.open(f"{root}/{name}", flags | system.NOFOLLOW | system.CLOEXEC)
+    fd = os.open(root, system.DIRECTORY | system.CLOEXEC)
+    try:
+        for at, part in enumerate(parts):
+            last = at == len(parts) - 1
+            how = flags if last else system.DIRECTORY
+            inner = os.open(part, how | system.NOFOLLOW | system.CLOEXEC, 0o666, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+    except OSError as error:
+        os.close(fd)
+        if error.errno == errno.ELOOP:
+            raise _is_link(f"{root}/{name}") from error
+        raise
+    return fd
+
+
+def refuse_links(root: str, name: str) -> None:
+    """Raise a `SaveError` when a part of a path below the root is a link."""
+    path = root
+    for part in name.split("/"):
+        path = f"{path}/{part}"
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError:
+            # Whoever opens it reports that.
+            return
+        if stat.S_ISLNK(mode):
+            raise _is_link(path)
+
+
+def _is_link(path: str) -> SaveError:
+    return SaveError(f"{path!r} is a link, and no link is followed in a data set: put the file or folder itself there")
+
+
+def list_folder(root: str, name: str) -> dict[str, str]:
+    """Return the kind ("file", "folder" or "link") of each item of a folder below the root, by name.
+
+    A folder that is missing, or is a link, has no items.
+    """
+    try:
+        refuse_links(root, name)
+        if not _HAS_DESCRIPTORS:
+            with os.scandir(f"{root}/{name}") as found:
+                return _kinds(found)
+        with opened(root, name) as fd, os.scandir(fd) as found:
+            return _kinds(found)
+    except (FileNotFoundError, NotADirectoryError, SaveError):
+        return {}
+
+
+def _kinds(found: Iterable[os.DirEntry[str]]) -> dict[str, str]:
+    kinds = {}
+    for entry in found:
+        is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+        kinds[entry.name] = "folder" if is_folder else "file" if is_file else "link"
+    return dict(sorted(kinds.items()))
+
+
+def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
+    """Remove a file, or a folder with all its files, when everything in it is ours.
+
+    A folder is renamed first, so that readers find all of it or nothing.
+
+    Args:
+        root: the folder of the data set.
+        folder: where the item lies, below the root.
+        name: of the item.
+        is_ours: whether a shard can have a file of this path below the item.
+
+    Returns:
+        why the item stays; an empty text when it is gone.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    with opened(root, folder) as parent:
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+        if stat.S_ISREG(mode):
+            os.unlink(name, dir_fd=parent)
+            return ""
+        if not stat.S_ISDIR(mode):
+            return "it is a link, or no file"
+        inner = os.open(name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
+        try:
+            if foreign := _find_foreign(inner, "", is_ours):
+                return f"it holds {foreign!r}, which no shard has"
+            if not name.startswith("."):
+                gone = f".{name}.gone"
+                os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
+                name = gone
+            _empty(inner, "", is_ours)
+        finally:
+            os.close(inner)
+        return remove_empty_folder(parent, name)
+
+
+def remove_empty_folder(parent: int, name: str) -> str:
+    """Remove a folder that holds nothing; return why it stays, or nothing."""
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        return f"it cannot be removed ({error.strerror})"
+    return ""
+
+
+def _find_foreign(folder: int, path: str, is_ours: IsOurs) -> str:
+    """Return the path of something that no shard has; an empty text when there is nothing of that kind."""
+    for entry, inner in _walk(folder, path):
+        if entry.is_dir(follow_symlinks=False):
+            if not is_ours(f"{inner}/"):
+                return inner
+            fd = os.open(entry.name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=folder)
+            try:
+                found = _find_foreign(fd, f"{inner}/", is_ours)
+            finally:
+                os.close(fd)
+            if found:
+                return found
+        elif not entry.is_file(follow_symlinks=False) or not is_ours(inner):
+            return inner
+    return ""
+
+
+def _empty(folder: int, path: str, is_ours: IsOurs) -> None:
+    for entry, inner in _walk(folder, path):
+        if entry.is_dir(follow_symlinks=False):
+            fd = os.open(entry.name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=folder)
+            try:
+                _empty(fd, f"{inner}/", is_ours)
+            finally:
+                os.close(fd)
+            remove_empty_folder(folder, entry.name)
+        elif is_ours(inner):
+            os.unlink(entry.name, dir_fd=folder)
+
+
+def _walk(folder: int, path: str) -> Iterator[tuple[os.DirEntry[str], str]]:
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
+        yield entry, path + entry.name

@@ -1,0 +1,330 @@
+"""Where the rows of a data set are: the manifests of all writers together.
+
+A line that was merged into another shard is read from there. A merged shard says itself which lines it stands for, and
+how many rows each of them has, so damage to one manifest leaves the rows of all others readable. Where the manifest of
+a merged shard is damaged or missing, the label in the shard says the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tensordict.core.errors import SaveError
+from tensordict.core.locks import Lock
+from tensordict.datasets.lines import SHARDS, Line, is_id
+from tensordict.datasets.location import Location
+from tensordict.datasets.manifest import Manifest, list_manifests, read_manifest
+from tensordict.memory import files
+from tensordict.memory.names import SCHEMA
+
+# So many shards are named when a manifest has lost them.
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows that lie one behind the other in one shard.
+
+    Args:
+        path: of the shard, in the folder of the data set.
+        start: of the rows in it.
+        rows: how many there are.
+        whole: how many the shard has.
+        writer: who added them.
+        first, last: the lines of the writer that have them, from `first` up to, but without, `last`.
+    """
+
+    path: str
+    start: int
+    rows: int
+    whole: int
+    writer: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the rows of a line are.
+
+    Args:
+        shard: the shard that has them.
+        start: their first row there.
+        rows: how many they are.
+    """
+
+    shard: Line
+    start: int
+    rows: int
+
+
+class Manifests:
+    """All manifests of a data set.
+
+    Args:
+        place: where it is.
+
+    Attributes:
+        manifests: by writer.
+    """
+
+    def __init__(self, place: Location) -> None:
+        self.place = place
+        self.manifests: dict[str, Manifest] = {}
+        # The merged shards; those of them that cannot be read; and which of them has a line of a writer.
+        self._merged: dict[str, Line] = {}
+        self._given_up: set[str] = set()
+        self._moved: dict[tuple[str, int], Place] = {}
+        # By writer, the numbers of merged lines that its own manifest does not have.
+        self._lost: dict[str, list[int]] = {}
+        # How many lines of each writer were searched for merged shards.
+        self._seen: dict[str, int] = {}
+        # Merged shards that contradict manifests; and, of damaged and missing manifests, the shards that no line lists.
+        self._problems: dict[str, str] = {}
+        self._missing: set[str] = set()
+        self._unlisted: dict[str, list[str]] = {}
+        # Threads that read rows read this, too, when a shard was moved.
+        self._lock = Lock()
+
+    def __reduce__(self) -> Any:
+        # The other side reads the manifests when it needs them.
+        return type(self), (self.place,)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, *, thorough: bool = False) -> None:
+        """Read the lines that were added since.
+
+        Args:
+            thorough: also look for folders of shards whose manifest is missing, and search the shards of damaged and
+                missing manifests for merged ones.
+
+        Raises:
+            OSError: a manifest cannot be read; names it.
+        """
+        with self._lock.held:
+            # Folders first: a writer makes its manifest before its folder.
+            folders = self.place.writers() if thorough else []
+            found = list_manifests(self.place)
+            jobs = [
+                partial(self._read_one, self.manifests.setdefault(writer, Manifest(writer)), found[writer])
+                for writer in found
+            ]
+            files.run_all(jobs, self.place.in_flight)
+            for writer, manifest in self.manifests.items():
+                for line in manifest.lines[self._seen.get(writer, 0) :]:
+                    if line.holds:
+                        self._move(line)
+                self._seen[writer] = len(manifest.lines)
+                self._lost[writer] = [number for number in self._lost.get(writer, ()) if number >= len(manifest.lines)]
+            if thorough:
+                damaged = [writer for writer, manifest in self.manifests.items() if manifest.problem]
+                for writer in sorted({*folders, *damaged}):
+                    if is_id(writer) and (writer not in found or self.manifests[writer].problem):
+                        self._search(writer, writer not in found)
+
+    def _read_one(self, manifest: Manifest, found: list[Any]) -> None:
+        try:
+            read_manifest(self.place, manifest, found)
+        except SaveError as error:
+            # A link, or no file at all: damage like any other.
+            manifest.problem = str(error)
+
+    def _search(self, writer: str, is_missing: bool) -> None:
+        """Find the shards of a writer that no line lists, as the manifest is damaged or missing."""
+        unlisted = []
+        for name in self.unlisted(writer):
+            try:
+                label = self.place.label(name)
+            except OSError:
+                label = None
+            if label is None or f"{SHARDS}/{label.writer}/{label.name}" != name:
+                continue
+            if label.holds:
+                self._move(label.to_line(name, sum(sum(run[2]) for run in label.holds)))
+            else:
+                unlisted.append(name)
+        self._unlisted[writer] = unlisted
+        if is_missing and (unlisted or any(path.startswith(f"{SHARDS}/{writer}/") for path in self._merged)):
+            self._missing.add(writer)
+
+    def unlisted(self, writer: str) -> list[str]:
+        """Return the complete shards in the folder of a writer that its manifest does not list."""
+        manifest = self.manifests.get(writer)
+        listed = manifest.paths if manifest is not None else set()
+        return [item.path for item in self.place.items(writer) if item.complete and item.path not in listed]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with manifests, one line each."""
+        damaged = {writer: m.problem for writer, m in self.manifests.copy().items() if m.problem}
+        missing = {writer: f"the manifest of the writer {writer!r} is missing" for writer in self._missing}
+        found = [problem + self._name_unlisted(writer) for writer, problem in sorted((missing | damaged).items())]
+        return found + list(self._problems.values())
+
+    def _name_unlisted(self, writer: str) -> str:
+        unlisted = self._unlisted.get(writer)
+        if not unlisted:
+            return ""
+        told = ", ".join(repr(self.place.path(name)) for name in unlisted[:_SHOWN])
+        more = f" and {len(unlisted) - _SHOWN:,} more" if len(unlisted) > _SHOWN else ""
+        return f"; no line lists its shards {told}{more}, whose rows are not read"
+
+    def check(self, digest: str) -> None:
+        """Raise a `SaveError` for manifests of writers with another schema."""
+        for manifest in self.manifests.values():
+            if manifest.lines and manifest.digest != digest:
+                raise SaveError(
+                    f"the manifest of the writer {manifest.writer!r} in {self.place.root!r} has another schema than "
+                    f"{self.place.path(SCHEMA)!r}: it belongs to another data set"
+                )
+
+    # --- merged shards ------------------------------------------------------------------------------------------------
+
+    def _move(self, shard: Line) -> None:
+        """Take in a merged shard."""
+        if problem := self._contradiction(shard):
+            self._problems[shard.path] = problem
+            return
+        self._merged[shard.path] = shard
+        if shard.path not in self._given_up:
+            self._put(shard)
+
+    def _contradiction(self, shard: Line) -> str:
+        """Say how a merged shard contradicts the manifests of its lines; nothing when it does not."""
+        for writer, start, rows in shard.holds:
+            manifest = self.manifests.get(writer)
+            own = manifest.lines[start : start + len(rows)] if manifest is not None else []
+            for at, line in enumerate(own):
+                if line.rows != rows[at] or line.holds:
+                    return (
+                        f"{shard.path!r} says that line {start + at} of the writer {writer!r} has {rows[at]} rows, and "
+                        f"its manifest says {line.rows}"
+                    )
+        return ""
+
+    def _put(self, shard: Line) -> None:
+        offset = 0
+        for writer, start, each in shard.holds:
+            manifest = self.manifests.get(writer)
+            have = len(manifest.lines) if manifest is not None else 0
+            lost = self._lost.setdefault(writer, [])
+            for number, rows in enumerate(each, start):
+                known = self._moved.get((writer, number))
+                # Two shards of one generation are put in the same order by everybody.
+                if known is None or _order(known.shard) < _order(shard):
+                    self._moved[writer, number] = Place(shard, offset, rows)
+                if number >= have and known is None:
+                    insort(lost, number)
+                offset += rows
+
+    def give_up(self, path: str) -> bool:
+        """Read the lines of a merged shard from elsewhere from now on, as it is missing.
+
+        Returns:
+            whether all of them are elsewhere; when not, nothing has changed.
+        """
+        with self._lock.held:
+            shard = self._merged.get(path)
+            if shard is None or path in self._given_up:
+                return False
+            before = self._moved.copy(), {writer: lost.copy() for writer, lost in self._lost.items()}
+            self._given_up.add(path)
+            self._moved, self._lost = {}, {}
+            for other in self._merged.values():
+                if other.path not in self._given_up:
+                    self._put(other)
+            places = {place.path for place in (self._place_of(w, n) for w, n in _lines_of(shard)) if place is not None}
+            if None not in [self._place_of(w, n) for w, n in _lines_of(shard)] and all(
+                self.place.has_shard(other) for other in places
+            ):
+                return True
+            self._given_up.discard(path)
+            self._moved, self._lost = before
+            return False
+
+    def _place_of(self, writer: str, number: int) -> Line | None:
+        """The shard that has a line; `None` when nothing is known of the line."""
+        found = self._moved.get((writer, number))
+        if found is not None:
+            return found.shard
+        manifest = self.manifests.get(writer)
+        return manifest.lines[number] if manifest is not None and number < len(manifest.lines) else None
+
+    def superseded(self) -> Iterator[tuple[Line, set[Line]]]:
+        """Yield each shard whose rows are all read from other shards, with these."""
+        for manifest in self.manifests.values():
+            for number, line in enumerate(manifest.lines):
+                keys = _lines_of(line) if line.holds else [(manifest.writer, number)]
+                places = {self._place_of(*key) for key in keys}
+                if line not in places and None not in places:
+                    yield line, {place for place in places if place is not None}
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def shard_at(self, part: Stretch) -> Line:
+        """Return the line of the shard that has the rows of a part."""
+        found = self._place_of(part.writer, part.first)
+        assert found is not None
+        return found
+
+    def rows_of(self, part: Stretch) -> tuple[int, ...]:
+        """Return the rows of each line that a part consists of."""
+        moved, manifest = self._moved, self.manifests.get(part.writer)
+        lines = manifest.lines if manifest is not None else []
+        numbers = range(part.first, part.last)
+        return tuple(
+            moved[part.writer, number].rows if (part.writer, number) in moved else lines[number].rows
+            for number in numbers
+        )
+
+    def counts(self) -> dict[str, int]:
+        """How many lines each writer has, lines without a manifest included."""
+        found = {writer: len(manifest.lines) for writer, manifest in self.manifests.copy().items()}
+        for writer, lost in self._lost.copy().items():
+            if lost:
+                found[writer] = lost[-1] + 1
+        return found
+
+    def generation(self) -> int:
+        """The highest generation of a merged shard; 0 when there is none."""
+        return max((line.generation for line in self._merged.values()), default=0)
+
+    def parts(self) -> list[Stretch]:
+        """The rows that count, in their order, in as few pieces as there can be."""
+        found: list[Stretch] = []
+        for writer, count in sorted(self.counts().items()):
+            self.add_parts(found, writer, 0, count)
+        return found
+
+    def add_parts(self, found: list[Stretch], writer: str, start: int, stop: int) -> None:
+        """Add the parts of some lines of a writer behind others; lines that are lost have none."""
+        manifest = self.manifests.get(writer)
+        lines = manifest.lines if manifest is not None else []
+        lost = self._lost.get(writer, [])
+        known = range(start, min(stop, len(lines)))
+        beyond = lost[bisect_left(lost, max(start, len(lines))) : bisect_left(lost, stop)]
+        for number in (*known, *beyond):
+            if number < len(lines) and lines[number].holds:
+                continue
+            place = self._moved.get((writer, number)) or Place(lines[number], 0, lines[number].rows)
+            path, offset, rows = place.shard.path, place.start, place.rows
+            last = found[-1] if found else None
+            follows = last is not None and last.path == path and last.start + last.rows == offset
+            if last is not None and follows and last.writer == writer and last.last == number:
+                found[-1] = Stretch(path, last.start, last.rows + rows, last.whole, writer, last.first, number + 1)
+            else:
+                found.append(Stretch(path, offset, rows, place.shard.rows, writer, number, number + 1))
+
+
+def _order(shard: Line) -> tuple[int, str]:
+    return shard.generation, shard.path
+
+
+def _lines_of(shard: Line) -> list[tuple[str, int]]:
+    """The lines that a merged shard stands for, as (writer, number)."""
+    return [(writer, start + at) for writer, start, rows in shard.holds for at in range(len(rows))]

@@ -1,0 +1,125 @@
+"""The shards of a data set as manifests and labels describe them: names, lines, and the JSON of both."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict.memory.names import DATASET_FOLDERS
+
+WRITERS, SHARDS = DATASET_FOLDERS
+_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
+_NAME = re.compile(r"[0-9]{8}(\.[0-9a-z]{1,16})?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST = 2**53
+
+# Lines of a writer that a merged shard stands for: the writer, the number of the first line, and the rows of each line.
+Run = tuple[str, int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A shard in a manifest.
+
+    Args:
+        path: of the shard, in the folder of the data set.
+        rows: how many the shard has.
+        nbytes: the length of all its files; `None` when unknown.
+        digest: of its description; empty when unknown.
+        generation: how many times its rows were merged.
+        holds: the lines whose rows it has, when it is a merged shard.
+    """
+
+    path: str
+    rows: int
+    nbytes: int | None = None
+    digest: str = ""
+    generation: int = 0
+    holds: tuple[Run, ...] = ()
+
+
+def new_id() -> str:
+    """Return an id that no other writer has; ids sort by the time at which they were made."""
+    now = time.time_ns()
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 10**9))
+    host = re.sub(r"[^0-9A-Za-z-]", "-", socket.gethostname())[:32]
+    return f"{stamp}.{now % 10**9 // 1000:06}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def is_id(name: str) -> bool:
+    """Whether a name can be the id of a writer."""
+    return bool(_ID.fullmatch(name))
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a name can be the name of a shard in the folder of its writer."""
+    return bool(_NAME.fullmatch(name))
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def line_to_json(line: Line) -> list[Any]:
+    """Return a line as a manifest holds it."""
+    item: list[Any] = [os.path.basename(line.path), line.rows, line.nbytes, line.digest]
+    return [*item, line.generation, holds_to_json(line.holds)] if line.holds else item
+
+
+def holds_to_json(holds: Iterable[Run]) -> list[Any]:
+    """Return the lines that a merged shard stands for, as JSON holds them."""
+    return [[writer, start, list(rows)] for writer, start, rows in holds]
+
+
+def parse_line(writer: str, item: list[Any]) -> Line:
+    """Return the line of a manifest that a JSON array describes.
+
+    Raises:
+        ValueError: it describes none.
+    """
+    if len(item) not in (4, 6) or type(item[0]) is not str or not is_shard_name(item[0]):
+        raise ValueError(f"{item[:1]!r:.80} names no shard")
+    path, rows, nbytes, digest = f"{SHARDS}/{writer}/{item[0]}", _parse_count(item[1]), item[2], item[3]
+    if nbytes is not None and (type(nbytes) is not int or not 0 <= nbytes < _MOST):
+        raise ValueError(f"{nbytes!r:.40} is no number of bytes")
+    if type(digest) is not str or not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest!r:.80} is no digest")
+    if len(item) == 4:
+        return Line(path, rows, nbytes, digest)
+    return Line(path, rows, nbytes, digest, _parse_count(item[4]), parse_holds(item[5], rows))
+
+
+def parse_holds(value: Any, rows: int) -> tuple[Run, ...]:
+    """Return the lines that a merged shard of so many rows stands for.
+
+    Raises:
+        ValueError: the value does not describe such lines, names one twice, or their rows do not add up to `rows`.
+    """
+    if type(value) is not list or not value:
+        raise ValueError("it does not say which lines it stands for")
+    runs = tuple(map(_parse_run, value))
+    if sum(sum(run[2]) for run in runs) != rows:
+        raise ValueError(f"the lines it stands for do not have {rows} rows together")
+    if len({(run[0], run[1] + at) for run in runs for at in range(len(run[2]))}) != sum(len(run[2]) for run in runs):
+        raise ValueError("it stands for one line twice")
+    return runs
+
+
+def _parse_run(value: Any) -> Run:
+    if type(value) is not list or len(value) != 3 or type(value[0]) is not str or not is_id(value[0]):
+        raise ValueError(f"{value!r:.80} names no lines of a writer")
+    writer, start, rows = value
+    if type(start) is not int or not 0 <= start < _MOST or type(rows) is not list or not rows:
+        raise ValueError(f"{value!r:.80} names no lines of a writer")
+    return writer, start, tuple(map(_parse_count, rows))
+
+
+def _parse_count(value: Any) -> int:
+    if type(value) is not int or not 0 < value < _MOST:
+        raise ValueError(f"{value!r:.40} is no positive number")
+    return value
