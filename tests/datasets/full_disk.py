@@ -90,7 +90,7 @@ def further_rows(folder: pathlib.Path, format: str, left: int) -> None:
     writer.extend(rows(writer.rows, 12 - writer.rows))
     writer.close()
     check(data, 12)
-    assert tidy(data, older_than=0, complete=True) == ([], {})
+    assert tidy(data, older_than=0) == ([], {})
 
 
 def compaction(folder: pathlib.Path, format: str) -> None:
@@ -104,7 +104,7 @@ def compaction(folder: pathlib.Path, format: str) -> None:
         check(data, 16)
     assert compact(data) == (2, 1)
     check(data, 16)
-    assert tidy(data, older_than=0, complete=True) == ([], {})
+    assert tidy(data, older_than=0) == ([], {})
 
 
 def main() -> None:

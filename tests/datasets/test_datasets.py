@@ -198,6 +198,21 @@ def test_assignment(tmp_path: pathlib.Path, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_values_are_not_assigned(tmp_path: pathlib.Path, format: str) -> None:
+    """An archive and a Zarr group would lose them in silence."""
+    first, other = ({"x": torch.arange(n, n + 4), "name": [f"{i}" for i in range(n, n + 4)]} for n in (0, 10))
+    with DatasetWriter(tmp_path, rows_per_shard=2, format=format) as writer:
+        writer.extend(TensorDict(first, [4]))
+    data = open_dataset(tmp_path, mode="r+")
+    with pytest.raises(SaveError, match=r"'name'.*select"):
+        data[1:3] = TensorDict(other, [4])[1:3]
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3]
+    data.select("x")[1:3] = TensorDict(other, [4]).select("x")[1:3]
+    found = open_dataset(tmp_path)
+    assert found["x"].tolist() == [0, 11, 12, 3] and found["name"] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_compaction_while_readers_read(tmp_path: pathlib.Path, format: str) -> None:
     for start in (0, 6):
         with DatasetWriter(tmp_path, rows_per_shard=2, format=format) as writer:

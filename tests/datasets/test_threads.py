@@ -138,8 +138,8 @@ def test_two_threads_refresh_at_once(tmp_path: pathlib.Path, monkeypatch: pytest
         writer.extend(numbers(2, 2))
     real = Manifests.read
 
-    def slow(index: Manifests) -> None:
-        real(index)
+    def slow(index: Manifests, **how: bool) -> None:
+        real(index, **how)
         time.sleep(0.1)
 
     monkeypatch.setattr(Manifests, "read", slow)

@@ -543,54 +543,52 @@ def zarr_array(folder: Path) -> Any:
 
 @dataclass
 class Line:
-    """A shard in a manifest: its file, its rows, and the lines of writers in whose place it is."""
+    """A shard in a manifest: its file, its rows, and the lines of writers whose rows it has, with their rows."""
 
     path: Path
     rows: int
     generation: int
-    holds: list[tuple[str, int]]
+    holds: list[tuple[tuple[str, int], int]]
 
 
 def read_dataset(folder: Path) -> list[Node]:
     """All rows of a data set, in their order."""
     lines: dict[tuple[str, int], Line] = {}
-    for path in sorted((folder / "writers").glob("*.jsonl")):
-        for number, line in enumerate(manifest(folder, path)):
-            lines[path.stem, number] = line
-    # Where the rows of a line are: the shard of the highest generation that is in its place, and the first row there.
-    places = {key: (line, 0) for key, line in lines.items()}
-    for line in sorted(lines.values(), key=lambda line: line.generation):
+    for path in sorted((folder / "writers").glob("**/*.jsonl")):
+        writer = path.stem if path.parent.name == "writers" else path.parent.name
+        lines |= {(writer, number): line for number, line in manifest(folder, writer, path)}
+    # Where the rows of a line are: in the merged shard of the highest generation that has them, and from which row on.
+    places = {key: (line, 0, line.rows) for key, line in lines.items() if not line.holds}
+    for line in sorted(lines.values(), key=lambda line: (line.generation, str(line.path))):
         start = 0
-        for held in line.holds:
-            places[held] = line, start
-            start += lines[held].rows
+        for held, rows in line.holds:
+            places[held] = line, start, rows
+            start += rows
     shards: dict[Path, Any] = {}
-    rows: list[Node] = []
-    for key in sorted(lines):
-        if lines[key].holds:
-            continue
-        place, start = places[key]
+    found: list[Node] = []
+    for key in sorted(places):
+        place, start, rows = places[key]
         if place.path not in shards:
             shards[place.path] = read_folder(Archive(place.path) if place.path.is_file() else Folder(place.path))
-        rows += [shards[place.path].row(at) for at in range(start, start + lines[key].rows)]
-    return rows
+        found += [shards[place.path].row(at) for at in range(start, start + rows)]
+    return found
 
 
-def manifest(folder: Path, path: Path) -> list[Line]:
-    """The lines of a manifest that are whole."""
-    found, crc = [], 0
+def manifest(folder: Path, writer: str, path: Path) -> Iterator[tuple[int, Line]]:
+    """The lines of a file of a manifest that are whole, with their numbers."""
+    crc = first = 0
     content = path.read_bytes()
     for number, text in enumerate(content[: content.rfind(b"\n") + 1].splitlines()):
         crc = zlib.crc32(text[9:], crc)
         assert text[:9] == b"%08x " % crc
         item = json.loads(text[9:])
         if number == 0:
-            assert item[:3] == ["tensordict data set", 1, path.stem]
+            assert item[:3] == ["tensordict data set", 2, writer]
+            first = item[4]
             continue
-        name, rows, generation, holds = item if len(item) == 4 else (*item, 0, [])
-        each = [(writer, line) for writer, start, stop in holds for line in range(start, stop)]
-        found.append(Line(folder / "shards" / path.stem / name, rows, generation, each))
-    return found
+        name, rows, _, _, generation, holds = item if len(item) == 6 else (*item, 0, [])
+        each = [((held, start + at), count) for held, start, counts in holds for at, count in enumerate(counts)]
+        yield first + number - 1, Line(folder / "shards" / writer / name, rows, generation, each)
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------

@@ -337,6 +337,7 @@ class LazyConcatenatedTensorDict(OnDisk):
             rest = {key: value for key, value in items if key not in theirs}
             read, source = [name for name in read if any(path_of(key)[0] == name for key in theirs)], theirs
         if read:
+            self._joint.refuse_values(self._path, {name: self._held[name] for name in read})
             values = TensorDict._make({name: self._target(name) for name in read}, self._size, self._device, None)
             values._plan_write(write, source, prefix)
             touched = torch.ones(self._size, dtype=torch.bool)

@@ -9,7 +9,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
 
@@ -42,11 +42,12 @@ class Parts(Sequence[Any]):
         starts: the first row of each, and at the end the number of rows.
         starts_array: the same as an array.
         read_only: why nothing may be written to them; empty when it may.
+        fixed_values: why values that are no tensors may not be written; empty when they may.
         in_flight: how many are read at once: more than one where sequences of containers say so by this attribute, of
             what comes over a network.
     """
 
-    read_only = ""
+    read_only = fixed_values = ""
     in_flight: int = 1
     # What is held by who adds some.
     growing: Lock
@@ -135,11 +136,12 @@ class Parts(Sequence[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {"template": self.template, "starts": self.starts, "where": self._where, "read_only": self.read_only}
-        return {**state, "in_flight": self.in_flight}
+        return {**state, "in_flight": self.in_flight, "fixed_values": self.fixed_values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.template, self.starts, self._where = state["template"], state["starts"], state["where"]
         self.read_only, self.in_flight = state["read_only"], state["in_flight"]
+        self.fixed_values = state["fixed_values"]
         self._start()
 
     def _start(self) -> None:
@@ -155,6 +157,12 @@ class Parts(Sequence[Any]):
         """Raise a `SaveError` where nothing may be written to the parts."""
         if self.read_only:
             raise SaveError(f"{entry_of(path)}{self.read_only}")
+
+    def refuse_values(self, path: Path, entries: Mapping[str, Any]) -> None:
+        """Raise a `SaveError` when one of these entries holds values that may not be written."""
+        for name, entry in entries.items() if self.fixed_values else ():
+            if not isinstance(entry.sample, Tensor):
+                raise SaveError(f"{entry_of((*path, name))}{self.fixed_values}")
 
     def node(self, number: int, path: Path) -> Any:
         """The container at `path` in a part."""

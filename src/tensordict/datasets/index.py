@@ -48,7 +48,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """Where the rows of a line are.
 
     Args:
@@ -78,7 +78,7 @@ class Manifests:
         # The merged shards; those of them that cannot be read; and which of them has a line of a writer.
         self._merged: dict[str, Line] = {}
         self._given_up: set[str] = set()
-        self._moved: dict[tuple[str, int], Place] = {}
+        self._moved: dict[tuple[str, int], RowPlace] = {}
         # By writer, the numbers of merged lines that its own manifest does not have.
         self._lost: dict[str, list[int]] = {}
         # How many lines of each writer were searched for merged shards.
@@ -217,7 +217,7 @@ class Manifests:
                 known = self._moved.get((writer, number))
                 # Two shards of one generation are put in the same order by everybody.
                 if known is None or _order(known.shard) < _order(shard):
-                    self._moved[writer, number] = Place(shard, offset, rows)
+                    self._moved[writer, number] = RowPlace(shard, offset, rows)
                 if number >= have and known is None:
                     insort(lost, number)
                 offset += rows
@@ -311,7 +311,7 @@ class Manifests:
         for number in (*known, *beyond):
             if number < len(lines) and lines[number].holds:
                 continue
-            place = self._moved.get((writer, number)) or Place(lines[number], 0, lines[number].rows)
+            place = self._moved.get((writer, number)) or RowPlace(lines[number], 0, lines[number].rows)
             path, offset, rows = place.shard.path, place.start, place.rows
             last = found[-1] if found else None
             follows = last is not None and last.path == path and last.start + last.rows == offset

@@ -35,7 +35,7 @@ from tensordict.datasets.folders import (
     remove_empty_folder,
     remove_item,
 )
-from tensordict.datasets.labels import DOCUMENTS, GROUP, GROUPS, Label, check_label, describe_shard, find_label
+from tensordict.datasets.labels import DOCUMENTS, GROUP, GROUPS, Label, check_label, find_label
 from tensordict.datasets.lines import SHARDS, WRITERS, is_shard_name
 from tensordict.datasets.records import to_file, to_line
 from tensordict.io import commit
@@ -62,7 +62,7 @@ _PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ShardItem:
     """Something that lies in the folder of a writer's shards.
 
     Args:
@@ -216,19 +216,15 @@ class Location(ABC):
         """The names of the folders of shards."""
 
     @abstractmethod
-    def items(self, writer: str) -> list[Item]:
+    def items(self, writer: str) -> list[ShardItem]:
         """All that lies in the folder of a writer's shards."""
-
-    @abstractmethod
-    def nbytes(self, name: str) -> int | None:
-        """The length of all files of a shard; `None` where finding out means reading it."""
 
     @abstractmethod
     def local(self, name: str) -> contextlib.AbstractContextManager[str]:
         """A path on this machine with the files of a shard, for a block."""
 
     @abstractmethod
-    def remove(self, item: Item, is_ours: IsOurs) -> str:
+    def remove(self, item: ShardItem, is_ours: IsOurs) -> str:
         """Remove an item when all its files are ours; readers see all of it or nothing. Returns why it stays.
 
         Raises:
@@ -351,25 +347,22 @@ class LocalLocation(Location):
     def writers(self) -> list[str]:
         return [name for name, kind in list_folder(self.root, SHARDS).items() if kind == "folder"]
 
-    def items(self, writer: str) -> list[Item]:
+    def items(self, writer: str) -> list[ShardItem]:
         found = []
         for name, kind in list_folder(self.root, f"{SHARDS}/{writer}").items():
             path = f"{SHARDS}/{writer}/{name}"
             shard = _shard_of(name) if kind != "link" else ""
             whole = shard == name and (kind == "file" or _is_save(self.path(path)))
             changed = _last_change(self.path(path))
-            found.append(Item(path, shard and f"{SHARDS}/{writer}/{shard}", whole, changed))
+            found.append(ShardItem(path, shard and f"{SHARDS}/{writer}/{shard}", whole, changed))
         return found
-
-    def nbytes(self, name: str) -> int | None:
-        return describe_shard(self.path(name))[0]
 
     @contextlib.contextmanager
     def local(self, name: str) -> Iterator[str]:
         refuse_links(self.root, name)
         yield self.path(name)
 
-    def remove(self, item: Item, is_ours: IsOurs) -> str:
+    def remove(self, item: ShardItem, is_ours: IsOurs) -> str:
         folder, _, name = item.path.rpartition("/")
         return remove_item(self.root, folder, name, is_ours)
 
@@ -575,28 +568,24 @@ class RemoteLocation(Location):
     def writers(self) -> list[str]:
         return self._remote.folders(SHARDS)
 
-    def items(self, writer: str) -> list[Item]:
-        found: dict[str, Item] = {}
+    def items(self, writer: str) -> list[ShardItem]:
+        found: dict[str, ShardItem] = {}
         for file in self._remote.files(f"{SHARDS}/{writer}"):
             parts = file.name.split("/")
             path = "/".join(parts[:3])
             shard = path if is_shard_name(parts[2]) else ""
-            known = found.get(path, Item(path, shard, bool(shard) and len(parts) == 3, 0.0))
+            known = found.get(path, ShardItem(path, shard, bool(shard) and len(parts) == 3, 0.0))
             times = (known.changed, file.modified)
             changed = None if None in times else max(times)  # type: ignore[type-var]
             top = [GROUP if is_zarr(path) else META]
-            found[path] = Item(path, shard, known.complete or (bool(shard) and parts[3:] == top), changed)
+            found[path] = ShardItem(path, shard, known.complete or (bool(shard) and parts[3:] == top), changed)
         return list(found.values())
-
-    def nbytes(self, name: str) -> int | None:
-        file = self._remote.find(name)
-        return file.size if file is not None else sum(inner.size for inner in self._remote.files(name))
 
     @contextlib.contextmanager
     def local(self, name: str) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="tensordict-shard-") as folder:
             path = f"{folder}/{os.path.basename(name)}"
-            found = self._remote.files(name)
+            found = [file for file in self._remote.files(name) if file.name != name]
             if not found:
                 _write_file(path, self._remote.read(name))
             for file in found:
@@ -614,7 +603,7 @@ class RemoteLocation(Location):
         files.run_all(jobs, IN_FLIGHT)
         self._remote.put(f"{name}/{last}", f"{path}/{last}")
 
-    def remove(self, item: Item, is_ours: IsOurs) -> str:
+    def remove(self, item: ShardItem, is_ours: IsOurs) -> str:
         inside = [file.name for file in self._remote.files(item.path)]
         foreign = [name for name in inside if not is_ours(name[len(item.path) + 1 :])]
         if foreign:

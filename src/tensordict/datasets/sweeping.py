@@ -20,7 +20,7 @@ from tensordict.datasets.folders import IsOurs
 from tensordict.datasets.index import Manifests
 from tensordict.datasets.labels import GROUP, check_label, describe_shard
 from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_id
-from tensordict.datasets.location import Item, Location, is_zarr
+from tensordict.datasets.location import Location, ShardItem, is_zarr
 from tensordict.datasets.schema import Schema
 from tensordict.io.commit import JOURNAL, TEMPORARY
 from tensordict.io.directory import FolderOptions, files_of, plan_files
@@ -88,7 +88,7 @@ class Sweeper:
                     self._remove(item, "" if item.path in named else self._reason_to_stay(writer, item, limit))
             self._remove_manifest(writer, limit)
 
-    def _reason_to_stay(self, writer: str, item: Item, limit: float) -> str:
+    def _reason_to_stay(self, writer: str, item: ShardItem, limit: float) -> str:
         if problem := self._first_problem():
             return problem
         if not is_id(writer) or writer not in self._index.manifests or not item.shard:
@@ -101,7 +101,7 @@ class Sweeper:
             return "the store does not say when it was changed"
         return "" if item.changed < limit else "it was changed a short time ago: its writer may be at work"
 
-    def _remove(self, item: Item, reason: str) -> None:
+    def _remove(self, item: ShardItem, reason: str) -> None:
         path = self._place.path(item.path)
         if not reason and not item.shard:
             reason = "no writer of this data set makes an item of this name"
@@ -114,7 +114,7 @@ class Sweeper:
             self.sweep.removed.append(path)
             logger.info("removed %r, from which no row is read", path)
 
-    def _is_ours(self, item: Item) -> IsOurs:
+    def _is_ours(self, item: ShardItem) -> IsOurs:
         if is_zarr(item.shard):
             return lambda name: not name or _OF_ZARR.fullmatch(name) is not None
         return self._ours
@@ -166,10 +166,10 @@ def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Repo
         with place.local(line.path) as path:
             report = verify(path, raises=False, num_threads=num_threads)
             problems += [problem.replace(path, place.path(line.path)) for problem in report.problems]
-            nbytes, digest = describe_shard(path)
+            nbytes, digest = describe_shard(path) if not problems else (None, "")
         if line.nbytes is not None and nbytes is not None and nbytes != line.nbytes:
             problems.append(f"it has {nbytes:,} bytes, and the manifest says {line.nbytes:,}")
-        if line.digest and digest != line.digest:
+        if line.digest and digest not in ("", line.digest):
             problems.append("its description is not the one that the manifest names")
         if not problems and (rows := len(place.open(line.path, "r"))) != line.rows:
             problems.append(f"it has {rows:,} rows, and the manifest says {line.rows:,}")
