@@ -360,7 +360,8 @@ def _attack_bytes(place: Place, scene: Scene, name: str, chance: random.Random) 
     folder, _, last = name.rpartition("/")
     for other in (f"copy-{last}", _next_name(last)):
         new = f"{folder}/{other}" if folder else other
-        if new not in scene.files:
+        # A chunk of Zarr cannot be told from another one by its name.
+        if new not in scene.files and ".zarr/" not in new:
             yield Attack("double", f"{name} as {new}", lambda new=new: place.put(new, content), (), (new,))
 
 
@@ -430,7 +431,9 @@ def _attack_shards(place: Place, scene: Scene) -> Iterator[Attack]:
     for a in scene.units:
         folder, _, last = a.rpartition("/")
         for new in (f"{folder}/{_next_name(last)}", f"shards/19990101T000000.000000-copy-1-00000000/{last}"):
-            names = tuple(_move_files(scene.files, a, new))
+            # A part of a shard cannot be told from what a killed writer leaves.
+            whole = any(a in holders for holders in scene.holders.values()) or "-copy-" in new
+            names = tuple(_move_files(scene.files, a, new)) if whole else ()
             yield Attack("double", f"shard {a} as {new}", lambda a=a, new=new: replace((a, new)), (), names)
     for a in folders:
         new = a.replace("shards/2", "shards/1")
@@ -445,9 +448,18 @@ def _plant_files(place: Place, scene: Scene) -> Iterator[Attack]:
         parts = name.split("/")
         folders |= {"/".join(parts[:count]) for count in range(1, len(parts))}
     for folder in sorted(folders):
-        for last in ("notes.txt", "notes.memmap", ".00000000.gone", "00000099.jsonl", "%save"):
+        for last in (
+            "notes.txt",
+            "notes.memmap",
+            ".00000000.gone",
+            "00000099",
+            "00000099.tdz",
+            "00000099.jsonl",
+            "%save",
+        ):
             name = f"{folder}/{last}" if folder else last
-            if folder or last[0] in ".%":
+            # By this name, and in a shard, it is the journal of a save that was killed.
+            if (folder or last[0] in ".%") and (last != "%save" or folder.count("/") < 2):
                 yield Attack("plant", name, lambda name=name: place.put(name, b"mine"), (), (name,))
 
 

@@ -18,7 +18,7 @@ from late_requests import run_trials
 from remote_server import LATE, Fault, Proxy, new_bucket, options_of, s3_server
 
 from tensordict import DatasetWriter, open_dataset, verify
-from tensordict.datasets import tidy
+from tensordict.datasets import compact, tidy
 
 PROGRAM = pathlib.Path(__file__).with_name("adversary.py")
 QUICK = [name for name in SCENES if not name.endswith(("zarr", "mixed"))]
@@ -124,3 +124,41 @@ def test_a_late_upload_takes_nothing_away(s3: tuple[Proxy, dict[str, Any]]) -> N
     tidy(url, older_than=0, storage_options=options)
     assert open_dataset(url, storage_options=options)["number"].tolist() == list(range(9))
     assert verify(url, storage_options=options).ok
+
+
+def test_a_merged_folder_has_checksums(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path, rows_per_shard=3, checksum=True) as writer:
+        writer.extend(make_rows(0, 6))
+    compact(tmp_path)
+    (content,) = (tmp_path / "shards").glob("*/*/content.memmap")
+    assert verify(tmp_path).checksummed
+    content.write_bytes(bytes([content.read_bytes()[0] ^ 1]) + content.read_bytes()[1:])
+    with pytest.raises(OSError, match="content"):
+        verify(tmp_path)
+
+
+def test_what_has_the_name_of_a_shard_that_is_removed_is_left(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path, rows_per_shard=3) as writer:
+        writer.extend(make_rows(0, 6))
+    mine = tmp_path / "shards" / writer.writer / ".00000000.gone"
+    mine.write_text("mine")
+    compact(tmp_path)
+    left = tidy(tmp_path, older_than=0).left
+    assert mine.read_text() == "mine" and mine.with_name("00000000").is_dir()
+    assert set(left) == {str(mine), str(mine.with_name("00000000"))}
+    assert open_dataset(tmp_path)["number"].tolist() == list(range(6))
+
+
+def test_objects_whose_names_lead_out_of_a_shard(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard at a URL is checked in a temporary folder, and nothing is written beside that."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    url = f"memory://{uuid.uuid4().hex}/data"
+    with DatasetWriter(url, format="folder") as writer:
+        writer.extend(make_rows(0, 3))
+    shard = f"{url.removeprefix('memory:/')}/shards/{writer.writer}/00000000"
+    file = type(memory.store[f"{shard}/meta.json"])
+    memory.store[f"{shard}/../../owned"] = file(memory, f"{shard}/../../owned", b"mine")
+    problems = verify(url, raises=False).problems
+    assert list(tmp_path.iterdir()) == [] and len(problems) == 1 and "leads out" in problems[0]
+    assert open_dataset(url)["number"].tolist() == [0, 1, 2]
