@@ -156,11 +156,11 @@ def random_rounds(folder: pathlib.Path, rounds: int, seed: int) -> None:
             compact(folder, rows_per_shard=chance.choice((60, 2000)))
             assert check(folder) == found
         if number % 10 == 9:
-            tidy(folder, older_than=0, complete=True)
+            tidy(folder, older_than=0)
             assert check(folder) == found
         known = found
     assert killed_at_work, "no writer got as far as to flush"
-    tidy(folder, older_than=0, complete=True)
+    tidy(folder, older_than=0)
     verify(folder)
     listed = {path for path, _ in open_dataset(folder).shards()}
     there = {str(path) for path in (folder / "shards").glob("*/*")}
@@ -199,7 +199,7 @@ def steps(folder: pathlib.Path, format: str) -> None:
         # A reader that has opened nothing yet finds the rows, and so does one that comes later.
         assert reader["number"].tolist() == list(range(7)) and check(data) == {1: 7}
         merge()
-        tidy(data, older_than=0, complete=True)
+        tidy(data, older_than=0)
         assert check(data) == {1: 7}
         # Nothing is left, unless the line was cut in half that would have listed it.
         left = len(list((data / "shards").glob("*/*"))) - 1
@@ -225,7 +225,7 @@ def each_change(folder: pathlib.Path, write: Callable[[], Any], shared: mmap.mma
         with DatasetWriter(folder / "data") as out:
             out.extend(rows(2, 0, 3))
         assert check(folder / "data") == ({1: found, 2: 3} if found else {2: 3})
-        tidy(folder / "data", older_than=0, complete=True)
+        tidy(folder / "data", older_than=0)
         assert check(folder / "data").get(1, 0) == found
         if not killed:
             return count

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import logging
+import random
 import re
 import socket
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 DROP, CUT, FAIL, SLOW, SHORT, REFUSE = "drop", "cut", "fail", "slow", "short", "refuse"
+LATE, TWICE = "late", "twice"
 
 
 @dataclass
@@ -25,7 +27,8 @@ class Fault:
     """What happens to requests: `times` of them, of a method, whose path has a text in it.
 
     kind: the connection drops in the middle of the answer, or (`CUT`) before the server has the request; the answer is
-        500, it comes late, it is cut short and says so, or it is 403.
+        500, it comes late, it is cut short and says so, or it is 403. `LATE` hangs up and keeps the request, which
+        `Proxy.deliver` carries out; `TWICE` carries it out, and keeps it, too.
     """
 
     kind: str
@@ -33,6 +36,16 @@ class Fault:
     path: str = ""
     times: int = 1
     after: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as the client has sent it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
 
 
 @dataclass
@@ -50,6 +63,39 @@ class Proxy:
     turn: threading.Lock = field(default_factory=threading.Lock)
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
+    # Requests that are still on their way.
+    late: list[Request] = field(default_factory=list)
+
+    def carry_out(self, request: Request) -> tuple[int, list[tuple[str, str]], bytes]:
+        """What the server answers to a request."""
+        if self.refuses is None:
+            return self._ask(request)
+        with self.turn:
+            refused = self.refuses(request.method, request.path, request.body)
+            return (412, [], b"") if refused else self._ask(request)
+
+    def _ask(self, request: Request) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(*self.server)
+        headers = {key: value for key, value in request.headers.items() if key.lower() != "transfer-encoding"}
+        headers["Content-Length"] = str(len(request.body))
+        connection.request(request.method, request.path, request.body or None, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer.status, answer.getheaders(), content
+
+    def deliver(self, count: int | None = None, chance: random.Random | None = None) -> int:
+        """Carry out requests that are late, the last one first or in a random order; how many there were."""
+        with self.lock:
+            waiting, self.late = self.late[::-1], []
+        if chance is not None:
+            chance.shuffle(waiting)
+        count = len(waiting) if count is None else min(count, len(waiting))
+        for request in waiting[:count]:
+            self.carry_out(request)
+        with self.lock:
+            self.late = waiting[count:][::-1] + self.late
+        return count
 
     def fetched(self, path: str = "") -> int:
         """The bytes of all bodies of GET whose path has this in it."""
@@ -64,6 +110,7 @@ class Proxy:
         with self.lock:
             self.requests.clear()
             self.faults.clear()
+            self.late.clear()
 
     def fault(self, method: str, path: str) -> Fault | None:
         with self.lock:
@@ -88,6 +135,10 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self) -> None:
             body = self._body()
+            if body is None:
+                self.close_connection = True
+                return
+            request = Request(self.command, self.path, dict(self.headers.items()), body)
             if proxy.before is not None:
                 proxy.before(self.command, self.path)
             fault = proxy.fault(self.command, self.path)
@@ -97,15 +148,13 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
                 status = 500 if fault.kind == FAIL else 403
                 self._send(status, [], b"<Error><Code>AccessDenied</Code></Error>" if status == 403 else b"")
                 return
-            if fault is not None and fault.kind == CUT:
+            if fault is not None and fault.kind in (LATE, TWICE):
+                with proxy.lock:
+                    proxy.late.append(request)
+            if fault is not None and fault.kind in (CUT, LATE):
                 self._hang_up()
                 return
-            if proxy.refuses is None:
-                status, headers, content = self._ask(body)
-            else:
-                with proxy.turn:
-                    refused = proxy.refuses(self.command, self.path, body)
-                    status, headers, content = (412, [], b"") if refused else self._ask(body)
+            status, headers, content = proxy.carry_out(request)
             if fault is not None and fault.kind == SHORT:
                 content = content[: len(content) // 2]
             if fault is not None and fault.kind == DROP:
@@ -124,25 +173,20 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _answer
 
-        def _body(self) -> bytes:
+        def _body(self) -> bytes | None:
+            """The content of a request; `None` when the client has gone before it had sent all."""
             if "chunked" in self.headers.get("Transfer-Encoding", ""):
                 parts = []
-                while size := int(self.rfile.readline().split(b";")[0], 16):
-                    parts.append(self.rfile.read(size))
+                while size := int(self.rfile.readline().split(b";")[0] or b"-1", 16):
+                    parts.append(self.rfile.read(max(size, 0)))
+                    if len(parts[-1]) != size:
+                        return None
                     self.rfile.readline()
                 self.rfile.readline()
                 return b"".join(parts)
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-
-        def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-            connection = http.client.HTTPConnection(*proxy.server)
-            headers = {key: value for key, value in self.headers.items() if key.lower() != "transfer-encoding"}
-            headers["Content-Length"] = str(len(body))
-            connection.request(self.command, self.path, body or None, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-            connection.close()
-            return answer.status, answer.getheaders(), content
+            length = int(self.headers.get("Content-Length", 0))
+            body = self.rfile.read(length)
+            return body if len(body) == length else None
 
         def _head(self, status: int, headers: list[tuple[str, str]], length: int) -> None:
             self.send_response_only(status)

@@ -15,6 +15,8 @@ from tensordict.core.errors import SaveError
 from tensordict.memory import system
 
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
+# The end of the name of a folder that is being removed.
+_GONE = ".gone"
 # Says whether a shard can have a file of this path below its folder.
 IsOurs = Callable[[str], bool]
 
@@ -123,6 +125,8 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
     with open_item(root, folder) as parent:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
         if stat.S_ISREG(mode):
+            if name.endswith(_GONE):
+                return "it is a file, and only folders are renamed before they are removed"
             os.unlink(name, dir_fd=parent)
             return ""
         if not stat.S_ISDIR(mode):
@@ -132,8 +136,11 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
             if foreign := _find_foreign(inner, "", is_ours):
                 return f"it holds {foreign!r}, which no shard has"
             if not name.startswith("."):
-                gone = f".{name}.gone"
-                os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
+                gone = f".{name}{_GONE}"
+                try:
+                    os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
+                except OSError as error:
+                    return f"it cannot be renamed to {gone!r} ({error.strerror})"
                 name = gone
             _empty(inner, "", is_ours)
         finally:

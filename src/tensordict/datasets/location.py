@@ -366,7 +366,8 @@ class LocalLocation(Location):
 
     def remove(self, item: ShardItem, is_ours: IsOurs) -> str:
         folder, _, name = item.path.rpartition("/")
-        return remove_item(self.root, folder, name, is_ours)
+        with files.naming("remove", self.path(item.path)):
+            return remove_item(self.root, folder, name, is_ours)
 
     def remove_empty(self, writer: str) -> None:
         with contextlib.suppress(FileNotFoundError), open_item(self.root, SHARDS) as fd:
@@ -597,7 +598,10 @@ class RemoteLocation(Location):
             if not found:
                 _write_file(path, self._remote.read(name))
             for file in found:
-                _write_file(f"{path}/{file.name[len(name) + 1 :]}", self._remote.read(file.name))
+                inner = file.name[len(name) + 1 :]
+                if not {"", ".", ".."}.isdisjoint(inner.split("/")):
+                    raise SaveError(f"{self.path(file.name)!r} is no file of a shard: its name leads out of it")
+                _write_file(f"{path}/{inner}", self._remote.read(file.name))
             yield path
 
     def upload(self, name: str, path: str) -> None:

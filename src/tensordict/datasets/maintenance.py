@@ -108,7 +108,9 @@ def compact(
         if not parts:
             return 0, 0
         limit = rows_per_shard or max(1, _ENOUGH // max(1, sum(row_nbytes(schema).values())))
-        options = shard_options(place, format or place.format_of(parts[0].path), durable, False, None, 0)
+        format = format or place.format_of(parts[0].path)
+        # Folders get checksums, so that damage to a merged shard is found like damage to those that it was made of.
+        options = shard_options(place, format, durable, format == "folder", None, 0)
         groups = list(_groups(place, index, parts, limit))
         made: set[str] = set()
         if groups:
