@@ -50,7 +50,7 @@ def compact(
     *,
     rows_per_shard: int | None = None,
     format: str = "",
-    durable: bool = False,
+    durable: bool | None = None,
     keep: bool = False,
     progress: bool | None = None,
     storage_options: StorageOptions | None = None,
@@ -69,7 +69,8 @@ def compact(
         rows_per_shard: merge shards with fewer rows, as long as they have no more together; by default as many as
             have 128 MiB.
         format: of the new shards: "folder", "archive" or "zarr"; by default that of the first shard.
-        durable: have the new shards reach the disk before the old ones are removed.
+        durable: have the new shards reach the disk before the old ones are removed; by default yes, for folders and
+            archives on a disk.
         keep: leave the old shards there, for `tidy` to remove.
         progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
         storage_options: of a URL, as in :meth:`TensorDict.save`.
