@@ -118,7 +118,7 @@ def compact(
             writer = new_id()
             generation = index.generation() + 1
             rows = sum(part.rows for group in groups for part in group)
-            manifest = ManifestWriter(place, writer, schema.digest, durable)
+            manifest = ManifestWriter(place, writer, schema.digest, is_durable)
             with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
                 for number, group in enumerate(groups):
                     holds = tuple((part.writer, part.first, index.rows_of(part)) for part in group)
