@@ -400,7 +400,14 @@ def test_entries(kind: str, change: str) -> None:
 @pytest.mark.parametrize("change", ENTRIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_entries_of_all_kinds(kind: str, change: str, fullgraph: bool) -> None:
-    assert of_entries(kind, change, fullgraph, True) == []
+    assert of_entries(kind, change, fullgraph, False) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", QUICK_ENTRIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_reads_of_entries(kind: str, change: str) -> None:
+    assert of_entries(kind, change, True, True) == []
 
 
 @pytest.mark.parametrize("change", QUICK_STATES_OF)
