@@ -7,7 +7,7 @@ A room is a folder directly under `src/tensordict`, or another package under `sr
 room `public`. Lines of code are those with more than comments and docstrings. A hook is a private name of
 `TensorCollection` that classes of containers define again, and a site is one of these definitions.
 
-Code that compiled functions run asks with `in`, `get`, `getattr` or `hasattr` whether an entry or an attribute is there.
+Code that compiled functions run asks with `in`, `get`, `getattr` or `hasattr` whether there is an entry or attribute:
 Dynamo guards these. It sets no guard where an error is caught, in `__dict__`, or in what a `Mapping` inherits, so each
 of these lines says in a comment how it is `guarded:`, or why it is `not compiled:`.
 """

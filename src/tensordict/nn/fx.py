@@ -65,9 +65,7 @@ class TDGraphModule(TensorDictModuleBase):
             try:
                 return super().__getattr__(name)
             except AttributeError:  # guarded: as far as Dynamo guards any `__getattr__`
-                if name.startswith("__") or "_gm" not in self.__dict__.get(
-                    "_modules", ()
-                ):  # guarded: all modules have it
+                if name.startswith("__") or "_gm" not in self.__dict__.get("_modules", ()):  # guarded: always there
                     raise
                 return getattr(self._modules["_gm"], name)
 

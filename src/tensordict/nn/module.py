@@ -624,9 +624,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         try:
             return super().__getattr__(name)
         except AttributeError:  # guarded: as far as Dynamo guards any `__getattr__`
-            if "td_module" not in self.__dict__.get("_modules", ()) or name.startswith(
-                "__"
-            ):  # guarded: all modules have it
+            if "td_module" not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: always there
                 raise
             return getattr(self._modules["td_module"], name)
 
