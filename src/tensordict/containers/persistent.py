@@ -496,7 +496,7 @@ class PersistentTensorDict(OnDisk):
     def _sketch(self, name: str) -> Any:
         try:
             item = self._item(name)
-        except KeyError:
+        except KeyError:  # not compiled: it reads a file
             raise SaveError(
                 f"the {self._store.kind} {self._store.name!r} is broken: it lists "
                 f"{joined((*self._group.key, name))!r}, which is not there"
