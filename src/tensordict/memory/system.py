@@ -45,7 +45,7 @@ HAS_LOCKS = fcntl is not None
 
 
 def has_folder_descriptors() -> bool:
-    """Whether files can be reached through the descriptor of their folder, and belong to users."""
+    """Tell whether this system has users, and opens files through the descriptor of their folder."""
     calls = {os.open, os.stat, os.unlink, os.rename}
     return calls <= os.supports_dir_fd and bool(DIRECTORY and NOFOLLOW) and hasattr(os, "geteuid")
 
