@@ -707,7 +707,7 @@ def test_wrong_usage(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert "stands for no format; use --to, or one of none (directory), .tdz (archive)" in (
         said := capsys.readouterr().err
     )
-    assert ".parquet, .csv, .jsonl, .ndjson (tables)" in said
+    assert ".parquet (parquet), .csv (csv), .json (json), .jsonl (json lines)" in said
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "convert", "diff"])

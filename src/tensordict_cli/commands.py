@@ -188,7 +188,8 @@ examples:
         "check whether a save is whole",
         """\
 Check a save without loading it: its structure, the lengths of its files, and checksums where they were recorded (see
-convert --checksum; archives always have them). Nothing is unpickled, and the tensorclasses need not be known. Exits
+convert --checksum; archives always have them). Of a Zarr group, each chunk that was written is there, and all are
+decoded. Nothing is unpickled, and the tensorclasses need not be known. Exits
 with 0 when it is sound, 1 when there are problems, 2 when it is missing or of no format that is known.
 
 With --json, one object: "path", "format", "ok", "tensors" and "nbytes" (of all tensors), "checksummed" (how many of
@@ -209,9 +210,10 @@ Write a save again, in the same or in another format: a folder, an archive (.tdz
 HDF5 (.h5, .hdf5), Zarr (.zarr) or safetensors (.safetensors). The suffix of DST says which, no suffix means a folder.
 Tensors are mapped and written piece by piece, so that memory does not limit the size. On a terminal, progress is shown.
 
-Tables (.parquet, .csv, .jsonl, .ndjson; pip install 'tensordict[tabular]') become a data set that grows, a folder that
-open_dataset opens, and saves and data sets become tables: a row for each element of the first batch dim, some rows in
-memory at a time. SRC may be a pattern ('part-*.parquet', in quotes) or a URL. Names of columns are split at dots.
+Tables (.parquet, .csv, .json, .jsonl, .ndjson; pip install 'tensordict[tabular]') become a data set that grows, a
+folder that open_dataset opens, and saves and data sets become tables: a row for each element of the first batch dim,
+some rows in memory at a time. SRC may be a pattern ('part-*.parquet', in quotes) or a URL. Names of columns are split
+at dots.
 """,
         """\
 examples:

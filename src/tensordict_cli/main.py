@@ -89,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parsed(sys.argv[1:] if argv is None else list(argv))
     try:
         # Only now is torch imported.
-        code: int = importlib.import_module(f"tensordict_cli.runners.{args.command}").run(args)
+        runner = importlib.import_module(f"tensordict_cli.runners.{args.command}")
+        code: int = runner.run(_without_secrets(args))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -102,6 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("the save is nested too deeply")
     except (OSError, ImportError, ValueError, RuntimeError, MemoryError) as error:
         return _fail(_message(error))
+
+
+def _without_secrets(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, in which URLs are shown without the secrets in them."""
+    as_url = importlib.import_module("tensordict.io.credentials").as_url
+    for name, value in vars(args).items():
+        if isinstance(value, str):
+            setattr(args, name, as_url(value))
+        elif isinstance(value, list):
+            setattr(args, name, [as_url(item) if isinstance(item, str) else item for item in value])
+    return args
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from contract.kinds import Kind
 from contract.model import Plain, assert_leaf, assert_matches, changed, index_map, leaves, mapped, replaced
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict, TensorDictParams
+from tensordict.core.errors import WorkerTimeoutError
 
 # Methods of one operand and the values that they are tried on; each exists with `_` behind its name, too.
 OF_ONE = [
@@ -263,13 +265,27 @@ def test_modules(td: Any) -> None:
     assert isinstance(TensorDict.from_modules(layer, nn.Linear(2, 3), lazy_stack=True), LazyStackedTensorDict)
 
 
+def wait(chunk: Any) -> None:
+    time.sleep(600)
+
+
+def test_map_with_a_timeout(td: Any, kind: Kind) -> None:
+    if not kind.batch_size:
+        with pytest.raises(IndexError):
+            td.map(wait, timeout=0.1)
+        return
+    for call in (td.map, lambda *args, **options: list(td.map_iter(*args, **options))):
+        with pytest.raises(WorkerTimeoutError, match=r"chunk 0 \(elements 0 to .*timeout=0.1 seconds"):
+            call(wait, num_workers=1, mp_start_method="fork", timeout=0.1)
+
+
 def test_map_iter(td: Any, plain: Plain, kind: Kind) -> None:
     if not kind.batch_size:
         with pytest.raises(IndexError):
             next(td.map_iter(torch.clone, num_workers=1))
         return
     # Forked, since a file that is open for writing is opened by no other process.
-    pieces = list(td.map_iter(torch.clone, num_workers=1, chunksize=1, mp_start_method="fork"))
+    pieces = list(td.map_iter(torch.clone, num_workers=1, chunksize=1, mp_start_method="fork", timeout=600))
     assert len(pieces) == kind.batch_size[0]
     assert_matches(torch.cat([piece.densify() for piece in pieces]), plain, kind.batch_size, kind.extra)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 
 from contract.kinds import Kind
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
+from tensordict.core.errors import UnsupportedEntryError
+from tensordict.io import formats
+from tensordict.io.detect import detect_format
 from tensordict.memmap import MemoryMappedTensor
 
 
@@ -123,3 +127,38 @@ def test_loading_some_entries(td: Any, tmp_path: pathlib.Path) -> None:
     for key in td.keys(True, True):
         found = TensorDict.load_memmap(tmp_path / "saved", keys=[key])
         assert list(found.keys(True, True)) == [key] and torch.equal(found.get(key), td.get(key))
+
+
+@pytest.mark.parametrize("suffix", [".tdz", ".consolidated", ".safetensors", ".h5", ".zarr"])
+def test_save_and_load_go_by_the_suffix(td: Any, kind: Kind, suffix: str, tmp_path: pathlib.Path) -> None:
+    if suffix == ".zarr":
+        pytest.importorskip("zarr", reason="zarr needs Python 3.11")
+    path = tmp_path / f"saved{suffix}"
+    saved = td.save(path)
+    assert detect_format(path) == formats.SUFFIXES[suffix]
+    if suffix in (".h5", ".zarr"):
+        saved.close()
+    loaded = TensorDict.load(path)
+    check(loaded.to_tensordict(), td.to_tensordict(), replace(kind, gives_own_class=False, stack_dims=()), mapped=False)
+    if suffix in (".h5", ".zarr"):
+        loaded.close()
+    with pytest.raises(ValueError, match="'x.h5'.*num_threads"):
+        td.save("x.h5", num_threads=2)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
+def test_tables_go_by_the_suffix(td: Any, kind: Kind, suffix: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / f"saved{suffix}"
+    if not kind.batch_size:
+        with pytest.raises(UnsupportedEntryError, match=f"saved{suffix}.*cannot hold.*'.tdz'"):
+            td.save(path)
+        assert not path.exists()
+        return
+    assert td.save(path) is td
+    loaded = TensorDict.load(path)
+    assert loaded.batch_size[:1] == td.batch_size[:1]
+    for key in td.keys(True, True):
+        assert torch.equal(loaded[key].to(td.get(key).dtype), td.get(key))
+    with pytest.raises(UnsupportedEntryError, match=r"saved\.csv.*cannot hold"):
+        td.save(tmp_path / "saved.csv")
+    assert not (tmp_path / "saved.csv").exists()

@@ -442,7 +442,7 @@ BAD_JSON = {
     "no object inside": ('{"a": {"b": 1}}\n{"a": null}', "column 'a.b', row 2: there is no value"),
     "no value in a list": ('{"a": [1, 2]}\n{"a": [1]}\n{"a": [1, null]}', "column 'a', row 3: there is no value"),
     "no JSON behind an empty line": ('\n{"a": 1}\n\n{"a": }', "row 2: Expecting value"),
-    "a key twice": ('{"a": 1, "a": 2}', "row 1: two columns are called 'a'"),
+    "a key twice": ('{"a": 1, "a": 2}', "row 1: an object has the name 'a' twice"),
     "a key in a leaf": ('{"a": 1, "a.b": 2}', "'a'"),
     "no JSON": ('{"a": 1}\n{"a": }', "row 2: Expecting value"),
     "no object": ('{"a": 1}\n[1]', "row 2: a line is one object"),

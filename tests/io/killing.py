@@ -66,7 +66,7 @@ def kill_at(count: int) -> None:
 
     for name in CHANGES:
         setattr(os, name, watched(name, getattr(os, name)))
-    commit._rename_exchange = watched("renameat2", commit._rename_exchange)
+    commit._rename_by_flags = watched("renameat2", commit._rename_by_flags)
     # HDF5 writes by itself, at these calls.
     for owner, name in ((h5py.Group, "create_dataset"), (h5py.Dataset, "__setitem__"), (h5py.File, "close")):
         setattr(owner, name, watched(name, getattr(owner, name)))

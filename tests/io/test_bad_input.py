@@ -337,8 +337,12 @@ print("done")
 
 
 def test_failing_metadata(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
     def refuse(source: str, target: str) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if target.endswith("meta.json"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
 
     monkeypatch.setattr(os, "replace", refuse)
     td = make()

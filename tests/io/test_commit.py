@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import pathlib
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -221,17 +225,200 @@ def test_a_long_name(tmp_path: pathlib.Path) -> None:
     assert os.listdir(tmp_path) == [root.name]
 
 
-def test_leftovers_of_a_first_save(tmp_path: pathlib.Path) -> None:
-    """What a killed save has left in a folder without a save is told from what is the caller's by its journal."""
+def kill_while_moving(root: pathlib.Path, count: int) -> None:
+    """Kill a save to `root` when it has moved `count` of its two entries into the folder."""
+    child = os.fork()
+    if not child:
+        try:
+            move = commit.move
+            left = count
+
+            def killing(first: str, second: str) -> None:
+                nonlocal left
+                if not left:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                move(first, second)
+
+            def kill(path: str, *args: object, **kwargs: object) -> None:
+                if path == f"{root}/meta.json":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            commit.move, commit.files.write_file = killing, kill
+            make().memmap(root)
+        finally:
+            os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_what_a_killed_save_moved_is_removed(tmp_path: pathlib.Path) -> None:
     (tmp_path / "mine.memmap").write_text("mine")
-    (tmp_path / "%save").write_text('["a.memmap", "b", "../outside", "..", "gone"]')
-    (tmp_path / "a.memmap").write_text("half")
+    for count in range(3):
+        kill_while_moving(tmp_path, count)
+        assert len({"a.memmap", "b"} & set(os.listdir(tmp_path))) == count
+        TensorDict(x=torch.ones(1)).memmap(tmp_path)
+        assert set(tree(tmp_path)) == {"mine.memmap", "x.memmap", "meta.json"}
+        assert sorted(os.listdir(tmp_path)) == ["meta.json", "mine.memmap", "x.memmap"]
+        for name in ("x.memmap", "meta.json"):
+            (tmp_path / name).unlink()
+
+
+def journal_of(folder: pathlib.Path, **changes: Any) -> dict[str, Any]:
+    """Give a folder the journal of a save that was killed, with these changes; gives its content."""
+    kill_while_moving(folder, 1)
+    content = {**json.loads((folder / "%save").read_bytes()), **changes}
+    # Written in place, so that the inode stays.
+    (folder / "%save").write_text(json.dumps(content))
+    return content
+
+
+def test_what_took_the_place_of_a_leftover_stays(tmp_path: pathlib.Path) -> None:
+    kill_while_moving(tmp_path, 2)
+    for left in ("a.memmap", "b/c.memmap", "b/meta.json"):
+        (tmp_path / left).unlink()
+    (tmp_path / "b").rmdir()
+    (tmp_path / "a.memmap").write_text("mine")
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "c.memmap").write_text("half")
-    (tmp_path.parent / "outside").write_text("not yours")
+    (tmp_path / "b" / "thesis.txt").write_text("mine")
     TensorDict(x=torch.ones(1)).memmap(tmp_path)
-    assert set(tree(tmp_path)) == {"mine.memmap", "x.memmap", "meta.json"}
-    assert (tmp_path.parent / "outside").read_text() == "not yours"
+    assert sorted(tree(tmp_path)) == ["a.memmap", "b/thesis.txt", "meta.json", "x.memmap"]
+    assert (tmp_path / "a.memmap").read_text() == "mine"
+
+
+def test_a_leftover_that_was_written_to_stays(tmp_path: pathlib.Path) -> None:
+    kill_while_moving(tmp_path, 2)
+    with open(tmp_path / "a.memmap", "r+b") as file:
+        file.write(b"mine")
+    os.utime(tmp_path / "a.memmap", ns=(1, 1))
+    (tmp_path / "b" / "mine.txt").write_text("mine")
+    TensorDict(x=torch.ones(1)).memmap(tmp_path)
+    assert (tmp_path / "a.memmap").read_bytes()[:4] == b"mine" and (tmp_path / "b" / "mine.txt").exists()
+
+
+FORGED = {
+    "names alone": '["thesis.txt", "photos"]',
+    "nothing": "",
+    "half of it": '{"inode": ',
+    "no object": "[]",
+    "another inode": '{"inode": 1, "stage": "", "entries": {"thesis.txt": [1, 1]}}',
+    "a name twice": '{"inode": 1, "inode": 2, "stage": "", "entries": {}}',
+    "nested without end": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", FORGED.values(), ids=FORGED)
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_journal_that_no_save_wrote_here_removes_nothing(content: str, saved: bool, tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "home"
+    if saved:
+        make().memmap(root)
+    (root / "photos").mkdir(parents=True)
+    (root / "photos" / "1.jpg").write_text("mine")
+    (root / "thesis.txt").write_text("mine")
+    (root / "%save").write_text(content)
+    before = tree(tmp_path)
+    with pytest.raises(SaveError, match=r"home/%save' is not the journal of a save .*remove it"):
+        make(1).memmap(root)
+    assert tree(tmp_path) == before and os.listdir(tmp_path) == ["home"]
+    (root / "%save").unlink()
+    assert_same(make(1).memmap(root), make(1))
+    assert (root / "photos" / "1.jpg").read_text() == (root / "thesis.txt").read_text() == "mine"
+
+
+def test_a_copy_of_a_journal_removes_nothing(tmp_path: pathlib.Path) -> None:
+    kill_while_moving(tmp_path / "killed", 2)
+    shutil.copytree(tmp_path / "killed", tmp_path / "copy")
+    before = tree(tmp_path / "copy")
+    with pytest.raises(SaveError, match="it is a copy"):
+        make().memmap(tmp_path / "copy")
+    assert tree(tmp_path / "copy") == before
+
+
+ELSEWHERE = ["../outside", "/outside", "sub/file", "..", ".", "a\0b"]
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [*(("stage", name) for name in ELSEWHERE), *(("entries", name) for name in (*ELSEWHERE, ""))]
+)
+def test_a_journal_that_leads_elsewhere_removes_nothing(part: str, name: str, tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "saved"
+    (root / "sub").mkdir(parents=True)
+    (root / "sub" / "file").write_text("mine")
+    (tmp_path / "outside").write_text("mine")
+    status = os.stat(tmp_path / "outside" if name == "../outside" else root)
+    identity = [status.st_ino, status.st_mtime_ns]
+    journal_of(root, **{part: name if part == "stage" else {name: identity}}, stage_inode=status.st_ino)
+    before = tree(tmp_path)
+    with pytest.raises(SaveError, match="names files elsewhere"):
+        TensorDict(x=torch.ones(1)).memmap(root)
+    assert tree(tmp_path) == before
+
+
+def test_a_link_in_the_place_of_a_leftover_is_not_followed(tmp_path: pathlib.Path) -> None:
+    root, home = tmp_path / "saved", tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.txt").write_text("mine")
+    kill_while_moving(root, 2)
+    shutil.rmtree(root / "b")
+    (root / "b").symlink_to(home)
+    stage = next(root.glob("%tmp-*"))
+    stage.rmdir()
+    stage.symlink_to(home)
+    TensorDict(x=torch.ones(1)).memmap(root)
+    assert os.listdir(home) == ["thesis.txt"] and (root / "b").is_symlink()
+    journal_of(root / "other")
+    (root / "other" / "%save").rename(home / "%save")
+    (root / "other" / "%save").symlink_to(home / "%save")
+    with pytest.raises(SaveError, match="not the journal"):
+        make().memmap(root / "other")
+    assert sorted(os.listdir(home)) == ["%save", "thesis.txt"]
+
+
+def test_a_journal_of_another_user_removes_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_while_moving(tmp_path, 2)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(SaveError, match="belongs to another user"):
+        make().memmap(tmp_path)
+    assert (tmp_path / "a.memmap").exists()
+
+
+def test_a_folder_with_the_name_of_a_stage_stays(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "%tmp-0123456789abcdef"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+    with pytest.raises(SaveError, match="%tmp-0123456789abcdef.*no journal"):
+        make().memmap(tmp_path)
+    (folder / "thesis.txt").unlink()
+    make().memmap(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["a.memmap", "b", "meta.json"]
+
+
+def test_what_appears_while_a_save_moves_its_files_stays(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = commit.write_journal
+
+    def write_and_intrude(folder: str, stage: str = "", durable: bool = False) -> None:
+        write(folder, stage, durable)
+        if os.listdir(f"{folder}/{stage}"):
+            (tmp_path / "b").mkdir()
+            (tmp_path / "b" / "thesis.txt").write_text("mine")
+            (tmp_path / "a.memmap").write_text("mine")
+
+    monkeypatch.setattr(commit, "write_journal", write_and_intrude)
+    for exchange in (True, False):
+        if not exchange:
+            monkeypatch.setattr(commit, "_rename_by_flags", no_flags)
+        with pytest.raises(FileExistsError, match="write the files into the folder"):
+            make().memmap(tmp_path)
+        assert tree(tmp_path) == {"b/thesis.txt": b"mine", "a.memmap": b"mine"}
+        assert sorted(os.listdir(tmp_path)) == ["a.memmap", "b"]
+        shutil.rmtree(tmp_path / "b")
+        (tmp_path / "a.memmap").unlink()
+
+
+def no_flags(first: str, second: str, flags: int) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
 def test_what_is_thrown_away_says_so_till_the_end(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,11 +625,13 @@ def test_durable_syncs_before_the_commit(over: bool, tmp_path: pathlib.Path, mon
     sync, replace, exchange = os.fsync, os.replace, commit._rename_exchange
 
     def note(fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}").replace(".saved.tensordict-new", "saved"))
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        synced.append(re.sub(r"/%tmp-[0-9a-f]{16}(?=/)", "", path.replace(".saved.tensordict-new", "saved")))
         sync(fd)
 
     def commits(first: Any, second: Any) -> None:
-        synced.append("commit")
+        if over or second.endswith("meta.json"):
+            synced.append("commit")
         (exchange if over else replace)(first, second)
 
     monkeypatch.setattr(os, "fsync", note)

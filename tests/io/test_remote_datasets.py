@@ -37,7 +37,7 @@ def test_rows_go_in_and_come_out(request: pytest.FixtureRequest, where: str, for
     url, options = f"memory://{uuid.uuid4().hex}/data", None
     if where != "memory":
         bucket, _, options = request.getfixturevalue("bucket" if where == "s3" else "gcs_bucket")
-        url = f"{bucket}/some where"
+        url, options = f"{bucket}/some where", {**options, "allow_secrets": True}
     with pytest.raises(FileNotFoundError, match=f"nobody has flushed.*'{url}'"):
         open_dataset(url, storage_options=options)
     writer = DatasetWriter(url, rows_per_shard=4, format=format, storage_options=options)

@@ -81,7 +81,10 @@ def test_options_go_to_the_server(bucket: Bucket) -> None:
     url, _, options = bucket
     make().to_zarr(f"{url}/x.zarr", storage_options=options).close()
     opened = from_zarr(f"{url}/x.zarr", storage_options=options)
-    assert same(pickle.loads(pickle.dumps(opened)), make())
+    with pytest.raises(pickle.PicklingError, match="'key', 'secret'.*allow_secrets"):
+        pickle.dumps(opened)
+    allowed = from_zarr(f"{url}/x.zarr", storage_options={**options, "allow_secrets": True})
+    assert same(pickle.loads(pickle.dumps(allowed)), make()) and same(opened, make())
     assert same(load(f"{url}/x.zarr", storage_options=options), make())
     assert verify(f"{url}/x.zarr", storage_options=options).ok
     where: dict[str, Any] = {"filename": f"{url}/x.zarr", "backend": "zarr", "storage_options": options}

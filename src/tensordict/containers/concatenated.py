@@ -288,7 +288,9 @@ class LazyConcatenatedTensorDict(OnDisk):
         return name in self._held
 
     def _target(self, name: str) -> Any:
-        value = self._held[name]
+        value = self._held.get(name)
+        if value is None:
+            raise KeyError(name)
         return value.read() if isinstance(value, JoinedValues) else value
 
     def _sketch(self, name: str) -> Any:

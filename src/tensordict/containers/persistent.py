@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
@@ -159,7 +160,7 @@ class PersistentTensorDict(OnDisk):
         if check:
             self._check_shapes()
         if size is not None and noted != size:
-            self._note()
+            self._note(size, self._dim_names)
 
     def _check_shapes(self) -> None:
         for name in self._listed():
@@ -375,8 +376,7 @@ class PersistentTensorDict(OnDisk):
 
     @_batch_size.setter
     def _batch_size(self, size: torch.Size) -> None:
-        self._size = size
-        self._note()
+        self._note(size, self._dim_names)
 
     @property
     def _names(self) -> Names | None:
@@ -384,14 +384,19 @@ class PersistentTensorDict(OnDisk):
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
-        self._dim_names = names
-        self._note()
+        self._note(self._size, names)
 
-    def _note(self) -> None:
-        """Have the store say the batch size and the names, when it can be written to."""
+    def _note(self, size: torch.Size, names: Names | None) -> None:
+        """Take over a batch size and names, and have the store say them, when it can be written to."""
         store = self._store
         if store.is_open and store.mode != "r" and store.notes:
-            stored_entries.note(self._group, self._size, self._dim_names)
+            store.when_failed(partial(self._have, self._size, self._dim_names))
+            with store.together():
+                stored_entries.note(self._group, size, names)
+        self._have(size, names)
+
+    def _have(self, size: torch.Size, names: Names | None) -> None:
+        self._size, self._dim_names = size, names
 
     # --- the entries --------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.core.shapes import as_size
-from tensordict.io.specification import class_named
+from tensordict.io.specification import check_levels, class_named
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.redis import Server
 from tensordict.io.stores.redis_stacks import StackServer
@@ -100,11 +100,10 @@ class TensorDictStore(PersistentTensorDict):
         **redis_kwargs: Any,
     ) -> None:
         server = (backend, host, port, db, unix_socket_path, prefix, td_id, cache_metadata, client, ttl)
-        self._reach(Address.of(*server, **redis_kwargs), batch_size, device)
+        self._adopt(Server(Address.of(*server, **redis_kwargs)), batch_size, device)
 
-    def _reach(self, address: Address, batch_size: object = None, device: object = None) -> None:
-        """Be the container at an address."""
-        store = Server(address)
+    def _adopt(self, store: Server, batch_size: object, device: object) -> None:
+        """Be the container of a store."""
         if store.is_stack:
             raise ValueError(f"{store.name} is a lazy stack: LazyStackedTensorDictStore.from_store opens it")
         size = None if batch_size is None else as_size(batch_size)
@@ -213,6 +212,7 @@ class TensorDictStore(PersistentTensorDict):
                 td, backend=backend, host=host, port=port, db=db, unix_socket_path=unix_socket_path, prefix=prefix,
                 device=device, **kwargs,
             )  # fmt: skip
+        check_levels(td)
         self = object.__new__(cls)
         device = td.device if device is None else device
         store = Server(Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs))
@@ -266,15 +266,18 @@ class TensorDictStore(PersistentTensorDict):
     @classmethod
     def _zeros(cls, entries: Mapping[Any, tuple[torch.Size, torch.dtype]], size: torch.Size, **kwargs: Any) -> Any:
         """A container of zeros, which the server makes itself; see `from_schema`."""
-        self = cls(batch_size=size, **kwargs)
-        with self._store.together():
+        self = object.__new__(cls)
+        device = kwargs.pop("device", None)
+        store = Server(Address.of(**kwargs))
+        with store.together():
+            self._adopt(store, size, device)
             for path, (shape, dtype) in entries.items():
                 *outer, name = path
-                group = self._store.root
+                group = store.root
                 for part in outer:
                     group = group.child(part, size)
                 key = tuple(path)
-                stored_entries.check_leaf(self._store, torch.empty((), dtype=dtype), key)
+                stored_entries.check_leaf(store, torch.empty((), dtype=dtype), key)
                 group.put(name, group.new_array(key, (*size, *shape), dtype, {}))
         return self
 

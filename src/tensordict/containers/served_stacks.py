@@ -19,7 +19,7 @@ from tensordict.core.devices import as_device
 from tensordict.core.errors import StackError
 from tensordict.core.indexing import leaf_index
 from tensordict.core.shapes import as_new_dim, as_size
-from tensordict.io.specification import class_name, class_named, is_typed
+from tensordict.io.specification import check_levels, class_name, class_named, is_typed
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.entries import noted_class
 from tensordict.io.stores.redis_stacks import ElementGroup, StackServer
@@ -270,8 +270,11 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
                 f"not {count} of {list(size)} along dim {dim}; from_store opens it as it is"
             )
         target = None if device is None else as_device(device)
-        with store.together():
-            store.begin(store.device if device is None else target)
+        if store.is_new:
+            with store.together():
+                store.begin(target)
+        elif target is not None:
+            store.set_header("__device__", str(target).encode())
         self._adopt(store, target)
 
     def _adopt(self, store: StackServer, device: Any) -> None:
@@ -377,6 +380,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         members = lazy_td._members() if isinstance(lazy_td, Contract) else None
         if not members:
             raise TypeError(f"a lazy stack of at least one member is needed, got {type(lazy_td).__name__}")
+        check_levels(lazy_td)
         stack: Any = lazy_td._wrapped_container()
         target = stack._device if device is None else as_device(device)
         address = Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs)

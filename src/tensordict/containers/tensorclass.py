@@ -339,16 +339,15 @@ def _field(cls: type[TensorClass], name: str) -> property:
     stores_tensors = cls._stores_tensors
 
     def read(self: Any) -> Any:
-        try:
-            value = self._tensordict._entries[name]
-        except KeyError:
-            return None
+        value = self._tensordict._entries.get(name)
         # As `unwrap`, without its calls: 90 of 200 ns.
         kind = type(value)
         if kind is Tensor:
             return value
         if kind is NonTensorData:
             return value._value
+        if value is None:
+            return None
         return value._unwrapped() if getattr(kind, "_is_non_tensor", False) else value
 
     def write(self: Any, value: Any) -> None:

@@ -276,14 +276,13 @@ def _entry(name: str, kind: object, default: object) -> property:
     value_of_missing = default if has_default else None
 
     def read(self: Any) -> Any:
-        try:
-            value = self._tensordict._entries[name]
-        except KeyError:
-            if not has_default:
-                raise AttributeError(name) from None  # `__getattr__` says what is missing
-            return value_of_missing
+        value = self._tensordict._entries.get(name)
         if type(value) is Tensor:
             return value
+        if value is None:
+            if not has_default:
+                raise AttributeError(name)  # `__getattr__` says what is missing
+            return value_of_missing
         if nested is not None and is_node(value) and not isinstance(value, nested):
             return nested._wrapping(container_of(value))
         return unwrap(value)

@@ -62,7 +62,14 @@ class _Through(EntryStore, MutableMapping[str, Any]):
         self.source, self.op, self._back = state["source"], view._entries.op, None
 
     def __getitem__(self, name: str) -> Any:
-        return self.shown((name,), self.source._entries[name])
+        value = self.get(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.source._entries.get(name)
+        return default if value is None else self.shown((name,), value)
 
     def __setitem__(self, name: str, value: Any) -> None:
         entries = self.source._entries

@@ -38,6 +38,7 @@ from tensordict.core import ragged, registry
 from tensordict.core.equality import same_value
 from tensordict.core.errors import DuplicateKeyError, UnsupportedEntryError
 from tensordict.core.extras import require
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
@@ -301,7 +302,7 @@ class Reader:
             values = [fill[_shown(place)] if value is None else value for value in values]
         if note.get("values") == "json":
             try:
-                values = [restored(json.loads(value)) for value in values]
+                values = [restored(parse_json(value)) for value in values]
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"column {_shown(place)!r}: a value is not the JSON that was written: {error}"

@@ -19,6 +19,7 @@ from torch import Tensor
 from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import DuplicateKeyError, SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.specification import (
@@ -158,7 +159,7 @@ class TableStructure:
         if text is None:
             return None
         try:
-            form = json.loads(text)
+            form = parse_json(text)
             if form["version"] != _VERSION:
                 return None
             return TableStructure(_by_path(form["nodes"]), _by_path(form["columns"]))

@@ -18,6 +18,7 @@ from tensordict.convert.sources import SourceFile
 from tensordict.convert.text_tables import TextTables
 from tensordict.core import registry
 from tensordict.core.extras import require
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
 from tensordict.io.values import restored
 from tensordict.memory.mapped import PathLike
@@ -241,11 +242,9 @@ def _parsed(line: bytes, shown: str, row: int) -> dict[str, Any]:
 
 def _loads(content: bytes, where: str) -> Any:
     try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
+        return parse_json(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: the byte {content[error.start : error.start + 1]!r} is no UTF-8") from None
-    except RecursionError:
-        raise ValueError(f"{where}: nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -256,14 +255,6 @@ def _is_utf8(text: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"two columns are called {next(name for name in names if names.count(name) > 1)!r}")
-    return made
 
 
 def _lines_of(content: bytes) -> bytes | None:

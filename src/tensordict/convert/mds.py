@@ -21,6 +21,7 @@ from tensordict.core import ragged, registry
 from tensordict.core.contract import is_node
 from tensordict.core.errors import SaveError, StackError, UnsupportedEntryError
 from tensordict.core.extras import require
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io.progress import progress_bar
 from tensordict.io.remote import is_url
@@ -173,7 +174,7 @@ def _checked_index(folder: str) -> dict[str, Any]:
     with open(path, "rb") as file:
         content = file.read()
     try:
-        index: dict[str, Any] = json.loads(content)
+        index: dict[str, Any] = parse_json(content)
         for shard in index["shards"]:
             if shard["format"] != "mds":
                 raise SaveError(f"{path!r}: a shard is of the format {shard['format']!r}, and this reads 'mds'")

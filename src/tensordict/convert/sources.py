@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tensordict.io.credentials import as_url, full_url
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.remote_saves import Access, RemoteSave
 from tensordict.memory.mapped import PathLike
@@ -54,9 +55,10 @@ def files_of(path: PathLike, access: Access) -> list[SourceFile]:
         FileNotFoundError: there are none.
         SaveError: the pattern is a URL of HTTP, which lists nothing.
     """
-    place = os.fspath(path)
+    place = as_url(path)
     if is_url(place):
-        names = _matching(place, access) if any(sign in place for sign in "*[") else [place]
+        full = full_url(place)
+        names = _matching(full, access) if any(sign in full for sign in "*[") else [place]
     else:
         place = without_scheme(place)
         # A file may be called so, too.
@@ -65,7 +67,7 @@ def files_of(path: PathLike, access: Access) -> list[SourceFile]:
         if literal and not os.path.lexists(place):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
     if not names:
-        raise FileNotFoundError(errno.ENOENT, "no file matches this pattern", place)
+        raise FileNotFoundError(errno.ENOENT, "no file matches this pattern", str(place))
     return [SourceFile(name, access) for name in names]
 
 

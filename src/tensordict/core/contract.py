@@ -596,7 +596,7 @@ class Contract:
                     entries[name] = fn(column)
         except KeyMismatchError:
             raise
-        except KeyError:
+        except KeyError:  # guarded: the error lists the names in all of them
             raise_key_mismatch(mappings, path)
         except (RuntimeError, TypeError) as error:
             raise named_error(error, (*path, name)) from error

@@ -101,6 +101,10 @@ class SaveError(OSError, RuntimeError, ValueError):
     """
 
 
+class ServerFullError(SaveError):
+    """A server has no memory left for what is written, and refuses it; it is still read, and deleting makes room."""
+
+
 class UnsupportedEntryError(SaveError, NotImplementedError):
     """An entry or an option that this version cannot save or load."""
 
@@ -134,6 +138,10 @@ class ModuleError(KeyMismatchError):
 
 class WorkerError(RuntimeError):
     """A worker process ended before its work did."""
+
+
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """A worker process took longer for a chunk than `timeout=` allows, and was ended."""
 
 
 class OptionError(ValueError, RuntimeError):

@@ -78,6 +78,14 @@ def entry_of(path: Path) -> str:
     return f"entry {joined(path)!r}: " if path else ""
 
 
+def entries_of(paths: Sequence[Path]) -> str:
+    """Begin an error about several entries: the first three are named, and the others counted."""
+    if len(paths) < 2:
+        return entry_of(paths[0]) if paths else ""
+    names, others = [f"{joined(path)!r}" for path in paths[:3]], len(paths) - 3
+    return f"entries {', '.join(names)}{f' and {others} more' if others > 0 else ''}: "
+
+
 def canonical(key: object) -> Key:
     """As :func:`unravel_key`, for a key that has to be one: anything else is a `TypeError`."""
     return joined(path_of(key))
@@ -130,3 +138,13 @@ def unravel_key_list(keys: Iterable[Any]) -> list[Key]:
     if isinstance(keys, str) or not isinstance(keys, (Sequence, set, frozenset, Iterable)):
         raise TypeError(f"expected a list of keys, got {keys!r} of type {type(keys).__name__}")
     return [unravel_key(key) for key in keys]
+
+
+def find_doubled(names: Iterable[str]) -> str | None:
+    """Find the first name that has been there before; `None` when there is none. The time is linear."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

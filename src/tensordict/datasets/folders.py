@@ -22,7 +22,7 @@ IsOurs = Callable[[str], bool]
 
 
 @contextlib.contextmanager
-def opened(root: str, name: str, flags: int = system.DIRECTORY) -> Iterator[int]:
+def open_item(root: str, name: str, flags: int = system.DIRECTORY) -> Iterator[int]:
     """Open a folder (or, with other flags, a file) below the root of a data set.
 
     Args:
@@ -42,7 +42,7 @@ def opened(root: str, name: str, flags: int = system.DIRECTORY) -> Iterator[int]
 
 
 def open_below(root: str, name: str, flags: int) -> int:
-    """Return a descriptor of a file or folder below a root; the caller closes it. See `opened`."""
+    """Return a descriptor of a file or folder below a root; the caller closes it. See `open_item`."""
     refuse_links(root, name)
     parts = name.split("/")
     if not _HAS_DESCRIPTORS:
@@ -91,7 +91,7 @@ def list_folder(root: str, name: str) -> dict[str, str]:
         if not _HAS_DESCRIPTORS:
             with os.scandir(f"{root}/{name}") as found:
                 return _kinds(found)
-        with opened(root, name) as fd, os.scandir(fd) as found:
+        with open_item(root, name) as fd, os.scandir(fd) as found:
             return _kinds(found)
     except (FileNotFoundError, NotADirectoryError, SaveError):
         return {}
@@ -122,7 +122,7 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
     Raises:
         OSError: something cannot be removed.
     """
-    with opened(root, folder) as parent:
+    with open_item(root, folder) as parent:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
         if stat.S_ISREG(mode):
             if name.endswith(_GONE):

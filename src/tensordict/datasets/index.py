@@ -1,4 +1,4 @@
-"""Where the rows of a data set are: the manifests of all writers together.
+"""The index of a data set: the manifests of all writers together tell in which shard each row is.
 
 A line that was merged into another shard is read from there. A merged shard says itself which lines it stands for, and
 how many rows each of them has, so damage to one manifest leaves the rows of all others readable. Where the manifest of
@@ -49,7 +49,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """Where the rows of a line are.
+    """The place of the rows of a line.
 
     Args:
         shard: the shard that has them.
@@ -75,7 +75,7 @@ class Manifests:
     def __init__(self, place: Location) -> None:
         self.place = place
         self.manifests: dict[str, Manifest] = {}
-        # The merged shards; those of them that cannot be read; and which of them has a line of a writer.
+        # The merged shards by path, the paths that were given up, and the place of each line that was merged.
         self._merged: dict[str, Line] = {}
         self._given_up: set[str] = set()
         self._moved: dict[tuple[str, int], RowPlace] = {}
@@ -137,7 +137,7 @@ class Manifests:
     def _search(self, writer: str, is_missing: bool) -> None:
         """Find the shards of a writer that no line lists, as the manifest is damaged or missing."""
         unlisted = []
-        for name in self.unlisted(writer):
+        for name in self.list_unlisted(writer):
             try:
                 label = self.place.label(name)
             except OSError:
@@ -152,7 +152,7 @@ class Manifests:
         if is_missing and (unlisted or any(path.startswith(f"{SHARDS}/{writer}/") for path in self._merged)):
             self._missing.add(writer)
 
-    def unlisted(self, writer: str) -> list[str]:
+    def list_unlisted(self, writer: str) -> list[str]:
         """Return the complete shards in the folder of a writer that its manifest does not list."""
         manifest = self.manifests.get(writer)
         listed = manifest.paths if manifest is not None else set()
@@ -160,13 +160,13 @@ class Manifests:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with manifests, one line each."""
+        """The damage to manifests, one line each."""
         damaged = {writer: m.problem for writer, m in self.manifests.copy().items() if m.problem}
         missing = {writer: f"the manifest of the writer {writer!r} is missing" for writer in self._missing}
-        found = [problem + self._name_unlisted(writer) for writer, problem in sorted((missing | damaged).items())]
+        found = [problem + self._tell_unlisted(writer) for writer, problem in sorted((missing | damaged).items())]
         return found + list(self._problems.values())
 
-    def _name_unlisted(self, writer: str) -> str:
+    def _tell_unlisted(self, writer: str) -> str:
         unlisted = self._unlisted.get(writer)
         if not unlisted:
             return ""
@@ -223,7 +223,7 @@ class Manifests:
                 offset += rows
 
     def give_up(self, path: str) -> bool:
-        """Read the lines of a merged shard from elsewhere from now on, as it is missing.
+        """Read the lines of a missing merged shard from elsewhere.
 
         Returns:
             whether all of them are elsewhere; when not, nothing has changed.
@@ -255,7 +255,7 @@ class Manifests:
         manifest = self.manifests.get(writer)
         return manifest.lines[number] if manifest is not None and number < len(manifest.lines) else None
 
-    def superseded(self) -> Iterator[tuple[Line, set[Line]]]:
+    def list_superseded(self) -> Iterator[tuple[Line, set[Line]]]:
         """Yield each shard whose rows are all read from other shards, with these."""
         for manifest in self.manifests.values():
             for number, line in enumerate(manifest.lines):
@@ -302,7 +302,7 @@ class Manifests:
         return found
 
     def add_parts(self, found: list[Stretch], writer: str, start: int, stop: int) -> None:
-        """Add the parts of some lines of a writer behind others; lines that are lost have none."""
+        """Append the parts of some lines of a writer to a list; lost lines have no parts."""
         manifest = self.manifests.get(writer)
         lines = manifest.lines if manifest is not None else []
         lost = self._lost.get(writer, [])

@@ -32,7 +32,7 @@ GROUP_LABEL = LABEL.removeprefix("_")
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a shard says of itself.
+    """The name of a shard, as it stands in the shard.
 
     Args:
         writer: the id of its writer.
@@ -57,7 +57,7 @@ class Label:
 
 
 def parse_label(value: Any) -> Label | None:
-    """Return the label that a document holds; `None` when the value is no label."""
+    """Return the label that a JSON value describes; `None` when it describes none."""
     if type(value) is not list or len(value) not in (2, 4):
         return None
     writer, name = value[:2]
@@ -133,7 +133,7 @@ def check_label(label: Label | None, path: str, shown: str) -> None:
     """Refuse a shard that says it is another one.
 
     Args:
-        label: the one that stands in the shard.
+        label: read from the shard.
         path: where the shard is, in the data set.
         shown: its path or URL, for the error.
 

@@ -53,12 +53,12 @@ def new_id() -> str:
 
 
 def is_id(name: str) -> bool:
-    """Whether a name can be the id of a writer."""
+    """Return True for names that a writer can have."""
     return bool(_ID.fullmatch(name))
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether a name can be the name of a shard in the folder of its writer."""
+    """Return True for names that a shard can have in the folder of its writer."""
     return bool(_NAME.fullmatch(name))
 
 

@@ -1,4 +1,4 @@
-"""Where a data set is: a folder on this machine, or a URL. This module has all that differs between the two.
+"""The place of a data set: a folder on this machine, or a URL. This module has all that differs between the two.
 
 A writer appends to a file in a folder, and the system locks it. A URL takes whole objects only, so each record of a
 manifest is an object of its own, put under the condition that there is none of its name (`If-None-Match` and its
@@ -30,7 +30,7 @@ from tensordict.datasets.folders import (
     IsOurs,
     list_folder,
     open_below,
-    opened,
+    open_item,
     refuse_links,
     remove_empty_folder,
     remove_item,
@@ -46,7 +46,7 @@ from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.remote import IN_FLIGHT, Remote, is_url
 from tensordict.io.remote_rows import open_rows
 from tensordict.io.remote_saves import Access
-from tensordict.io.source import PrivateSave, Save
+from tensordict.io.source import PrivateSave
 from tensordict.io.specification import DICT
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
@@ -106,7 +106,7 @@ class Log(ABC):
 
 
 class Location(ABC):
-    """Where a data set is; `name`s are paths in it, with slashes.
+    """The place of a data set. A `name` is a path in it, with slashes.
 
     Attributes:
         root: the absolute path of the folder, or the URL.
@@ -134,7 +134,7 @@ class Location(ABC):
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is a URL."""
+        """True for a URL."""
         return isinstance(self, RemoteLocation)
 
     # --- small files --------------------------------------------------------------------------------------------------
@@ -157,21 +157,21 @@ class Location(ABC):
 
     @abstractmethod
     def is_at_work(self, writer: str) -> bool:
-        """Whether a writer still has its manifest open."""
+        """Return True while a writer has its manifest open."""
 
     # --- the schema ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Return True when a file of this name exists."""
 
     @abstractmethod
     def begun(self) -> bool:
-        """Whether there is anything."""
+        """Return True when anything is there."""
 
     @abstractmethod
     def strangers(self) -> list[str]:
-        """The names of what is no part of a data set."""
+        """Return the names of files and folders that no data set has."""
 
     @abstractmethod
     def rows_of_schema(self) -> Any:
@@ -205,7 +205,7 @@ class Location(ABC):
 
     @abstractmethod
     def has_shard(self, name: str) -> bool:
-        """Whether this unmapped shard still exists."""
+        """Return True while this unmapped shard exists."""
 
     @abstractmethod
     def format_of(self, name: str) -> str:
@@ -271,7 +271,7 @@ class LocalLocation(Location):
         return found
 
     def read(self, name: str, start: int, size: int | None) -> tuple[bytes, int]:
-        with files.naming("read the manifest", self.path(name)), opened(self.root, name, _READ) as fd:
+        with files.naming("read the manifest", self.path(name)), open_item(self.root, name, _READ) as fd:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise SaveError(f"{self.path(name)!r} is not a regular file")
@@ -281,7 +281,10 @@ class LocalLocation(Location):
         return _GrowingLog(self.root, name, head, durable)
 
     def is_at_work(self, writer: str) -> bool:
-        with contextlib.suppress(FileNotFoundError), opened(self.root, _log_name(f"{WRITERS}/{writer}"), _READ) as fd:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open_item(self.root, _log_name(f"{WRITERS}/{writer}"), _READ) as fd,
+        ):
             try:
                 system.lock(fd)
             except BlockingIOError:
@@ -296,7 +299,7 @@ class LocalLocation(Location):
         return bool(_names_in(self.root))
 
     def strangers(self) -> list[str]:
-        # What writers that fix the schema have beside it is hidden.
+        # Writers that fix the schema stage it under hidden names.
         return [name for name in _names_in(self.root) if name not in (SCHEMA, SHARDS, WRITERS) and name[0] not in ".%"]
 
     def rows_of_schema(self) -> Any:
@@ -331,11 +334,10 @@ class LocalLocation(Location):
     def label(self, name: str) -> Label | None:
         path = self.path(name)
         refuse_links(self.root, name)
-        if not os.path.isdir(path):
+        if _format_of(name) == ARCHIVE:
             archive = Archive(path)
             return find_label(lambda inner: archive.read(f"{path}/{inner}"), DOCUMENTS)
-        source = Save(path)
-        return find_label(lambda inner: source.read(f"{path}/{inner}"), GROUPS if is_zarr(name) else DOCUMENTS)
+        return find_label(lambda inner: _read_file(f"{path}/{inner}"), GROUPS if is_zarr(name) else DOCUMENTS)
 
     def has_shard(self, name: str) -> bool:
         return os.path.lexists(self.path(name))
@@ -368,12 +370,12 @@ class LocalLocation(Location):
             return remove_item(self.root, folder, name, is_ours)
 
     def remove_empty(self, writer: str) -> None:
-        with contextlib.suppress(FileNotFoundError), opened(self.root, SHARDS) as fd:
+        with contextlib.suppress(FileNotFoundError), open_item(self.root, SHARDS) as fd:
             remove_empty_folder(fd, writer)
 
     def remove_log(self, name: str) -> None:
         folder, _, log = _log_name(name).rpartition("/")
-        with opened(self.root, folder) as fd:
+        with open_item(self.root, folder) as fd:
             os.unlink(log, dir_fd=fd)
 
     @contextlib.contextmanager
@@ -388,7 +390,7 @@ class LocalLocation(Location):
                 os.utime(lock)
                 yield os.stat(lock).st_mtime
             finally:
-                # While it is still locked: whoever opened it meanwhile sees that it is no longer there.
+                # Remove the file before its lock ends: a process that opened it meanwhile looks for it again.
                 os.unlink(lock)
 
 
@@ -405,7 +407,7 @@ class _GrowingLog(Log):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
             self._fd = open_below(root, _log_name(name), flags)
             if system.HAS_LOCKS:
-                # A file system without locks has none for whoever tidies, either, who then refuses to.
+                # On a file system without locks, `tidy` refuses to work.
                 commit.unless_it_fails(system.lock, self._fd)
             if durable:
                 files.sync_folder(folder)
@@ -453,7 +455,7 @@ def _log_name(name: str) -> str:
 
 
 def _is_empty(folder: str) -> bool:
-    """Whether a folder is missing, or could be removed because nothing was in it."""
+    """Remove an empty folder; return True when there is no folder then."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
     return not os.path.lexists(folder)
@@ -465,6 +467,12 @@ def _shard_of(name: str) -> str:
         return name
     known = _STAGED.fullmatch(name)
     return known["shard"] if known is not None and is_shard_name(known["shard"]) else ""
+
+
+def _read_file(path: str) -> bytes:
+    with files.closing(os.open(path, _READ | system.NOFOLLOW | system.CLOEXEC)) as fd:
+        status = os.fstat(fd)
+        return system.pread(fd, status.st_size, 0) if stat.S_ISREG(status.st_mode) else b""
 
 
 def _names_in(folder: str) -> list[str]:
@@ -494,7 +502,7 @@ def _last_change(path: str) -> float:
 
 
 class RemoteLocation(Location):
-    """What is below a URL."""
+    """A data set below a URL."""
 
     in_flight = IN_FLIGHT
 
@@ -597,7 +605,7 @@ class RemoteLocation(Location):
             yield path
 
     def upload(self, name: str, path: str) -> None:
-        """Upload the files of a shard, the one that completes it last; the same ones when it is tried again."""
+        """Upload the files of a shard, and last the one that completes it. A second try uploads the same files."""
         if not os.path.isdir(path):
             self._remote.put(name, path)
             return
@@ -624,7 +632,7 @@ class RemoteLocation(Location):
         self._remote.delete([file.name for file in self._remote.files(name)])
 
     def put_new(self, name: str, content: bytes) -> None:
-        """Put an object of which there is none, or one of the same content.
+        """Put an object under a name that is free, or has the same content.
 
         Raises:
             SaveError: there is another one.
@@ -655,8 +663,12 @@ class RemoteLocation(Location):
 
 
 def is_zarr(name: str) -> bool:
-    """Whether a shard is a Zarr group, as its name says."""
-    return SUFFIXES.get(os.path.splitext(name)[1]) == "zarr"
+    """Return True when the name of a shard says that it is a Zarr group."""
+    return _format_of(name) == "zarr"
+
+
+def _format_of(name: str) -> str:
+    return SUFFIXES.get(os.path.splitext(name)[1], "")
 
 
 def _write_file(path: str, content: bytes) -> None:

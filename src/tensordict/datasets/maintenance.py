@@ -1,4 +1,4 @@
-"""What is done to a data set as a whole: merging small shards, tidying up, checking, describing, converting."""
+"""Work on a data set as a whole: merging small shards, tidying up, checking, describing, converting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tensordict.datasets.manifest import ManifestWriter, list_manifests, merged_
 from tensordict.datasets.records import to_file
 from tensordict.datasets.schema import Field, Schema
 from tensordict.datasets.shards import Buffers, Shard, new_shard, row_nbytes
-from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, names_of, unlisted_shards
+from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, names_of
 from tensordict.datasets.writer import DatasetWriter, find_schema, schema_there, shard_options
 from tensordict.io.formats import ABOVE, DATASET, Above
 from tensordict.io.progress import Progress, progress_bar, quiet
@@ -36,7 +36,7 @@ from tensordict.io.verify import Report
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 
-# The bytes that a shard should have at least, and those that are copied at once.
+# A shard should have at least so many bytes; so many are copied at once.
 _ENOUGH, _STEP = 128 << 20, 16 << 20
 # How long a writer may take between a shard and its line, in seconds.
 _MOMENT = 1.0
@@ -190,7 +190,7 @@ def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress | Non
 
 
 def _merge_manifests(place: RemoteLocation, index: Manifests) -> None:
-    """Put all lines of each manifest into one object, and delete those that it was made of."""
+    """Put all lines of each manifest into one object, and delete the objects that had them."""
     for writer, found in list_manifests(place).items():
         manifest = index.manifests.get(writer)
         if manifest is None or manifest.problem or len(found) < 2:
@@ -320,12 +320,12 @@ def _verify(report: Report, num_threads: int, progress: Progress | None, access:
     assert schema is not None
     report.problems += [problem] if problem else []
     index = _read_index(place, schema)
-    if unlisted_shards(place, index):
+    if list_unlisted_shards(place, index):
         # A writer at a URL may be about to add the line.
         time.sleep(_MOMENT)
         index = _read_index(place, schema)
     report.problems += index.problems
-    for name in unlisted_shards(place, index):
+    for name in list_unlisted_shards(place, index):
         report.problems.append(
             f"the shard {name!r} is complete, and no manifest lists it: its writer was killed before it counted, or "
             "its line was lost"

@@ -24,6 +24,7 @@ from tensordict.io.directory import FolderOptions, GrowingFolder, plan_save
 from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES
 from tensordict.io.remote_saves import naming_url
 from tensordict.io.stores.backends import backend_of
+from tensordict.memory import files
 
 # What a value that is no tensor is taken to need, in bytes.
 _VALUE = 64
@@ -122,8 +123,7 @@ class FolderShard(Shard):
     def __init__(self, schema: Schema, capacity: int, place: Location, name: str, label: Label, how: ShardOptions):
         super().__init__(schema, capacity)
         self._name, self._path, self._label = name, place.path(name), label
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        refuse_links(place.root, os.path.dirname(name))
+        make_shard_folder(place, name, how.durable)
         self._folder = GrowingFolder(self._path, schema.sample(1), frozenset(self._dense), folder_options(how, label))
         self._row_nbytes = row_nbytes(schema)
 
@@ -175,8 +175,7 @@ class MemoryShard(Shard):
         place = self._place
         if not isinstance(place, RemoteLocation):
             path = place.path(self._name)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            refuse_links(place.root, os.path.dirname(self._name))
+            make_shard_folder(place, self._name, self._options.durable)
             self._save_at(path, self._options.durable)
             return make_line(self._name, self.count, path, self._label)
         if self._staged is None:
@@ -222,6 +221,16 @@ def new_shard(
     if options.format == DIRECTORY and not place.is_remote:
         return FolderShard(schema, capacity, place, name, label, options)
     return MemoryShard(schema, capacity, place, name, label, options, buffers)
+
+
+def make_shard_folder(place: Location, name: str, durable: bool) -> None:
+    """Make the folder of a writer for a shard; `durable` has the names of all folders on the way reach the disk."""
+    folder = os.path.dirname(place.path(name))
+    os.makedirs(folder, exist_ok=True)
+    refuse_links(place.root, os.path.dirname(name))
+    if durable:
+        for around in (os.path.dirname(folder), place.root, os.path.dirname(place.root)):
+            files.sync_folder(around)
 
 
 def make_line(name: str, rows: int, path: str, label: Label) -> Line:

@@ -31,7 +31,7 @@ _OF_ZARR = re.compile(rf"([^/]+/)*({re.escape(GROUP)}|c|c/([0-9]+/)*[0-9]*)|([^/
 
 
 class Sweep(NamedTuple):
-    """What a sweep did.
+    """The result of a sweep.
 
     Args:
         removed: the paths that were removed.
@@ -61,7 +61,7 @@ class Sweeper:
     def remove_superseded(self) -> None:
         """Remove the shards whose rows are all read from verified merged ones."""
         items = {item.path: item for writer in self._place.writers() for item in self._place.items(writer)}
-        for line, places in list(self._index.superseded()):
+        for line, places in list(self._index.list_superseded()):
             # Its removal may have been cut off.
             folder, _, name = line.path.rpartition("/")
             for path in (line.path, f"{folder}/.{name}.gone"):
@@ -133,7 +133,7 @@ class Sweeper:
         return f"nothing is removed while a manifest is damaged or missing: {problems[0]}" if problems else ""
 
     def _problem_of(self, line: Line) -> str:
-        """Why a merged shard cannot stand in the place of others; nothing when it can."""
+        """Say why a merged shard cannot replace others; nothing when it can."""
         if line.path not in self._sound:
             found = check_shard(self._place, line)[1]
             self._sound[line.path] = f"{line.path!r} is in its place, and is broken: {found[0]}" if found else ""
@@ -148,7 +148,7 @@ def known_files(schema: Schema) -> IsOurs:
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
     def is_ours(name: str) -> bool:
-        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name)) is not None
+        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name.rstrip("/"))) is not None
 
     return is_ours
 
@@ -197,11 +197,11 @@ def names_of(place: Location, paths: Iterable[str]) -> set[str]:
     return found
 
 
-def unlisted_shards(place: Location, index: Manifests) -> list[str]:
+def list_unlisted_shards(place: Location, index: Manifests) -> list[str]:
     """Return the complete shards of writers with a sound manifest that no line lists, except those being written."""
     found = []
     for writer in place.writers():
         manifest = index.manifests.get(writer)
         if manifest is not None and not manifest.problem and not place.is_at_work(writer):
-            found += index.unlisted(writer)
+            found += index.list_unlisted(writer)
     return found

@@ -113,7 +113,7 @@ def save(
     **options: Unpack[_FileOptions],
 ) -> Future[_Container]: ...
 def save(
-    data: object,
+    data: Any,
     prefix: PathLike | None = None,
     copy_existing: bool = False,
     *,
@@ -130,7 +130,15 @@ def save(
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> Any:
-    """Save a container to a folder; the same as :func:`memmap`.
+    """Save a container in the format that the suffix of the path stands for; see :meth:`TensorDict.save`.
+
+    Args:
+        data: the container.
+        prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, archive, compression,
+            allow_pickle, durable, checksum, progress, overwrite, storage_options: as in the method.
+
+    Returns:
+        what the method gives: for a folder the container over it.
 
     Example:
         >>> import tempfile
@@ -142,8 +150,7 @@ def save(
         >>> again["a"]
         MemoryMappedTensor([1., 1.])
     """
-    return memmap(  # type: ignore[call-overload, misc]
-        data,
+    return data.save(
         prefix,
         copy_existing,
         num_threads=num_threads,
@@ -230,10 +237,10 @@ def load(
     """Load a container that was saved, in any format; see :meth:`TensorDict.load`.
 
     Args:
-        prefix: the folder or the file, or its URL.
+        prefix: the folder or the file, or its URL; of tables a pattern, too.
         device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress,
             storage_options, cache_dir: as in :func:`load_memmap`; `out`, `subpath` and `keys` are for folders and
-            archives, `mode` for HDF5 files too.
+            archives, `mode` for HDF5 files and Zarr groups, too.
 
     Example:
         >>> import tempfile

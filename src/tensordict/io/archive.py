@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pathlib
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.io import reopening, zipping
 from tensordict.io.archive_reader import Archive
 from tensordict.io.archive_writer import Part, part, write_compressed, write_stored
@@ -165,8 +165,8 @@ def _inside(path: str) -> Collection[str]:
     """The names in a zip file that is no archive of tensors."""
     archive = Archive(path)
     try:
-        ours = META in archive.entries and is_meta(json.loads(archive.read(f"{archive.path}/{META}")))
-    except (ValueError, RecursionError):
+        ours = META in archive.entries and is_meta(parse_json(archive.read(f"{archive.path}/{META}")))
+    except ValueError:
         ours = False
     return () if ours else archive.entries
 

@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -160,11 +160,10 @@ class Archive:
 
     def _inflate(self, entry: Entry) -> bytearray:
         self._allot(entry)
-        content = bytearray(entry.size)
-        done = 0
+        # It grows with what is unpacked: `bytearray(entry.size)` would take all that an entry claims at once.
+        content = bytearray()
         for piece in self.pieces(entry):
-            content[done : done + len(piece)] = piece
-            done += len(piece)
+            content += piece
         return content
 
     def pieces(self, entry: Entry) -> Iterable[Any]:
@@ -211,30 +210,26 @@ class Archive:
     def _unpacked(self, entry: Entry) -> Iterable[bytes]:
         packed = memoryview(self.data)[entry.start : entry.start + entry.stored]
         start = 0
-        content: Any = b""
         try:
             unpacker = self._unpacker(entry, packed)
             while not unpacker.eof:
-                if not content and getattr(unpacker, "needs_input", True):
-                    content = packed[start : start + _STEP]
-                    start += len(content)
-                    if not content:
-                        raise self._bad("its compressed content is cut off", entry)
+                content = packed[start : start + _STEP] if unpacker.needs_input else b""
+                if unpacker.needs_input and not content:
+                    raise self._bad("its compressed content is cut off", entry)
+                start += len(content)
                 piece = unpacker.decompress(content, _STEP)
-                # zlib hands back what it has not looked at; the others keep it.
-                content = getattr(unpacker, "unconsumed_tail", b"")
                 if piece:
                     yield piece
         except (zlib.error, OSError, EOFError, lzma.LZMAError, ValueError) as error:
             if isinstance(error, SaveError):
                 raise
             raise self._bad(f"its compressed content is broken ({error})", entry) from error
-        if unpacker.unused_data or start < len(packed) or content:
+        if unpacker.unused_data or start < len(packed):
             raise self._bad("there is more behind its compressed content", entry)
 
-    def _unpacker(self, entry: Entry, packed: memoryview) -> Any:
+    def _unpacker(self, entry: Entry, packed: memoryview) -> _Unpacker:
         if entry.method == DEFLATE:
-            return zlib.decompressobj(-zlib.MAX_WBITS)
+            return _DeflateDecompressor()
         if entry.method == BZIP2:
             return bz2.BZ2Decompressor()
         if entry.method == LZMA:
@@ -268,6 +263,52 @@ class Archive:
 
     def _bad(self, what: str, entry: Entry) -> SaveError:
         return SaveError(f"entry {entry.name!r}: the archive {self.path!r} is broken: {what}")
+
+
+class _Unpacker(Protocol):
+    """A decompressor with the interface of `bz2.BZ2Decompressor`, which keeps the input that it has not used yet."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the end of the stream was reached."""
+        ...
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether `decompress` can give nothing more without more input."""
+        ...
+
+    @property
+    def unused_data(self) -> bytes:
+        """The input behind the end of the stream."""
+        ...
+
+    def decompress(self, data: Any, max_length: int, /) -> bytes:
+        """Take more input, which is empty unless `needs_input`, and give at most `max_length` bytes of output."""
+        ...
+
+
+class _DeflateDecompressor:
+    """The decompressor of one deflated entry."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(-zlib.MAX_WBITS)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, content: Any, max_length: int) -> bytes:
+        piece = self._inner.decompress(content or self._inner.unconsumed_tail, max_length)
+        # zlib can have taken all of the input and still hold output of it: only output that leaves room in
+        # `max_length` says that there is no more.
+        self.needs_input = len(piece) < max_length
+        return piece
 
 
 class _LzmaDecompressor:

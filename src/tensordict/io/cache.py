@@ -1,9 +1,12 @@
-"""What was fetched from URLs, on this machine: files as long as those behind the URLs, which have the bytes asked for.
+"""Local copies of what was fetched from URLs: files as long as those behind the URLs, which have the bytes asked for.
 
-A file in a cache is called by a hash of its URL, its size and its tag, so that another content is another file. Beside
-it stands which ranges of it are there, each with a checksum, which is compared before the range is used: what has been
-damaged is fetched again. Many processes may use one cache: who fetches a file holds a lock on it, and who waited finds
-the bytes there. What has been mapped stays so when it is evicted, as a file that is deleted does.
+The name of a file in a cache is a hash of its URL, its size and its tag, so that another content is another file. A
+note beside the file lists the ranges that are there, each with a checksum, which is compared before the range is used:
+a damaged range is fetched again. Checksums find damage, not forgery: the folder is closed to other users, as whoever
+can write to it can change a range together with its checksum.
+
+Many processes may use one cache: a process that fetches holds the lock on the file, and those that waited find the
+bytes there. Evicting a file deletes it, and what was mapped of it stays mapped.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 import zlib
@@ -22,7 +27,7 @@ from functools import partial
 from tensordict.core.errors import SaveError
 from tensordict.core.locks import Lock
 from tensordict.core.logs import logger
-from tensordict.io import commit
+from tensordict.io.private_folder import PrivateFolder
 from tensordict.io.progress import transferring
 from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile
 from tensordict.memory import files, system
@@ -37,6 +42,8 @@ _CHECKED = 4 << 20
 _PATIENCE = 3600.0
 # How much a cache keeps unless it is told otherwise.
 _MAX_BYTES = 16 << 30
+# The names of the files of a cache; a cache removes no others.
+_DATA = re.compile(r"([0-9a-f]{40})\.data")
 
 Range = tuple[int, int]
 
@@ -49,7 +56,8 @@ class RemoteCache:
     """A folder that keeps what was fetched from URLs, for the argument `cache_dir` of `load` and the others.
 
     Args:
-        path: the folder, made when it is needed. Any number of processes may use it at once.
+        path: the folder. Any number of processes of one user may use it at once. It must belong to that user and be
+            closed to others (mode 0700), and no link to it is followed; a folder that is missing is made so.
         max_bytes: what it keeps at most on the disk, once a load is done: the files that have not been used for longest
             are deleted first. 16 GiB unless the environment variable `TENSORDICT_CACHE_BYTES` says otherwise.
 
@@ -69,6 +77,7 @@ class RemoteCache:
 
     def __init__(self, path: PathLike, max_bytes: int | None = None) -> None:
         self.path = os.path.abspath(os.fspath(path))
+        self.folder = PrivateFolder(self.path)
         self.max_bytes = int(os.environ.get("TENSORDICT_CACHE_BYTES", _MAX_BYTES)) if max_bytes is None else max_bytes
         if self.max_bytes < 0:
             raise ValueError(f"max_bytes is the size of a cache in bytes, got {self.max_bytes}")
@@ -82,34 +91,34 @@ class RemoteCache:
         return sum(taken for _, taken, _ in self._files())
 
     def _files(self) -> list[tuple[float, int, str]]:
-        """When each file was last used, how much it takes, and its path without a suffix."""
+        """When each file was last used, how much it takes, and its key."""
         found: list[tuple[float, int, str]] = []
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            for entry in entries:
-                if entry.name.endswith(".data"):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat()
-                        taken = status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size
-                        found.append((status.st_atime_ns / 1e9, taken, entry.path.removesuffix(".data")))
+        for name in self.folder.names():
+            if key := _DATA.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = self.folder.status(name)
+                    taken = status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((status.st_atime_ns / 1e9, taken, key[1]))
         return sorted(found)
 
     def evict(self) -> None:
-        """Delete the files that have not been used for longest, until the others fit; those in use are left."""
+        """Delete the files that have not been used for longest, until the others fit; those in use are left.
+
+        Raises:
+            SaveError: the folder is open to other users, or is a link.
+        """
         found = self._files()
         total = sum(taken for _, taken, _ in found)
-        for _, taken, path in found:
+        for _, taken, key in found:
             if total <= self.max_bytes:
                 return
-            # Who holds the lock is about to use it.
-            with contextlib.suppress(SaveError), self.locked(path, 0):
-                for suffix in (".json", ".data"):
-                    commit.unless_it_fails(os.unlink, path + suffix)
+            # A process that holds the lock is about to use the file, and a file that is refused is left to the user.
+            with contextlib.suppress(SaveError, FileNotFoundError), self.folder.locked(f"{key}.data", 0, 0):
+                with contextlib.suppress(FileNotFoundError):
+                    self.folder.unlink(f"{key}.json")
+                self.folder.unlink(f"{key}.data")
                 total -= taken
-
-    def locked(self, path: str, patience: float = _PATIENCE) -> contextlib.AbstractContextManager[bool]:
-        """Hold the lock on a file of the cache: one of 256, by the first two digits of its name."""
-        lock = f"{self.path}/{os.path.basename(path)[:2]}.lock"
-        return commit.locked(lock, f"{path}, in the cache", os.O_RDWR | os.O_CREAT, patience)
 
 
 class LocalCopies:
@@ -118,8 +127,9 @@ class LocalCopies:
     def __init__(self, cache: RemoteCache | None) -> None:
         self.cache = cache
         self.path = tempfile.mkdtemp(prefix="tensordict-remote-") if cache is None else cache.path
+        self.folder = PrivateFolder(self.path)
         self._pid = os.getpid()
-        os.makedirs(self.path, exist_ok=True)
+        self.folder.create()
 
     def file(self, remote: Remote, file: RemoteFile, check: bool = True) -> CachedFile:
         """The local copy of a file, of which nothing need be there yet; arguments as for `CachedFile`."""
@@ -153,8 +163,8 @@ class CachedFile:
         self.remote, self.file, self._place = remote, file, place
         self.url = remote.url_of(file.name)
         key = hashlib.sha256(f"{self.url}\n{file.size}\n{file.tag}".encode()).hexdigest()[:40]
-        self._base = f"{place.path}/{key}"
-        self.path = f"{self._base}.data"
+        self._data, self._note = f"{key}.data", f"{key}.json"
+        self.path = f"{place.path}/{self._data}"
         # What is known to be there, and right.
         self._have: list[Range] = []
         self.fd = -1
@@ -175,8 +185,8 @@ class CachedFile:
 
     def hold(self) -> int:
         """The descriptor of the copy, from now on until `close`."""
-        with self._lock.held, self._locked(), self._naming():
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | system.CLOEXEC, 0o666)
+        with self._lock.held, self._naming(), self._locked():
+            self.fd = self._place.folder.open(self._data, os.O_RDWR | os.O_CREAT)
             if os.fstat(self.fd).st_size != self.file.size:
                 os.ftruncate(self.fd, self.file.size)
             if self._place.cache is not None:
@@ -224,8 +234,9 @@ class CachedFile:
                     self._keep([*kept, *fetched])
 
     def _locked(self) -> contextlib.AbstractContextManager[object]:
-        cache = self._place.cache
-        return contextlib.nullcontext() if cache is None else cache.locked(self._base)
+        if self._place.cache is None:
+            return contextlib.nullcontext()
+        return self._place.folder.locked(self._data, os.O_CREAT, _PATIENCE)
 
     def _fetch(self, missing: Iterable[Range]) -> list[tuple[int, int, int]]:
         pieces = [(at, min(at + _PIECE, stop)) for start, stop in missing for at in range(start, stop, _PIECE)]
@@ -261,30 +272,40 @@ class CachedFile:
             kept.append((start, stop, crc))
         # The time of its last use, by which it is evicted.
         status = os.fstat(self.fd)
-        os.utime(self.path, ns=(time.time_ns(), status.st_mtime_ns))
+        os.utime(self.fd if os.utime in os.supports_fd else self.path, ns=(time.time_ns(), status.st_mtime_ns))
         return kept
 
     def _keep(self, ranges: list[tuple[int, int, int]]) -> None:
         if self._place.cache is None or not self._is_there():
             return
-        note = {"url": self.url, "size": self.file.size, "tag": self.file.tag, "ranges": sorted(ranges)}
-        files.write_file(f"{self._base}.json", json.dumps(note).encode())
+        note = {**self._identity(), "ranges": sorted(ranges)}
+        with self._naming():
+            self._place.folder.write(self._note, json.dumps(note).encode())
+
+    def _identity(self) -> dict[str, object]:
+        """What a note says of the file that it is about."""
+        return {"url": self.url, "size": self.file.size, "tag": self.file.tag}
 
     def _is_there(self) -> bool:
         """Whether the file at the path is the one that is open: it may have been evicted, and made again."""
         try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self.fd))
+            return os.path.samestat(self._place.folder.status(self._data), os.fstat(self.fd))
         except FileNotFoundError:
             return False
 
     def _noted(self) -> Iterator[tuple[int, int, int]]:
-        """What is noted beside the file, as far as it can be: anybody may have written there."""
+        """The ranges and checksums in the note beside the file; none of a note that is damaged or of another file."""
         try:
-            with open(f"{self._base}.json", "rb") as file:
-                note = json.load(file)
-        except (FileNotFoundError, ValueError, RecursionError):
+            content = self._place.folder.read(self._note)
+        except FileNotFoundError:
             return
-        ranges = note.get("ranges") if isinstance(note, dict) else None
+        try:
+            note = json.loads(content)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(note, dict) or any(note.get(name) != value for name, value in self._identity().items()):
+            return
+        ranges = note.get("ranges")
         for noted in ranges if isinstance(ranges, list) else ():
             fits = type(noted) is list and len(noted) == 3 and all(type(number) is int for number in noted)
             if fits and 0 <= noted[0] < noted[1] <= self.file.size:

@@ -13,11 +13,15 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.logs import logger
 from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
 from tensordict.io.source import FOLDERS
@@ -34,7 +38,7 @@ _FIXED_FOLDERS = {WRAPPED}
 
 _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 _LONGEST_NAME = 200
 # How long a reader waits for a folder that is being replaced, in seconds.
 _PATIENCE = 2.0
@@ -48,7 +52,15 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: float = 0) -> Iterator[bool]:
+def locked(
+    path: str,
+    shown: str = "",
+    flags: int = system.DIRECTORY,
+    patience: float = 0,
+    *,
+    folder: int | None = None,
+    mode: int = 0o666,
+) -> Iterator[bool]:
     """Hold the lock on a folder or a file; gives `False` on a file system that has no locks (as some of networks).
 
     Args:
@@ -56,6 +68,8 @@ def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: 
         shown: what errors name; `path` when empty.
         flags: what else it is opened with.
         patience: so many seconds to wait for whoever holds it.
+        folder: the descriptor of the folder that `path` is relative to.
+        mode: the permissions of a file that is made.
 
     Raises:
         SaveError: another process or thread holds it.
@@ -64,7 +78,9 @@ def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: 
     if not system.HAS_LOCKS:
         yield False
         return
-    fd, sure = _acquired(path, shown or path, flags, time.monotonic() + patience)
+    opened = partial(_opened, path, shown or path, flags, folder, mode)
+    is_still = partial(_is_still, path, folder)
+    fd, sure = _acquired(opened, is_still, shown or path, time.monotonic() + patience)
     try:
         yield sure
     finally:
@@ -73,14 +89,14 @@ def locked(path: str, shown: str = "", flags: int = system.DIRECTORY, patience: 
         os.close(fd)
 
 
-def _acquired(path: str, shown: str, flags: int, limit: float) -> tuple[int, bool]:
+def _acquired(opened: Callable[[], int], is_still: Callable[[int], bool], shown: str, limit: float) -> tuple[int, bool]:
     """The descriptor of what is locked then, and whether it is; waits until the time `limit`."""
     while True:
-        fd = _opened(path, shown, flags)
+        fd = opened()
         try:
             system.lock(fd)
             # It may have been replaced since it was opened.
-            if _is_still(path, fd):
+            if is_still(fd):
                 return fd, True
         except BlockingIOError:
             if time.monotonic() >= limit:
@@ -95,9 +111,9 @@ def _acquired(path: str, shown: str, flags: int, limit: float) -> tuple[int, boo
         os.close(fd)
 
 
-def _opened(path: str, shown: str, flags: int) -> int:
+def _opened(path: str, shown: str, flags: int, folder: int | None, mode: int) -> int:
     try:
-        return os.open(path, system.CLOEXEC | system.NOFOLLOW | flags, 0o666)
+        return os.open(path, system.CLOEXEC | system.NOFOLLOW | flags, mode, dir_fd=folder)
     except FileNotFoundError:
         if flags & os.O_CREAT:
             # Its folder is missing.
@@ -109,9 +125,9 @@ def _busy(path: str) -> SaveError:
     return SaveError(f"another process or thread is saving to {path!r}: wait until it is done, or save elsewhere")
 
 
-def _is_still(path: str, fd: int) -> bool:
+def _is_still(path: str, folder: int | None, fd: int) -> bool:
     try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+        return os.path.samestat(os.stat(path, dir_fd=folder, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:
         return False
 
@@ -148,12 +164,45 @@ def swap(first: str, second: str) -> None:
 
 
 def _rename_exchange(first: str, second: str) -> None:
+    _rename_by_flags(first, second, _RENAME_EXCHANGE)
+
+
+def _rename_by_flags(first: str, second: str, flags: int) -> None:
     call = getattr(system.libc, "renameat2", None)
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE):
+    if call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), flags):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), second)
+
+
+def move(first: str, second: str) -> None:
+    """Rename a file or a folder, and replace nothing.
+
+    Raises:
+        FileExistsError: something has the second name.
+    """
+    try:
+        _rename_by_flags(first, second, _RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise
+        if os.path.lexists(second):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), second) from None
+        os.rename(first, second)
+
+
+def move_all(names: Iterable[str], source: str, target: str) -> None:
+    """Rename these entries of one folder into another one, or none of them when that fails; nothing is replaced."""
+    done: list[str] = []
+    try:
+        for name in names:
+            move(f"{source}/{name}", f"{target}/{name}")
+            done.append(name)
+    except BaseException:
+        for name in reversed(done):
+            os.rename(f"{target}/{name}", f"{source}/{name}")
+        raise
 
 
 def put_back(real: str) -> None:
@@ -307,8 +356,8 @@ def moves_between(old: str, new: str, inner: str = "") -> tuple[list[str], list[
 def owned(folder: str) -> tuple[Collection[str], Collection[str]]:
     """The names of the files and of the folders in a folder that belong to the save in it."""
     try:
-        meta: Any = json.loads(FOLDERS.read(f"{folder}/{META}"))
-    except (OSError, ValueError, RecursionError):
+        meta: Any = parse_json(FOLDERS.read(f"{folder}/{META}"))
+    except (OSError, ValueError):
         meta = None
     if not is_meta(meta):
         return (), ()
@@ -353,12 +402,24 @@ def clean(real: str, sure: bool) -> None:
     if JOURNAL in names:
         _refuse_unless(sure, real, f"{real}/{JOURNAL}")
         logger.info("removing what a save to %r that was cut off has left in it", real)
-        if META not in names:
-            _remove(f"{real}/{name}" for name in _journal(f"{real}/{JOURNAL}"))
-        os.unlink(f"{real}/{JOURNAL}")
+        recover(real)
     for name in names:
         if TEMPORARY.fullmatch(name):
-            os.unlink(f"{real}/{name}")
+            _remove_temporary(f"{real}/{name}", real, sure)
+
+
+def _remove_temporary(path: str, real: str, sure: bool) -> None:
+    """Remove a file of a save that was cut off, or the folder that such a save made and did not write to."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        _refuse_unless(sure, real, path)
+        if os.listdir(path):
+            raise SaveError(
+                f"the folder {path!r} has the name of one that a save makes, but no journal of a save names it: look "
+                "at what is in it, and remove it"
+            )
+        os.rmdir(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 def _refuse_unless(sure: bool, real: str, found: str) -> None:
@@ -369,20 +430,119 @@ def _refuse_unless(sure: bool, real: str, found: str) -> None:
         )
 
 
-def _journal(path: str) -> list[str]:
-    """The names in a journal; none when it was cut off, because nothing else has been written then."""
+@dataclass(frozen=True)
+class _Identity:
+    """What tells a file or a folder that a save made from any other one of its name.
+
+    The number of the inode alone would not: a file system gives it to another file when the first one is removed.
+    """
+
+    inode: int
+    modified: int
+
+    @staticmethod
+    def of(path: str) -> _Identity | None:
+        """The identity of a file or a folder; `None` when there is none, or a link or a device."""
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        return _Identity(status.st_ino, status.st_mtime_ns) if plain else None
+
+
+def write_journal(folder: str, stage: str = "", durable: bool = False) -> None:
+    """Write into a folder what a save is about to move there, in place of an older journal.
+
+    The journal is JSON. It has its own inode number, so that a copy of it proves nothing, and what tells the stage and
+    each entry of the stage from any other file.
+
+    Args:
+        folder: the folder.
+        stage: the name of the folder in it whose entries will be moved; empty when there is none.
+        durable: have it reach the disk.
+    """
+    there = os.listdir(f"{folder}/{stage}") if stage else ()
+    entries = {name: _Identity.of(f"{folder}/{stage}/{name}") for name in there}
+    made = {name: [found.inode, found.modified] for name, found in entries.items() if found is not None}
+    temporary = files.temporary_name(folder)
+    with files.naming("write the file", f"{folder}/{JOURNAL}"):
+        try:
+            with files.closing(files.create(temporary)) as fd:
+                parts = {"inode": os.fstat(fd).st_ino, "stage": stage, "entries": made}
+                if stage:
+                    parts["stage_inode"] = os.stat(f"{folder}/{stage}").st_ino
+                files.write_bytes(fd, json.dumps(parts).encode())
+                if durable:
+                    os.fsync(fd)
+            os.replace(temporary, f"{folder}/{JOURNAL}")
+        except BaseException:
+            unless_it_fails(os.unlink, temporary)
+            raise
+
+
+def recover(real: str) -> None:
+    """Remove what a save that was cut off made in a folder, and its journal; what it committed stays.
+
+    Raises:
+        SaveError: the journal was not written by a save to this folder.
+    """
+    stage, stage_inode, entries = _read_journal(f"{real}/{JOURNAL}")
+    trash = f"{real}/{stage}"
+    # What is in the stage needs no journal to be removed, so that this may be cut off, too.
+    there = _Identity.of(trash) if stage else None
+    has_trash = there is not None and there.inode == stage_inode and os.path.isdir(trash)
+    is_saved = os.path.lexists(f"{real}/{META}")
+    for name, identity in entries.items() if not is_saved else ():
+        path = f"{real}/{name}"
+        if _Identity.of(path) != identity:
+            continue
+        if has_trash:
+            os.rename(path, f"{trash}/{name}")
+        else:
+            _remove([path])
+    if has_trash:
+        shutil.rmtree(trash)
+    os.unlink(f"{real}/{JOURNAL}")
+
+
+def _read_journal(path: str) -> tuple[str, int, dict[str, _Identity]]:
+    """The name of the stage, its inode number, and the identities of the entries that a journal names.
+
+    Raises:
+        SaveError: it is no file that a save of this user wrote at this path.
+    """
     try:
-        names = json.loads(FOLDERS.read(path))
-    except (ValueError, RecursionError):
-        return []
-    plain = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return [name for name in names if name not in ("", ".", "..") and "/" not in name] if plain else []
+        with open(os.open(path, os.O_RDONLY | system.NONBLOCK | system.NOFOLLOW | system.CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is no file")
+            found = parse_json(file.read())
+        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            raise ValueError("it belongs to another user")
+        if found["inode"] != status.st_ino:
+            raise ValueError("it is a copy")
+        stage, entries = found["stage"], found["entries"]
+        if not all(map(_is_name, (*entries, stage or "none"))):
+            raise ValueError("it names files elsewhere")
+        known = {name: _Identity(*identity) for name, identity in entries.items()}
+        return stage, found["stage_inode"] if stage else 0, known
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SaveError(
+            f"{path!r} is not the journal of a save that this user made in this folder, so that nothing is removed "
+            f"which it names ({error}): remove it, and what a save that was cut off may have left here"
+        ) from error
+
+
+def _is_name(name: object) -> bool:
+    """Whether this is the name of an entry of a folder, rather than a path that leads elsewhere."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", os.sep, "\0"} & set(name)
 
 
 def discard(folder: str) -> None:
     """Remove a folder of which nothing is needed, and say so in it to the end, in case that we are killed meanwhile."""
     if not os.path.lexists(f"{folder}/{JOURNAL}"):
-        files.write_new(f"{folder}/{JOURNAL}", b"")
+        write_journal(folder)
     _remove(f"{folder}/{name}" for name in os.listdir(folder) if name != JOURNAL)
     shutil.rmtree(folder)
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.checksums import Recorded
@@ -46,7 +47,7 @@ from tensordict.io.specification import (
     specification_of,
     to_container,
 )
-from tensordict.io.structure import SIZES, Complain, Described, naming_file, once, restore
+from tensordict.io.structure import SIZES, Complain, Described, naming_file, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.values import plain
@@ -481,8 +482,8 @@ def _json_before(fd: int, end: int, what: str) -> tuple[dict[str, Any], int]:
         )
     start = end - size - length
     try:
-        found = json.loads(system.pread(fd, length, start).decode(), object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(system.pread(fd, length, start).decode())
+    except ValueError as error:
         raise SaveError(f"it is no consolidated container: what is {what} is not JSON ({error})") from error
     if type(found) is not dict:
         raise SaveError(f"it is no consolidated container: what is {what} is no object")

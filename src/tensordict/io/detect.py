@@ -31,6 +31,8 @@ _CALLED = {
     _TORCH: "a file of torch.save",
     "": "a file of no format that is known",
 }
+# The suffixes of files of `torch.save`.
+PICKLED = (".pt", ".pth")
 # What is told of files of these names that are no saves.
 _TABLES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 # So many names of what another file holds are told.
@@ -53,9 +55,10 @@ def detect_format(path: PathLike) -> str:
             return found
         raise FileNotFoundError(errno.ENOENT, f"there is no save in this folder: it has no {META}", shown)
     found = _of_file(shown)
-    if found == _TORCH:
+    suffix = os.path.splitext(shown)[1].lower()
+    if found == _TORCH or (suffix in PICKLED and not found):
         raise SaveError(f"{shown!r} was written by torch.save: torch.load reads it")
-    if os.path.splitext(shown)[1].lower() in _TABLES and not found:
+    if suffix in _TABLES and not found:
         raise SaveError(
             f"{shown!r} is no save but a table: from_csv, from_json or from_parquet reads it, and the command "
             "`tensordict convert` makes a data set of it"
@@ -67,6 +70,11 @@ def detect_format(path: PathLike) -> str:
             f"{stores} or safetensors file, or it was cut off"
         )
     return found
+
+
+def is_known(path: str) -> bool:
+    """Return whether the content of a file is a save, or was written by `torch.save`."""
+    return bool(_of_file(path))
 
 
 def refuse_other(path: str, format: str, inside: Callable[[str], Collection[str]]) -> None:

@@ -34,7 +34,16 @@ from tensordict.io.meta import (
 )
 from tensordict.io.progress import progress_bar
 from tensordict.io.source import FOLDERS
-from tensordict.io.specification import DICT, LAZY, UNBATCHED, WRAPPED, Specification, specification_of, to_container
+from tensordict.io.specification import (
+    DICT,
+    LAZY,
+    UNBATCHED,
+    WRAPPED,
+    Specification,
+    check_levels,
+    specification_of,
+    to_container,
+)
 from tensordict.io.transaction import FolderTransaction
 from tensordict.io.value_files import Place, ValueFiles, files_of_value, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
@@ -167,6 +176,8 @@ def plan_files(container: Contract, folder: str, options: FolderOptions) -> Fold
     """
     leaves: list[_Leaf] = []
     nodes: list[_Node] = []
+    if folder:
+        check_levels(container)
     root = _plan_node(container, (), folder, options, leaves, nodes)
     labelled = root
     # The reference refuses keys that it does not know in the meta.json of a tensorclass.
@@ -384,7 +395,7 @@ def _save_directory(
     paths = list(files_of(FolderPlan(root, leaves, nodes)))
     with contextlib.ExitStack() as stack:
         save = stack.enter_context(FolderTransaction(root.folder, paths, options.durable, kept, options.overwrite))
-        if save.replaces:
+        if save.is_replacing:
             _check_what_is_there(root.folder, leaves, nodes, options)
             # Another process may have made it since.
             if (there := _reopened(root, prefix, options)) is not None:
@@ -392,11 +403,12 @@ def _save_directory(
         for node in nodes:
             save.make_folder(node.folder, node.key)
         for leaf in leaves:
-            if leaf.result is not None and not (save.replaces and _link(leaf, leaf.result, save.at(leaf.path))):
+            if leaf.result is not None and not _link(leaf, leaf.result, save.at(leaf.path)):
                 leaf.result = None
         moving = _write_into(save, root, leaves, nodes, options)
-        for leaf in moving if save.replaces else ():
-            _moved(leaf)
+        for leaf in moving:
+            assert leaf.result is not None
+            _note_path(leaf.result, leaf.path)
     return _finish(root, prefix, options)
 
 
@@ -423,8 +435,7 @@ def _write_into(
                 save.write(f"{node.folder}/{node.value.pickle_file}", node.value.pickled, node.key)
             if node is not root:
                 save.write(f"{node.folder}/{META}", as_json(meta_of(node)), node.key)
-        with files.naming("write the file", f"{root.folder}/{META}", root.key):
-            save.commit(as_json(meta_of(root)))
+        save.commit(as_json(meta_of(root)))
     return moving
 
 
@@ -474,11 +485,16 @@ class GrowingFolder:
         path = self._save.at(leaf.path)
         with files.naming("write the file", leaf.path, key):
             os.ftruncate(self._fds[key], math.prod(shape) * leaf.tensor.itemsize)
-        return map_file(path, leaf.tensor.dtype, shape, key)
+        tensor = map_file(path, leaf.tensor.dtype, shape, key)
+        _note_path(tensor, leaf.path)
+        return tensor
 
     def commit(self, container: Contract) -> None:
         """Make the save visible; `container` has what `written` gives, and the other entries. May be tried again."""
         plan = plan_files(container, self._folder, self._options)
+        for leaf in plan.leaves:
+            if leaf.key in self._rows and isinstance(leaf.tensor, MemoryMappedTensor):
+                leaf.result = leaf.tensor
         with self._save.attempt():
             _write_into(self._save, plan.root, plan.leaves, plan.nodes, self._options)
 
@@ -566,11 +582,10 @@ def _leaf_file(leaf: _Leaf, options: FolderOptions, writing: WriteOptions) -> Le
     return LeafFile(leaf.key, leaf.tensor, leaf.path, writing, zero, leaf.result is not None)
 
 
-def _moved(leaf: _Leaf) -> None:
-    """The file of a leaf is in its place now."""
-    assert leaf.result is not None
-    assert isinstance(leaf.result._source, FileSource)
-    leaf.result._source.path = leaf.path
+def _note_path(tensor: MemoryMappedTensor, path: str) -> None:
+    """Have a tensor that maps a file in the stage name the path that the file has after the commit."""
+    assert isinstance(tensor._source, FileSource)
+    tensor._source.path = path
 
 
 def meta_of(node: _Node) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,11 +14,14 @@ import torch
 
 from tensordict.core import registry
 from tensordict.core.devices import as_device
+from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path
 from tensordict.io import consolidated, safetensors
 from tensordict.io.archive_reader import Archive
-from tensordict.io.detect import detect_format
+from tensordict.io.credentials import as_url
+from tensordict.io.detect import PICKLED, detect_format, is_known
 from tensordict.io.loading import LoadOptions, read_directory
+from tensordict.io.progress import quiet
 from tensordict.io.remote import Remote, StorageOptions, is_url
 from tensordict.io.remote_rows import describe_rows
 from tensordict.io.remote_saves import Access, CacheDir, RemoteSave, read_remote
@@ -40,13 +44,40 @@ DIRECTORY, ARCHIVE, CONSOLIDATED, SAFETENSORS = "directory", "archive", "consoli
 # What is not one save, but made of many.
 DATASET = "dataset"
 FORMATS = (DIRECTORY, ARCHIVE, CONSOLIDATED, *BACKENDS, SAFETENSORS)
-# The format that the name of a file stands for.
+PARQUET, CSV, JSON, JSON_LINES = "parquet", "csv", "json", "json lines"
+# The tables that suffixes stand for.
+TABLES = {".parquet": PARQUET, ".csv": CSV, ".json": JSON, ".jsonl": JSON_LINES, ".ndjson": JSON_LINES}
+# The formats that suffixes stand for, for `save`, `load` and the command `tensordict convert`.
 SUFFIXES = {
     "": DIRECTORY,
     ".tdz": ARCHIVE,
     ".consolidated": CONSOLIDATED,
     **{suffix: name for name, kind in BACKENDS.items() for suffix in kind.suffixes},
     ".safetensors": SAFETENSORS,
+    **TABLES,
+}
+# The methods that read and write a table, and what they are given.
+_TABLE_METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    PARQUET: ("from_parquet", "to_parquet", {}),
+    CSV: ("from_csv", "to_csv", {}),
+    JSON: ("from_json", "to_json", {}),
+    JSON_LINES: ("from_json", "to_json", {"lines": True}),
+}
+# The options of `write_save` that every format takes, and the further ones of each.
+_COMMON_OPTIONS = frozenset({"overwrite", "progress", "storage_options"})
+_FILE_OPTIONS = frozenset({"num_threads", "checksum", "durable"})
+_FOLDER_OPTIONS = _FILE_OPTIONS | {"share_non_tensor", "robust_key", "allow_pickle"}
+_OPTIONS: dict[str, frozenset[str]] = {
+    DIRECTORY: _FOLDER_OPTIONS,
+    ARCHIVE: (_FOLDER_OPTIONS | {"compression"}) - {"checksum"},
+    CONSOLIDATED: _FILE_OPTIONS,
+    SAFETENSORS: _FILE_OPTIONS,
+    **dict.fromkeys(BACKENDS, frozenset({"compression", "durable"})),
+    PARQUET: frozenset({"compression", "durable"}),
+    CSV: frozenset(),
+    JSON: frozenset(),
+    JSON_LINES: frozenset(),
+    DATASET: frozenset(),
 }
 
 
@@ -62,6 +93,22 @@ class Above:
 
 # By format; the modules that have one add it.
 ABOVE: dict[str, Above] = {}
+
+
+def format_of_name(path: PathLike) -> str | None:
+    """The format that the suffix of a path or URL stands for; `None` for an unknown suffix.
+
+    Raises:
+        UnsupportedEntryError: the suffix stands for files of `torch.save`.
+    """
+    shown = os.fsdecode(path)
+    suffix = "" if shown.endswith("/") else os.path.splitext(shown)[1].lower()
+    if suffix in PICKLED:
+        raise UnsupportedEntryError(
+            f"{shown!r}: {suffix!r} is the suffix of files that torch.save writes and torch.load reads; call these, or "
+            "choose a name without a suffix (a folder) or with '.tdz' (an archive)"
+        )
+    return SUFFIXES.get(suffix)
 
 
 def read_at(url: PathLike, access: Access, use: Callable[[RemoteSave], T], above: Callable[[str, Above], T]) -> T:
@@ -83,9 +130,23 @@ def read_at(url: PathLike, access: Access, use: Callable[[RemoteSave], T], above
 def format_to_load(path: PathLike) -> str:
     """The format of what is to be loaded; that of a folder with nothing known is `DIRECTORY`, whose loader says so."""
     shown = os.fspath(path)
+    table = TABLES.get(os.path.splitext(shown)[1].lower())
+    # Readers of tables take patterns, too.
+    if table and not os.path.isdir(shown) and not (os.path.isfile(shown) and is_known(shown)):
+        return table
     is_other = os.path.lexists(f"{shown}/{SCHEMA}") or bool(backend_at(shown))
     known = os.path.isfile(shown) or (is_other and not os.path.lexists(f"{shown}/{META}"))
     return detect_format(path) if known else DIRECTORY
+
+
+def table_at(url: PathLike, access: Access) -> str | None:
+    """The kind of table at a URL, which may be a pattern; `None` for anything else."""
+    shown = os.fspath(url)
+    table = TABLES.get(os.path.splitext(shown)[1].lower())
+    if table is None or glob.has_magic(shown):
+        return table
+    # A folder may have such a name, too.
+    return None if Remote(url, access.storage_options).find() is None else table
 
 
 def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
@@ -100,7 +161,7 @@ def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
         SaveError: it is of no format that is known, or broken.
         UnsupportedEntryError: it holds a tensorclass that this program does not know, or a pickled value.
     """
-    path = without_scheme(path)
+    path = as_url(without_scheme(path))
     if is_url(path):
         return registry.lookup(DICT).load(path, allow_pickle=allow_pickle)
     format = detect_format(path)
@@ -150,6 +211,11 @@ def open_file(
     if format in BACKENDS:
         return registry.lookup("PersistentTensorDict")._opened(path, backend=format, mode=mode, device=target)
     assert not isinstance(path, Remote)
+    if format in _TABLE_METHODS:
+        name, _, how = _TABLE_METHODS[format]
+        where = access or Access()
+        reader = getattr(registry.lookup(DICT), name)
+        return reader(path, device=target, storage_options=where.storage_options, cache_dir=where.cache, **how)
     if format in ABOVE:
         container = ABOVE[format].open(path, mode, access or Access())
         return container if target is None else container.to(target, non_blocking=non_blocking)
@@ -177,7 +243,7 @@ def describe_save(
         FileNotFoundError: there is nothing.
         SaveError: it is of no format that is known, or broken.
     """
-    path = without_scheme(path)
+    path = as_url(without_scheme(path))
     if is_url(path):
         access = Access.of(storage_options, cache_dir)
         return read_at(
@@ -226,55 +292,79 @@ class _PackedSource:
         return LeafSpec(dtype, shape, nbytes, False, partial(self._archive.map, path, dtype, shape, key))
 
 
-def write_save(
-    container: Any,
-    path: PathLike,
-    format: str,
-    *,
-    compression: str | None = None,
-    checksum: str | None = None,
-    num_threads: int = 0,
-    allow_pickle: bool = False,
-    overwrite: bool = False,
-) -> None:
+def write_save(container: Any, path: PathLike, format: str, *, overwrite: bool = False, **options: Any) -> Any:
     """Save a container in a format.
 
     Args:
         container: what to save.
         path: where.
-        format: one of `FORMATS`.
-        compression: how to compress, where the format can.
-        checksum: the checksum to record of every tensor, where the format can.
-        num_threads: how many threads write.
-        allow_pickle: pickle values that JSON cannot hold, where the format can.
+        format: one of `FORMATS`, of the values of `TABLES`, or of `ABOVE`.
         overwrite: replace what is no save of the format, too.
+        **options: `num_threads`, `compression`, `checksum`, `allow_pickle`, `durable`, `progress`, `share_non_tensor`
+            and `storage_options`, as of the method `memmap`; `None`, `False` and 0 ask for nothing.
+
+    Returns:
+        what the method for the format gives (see `TensorDict.save`), or the container itself.
 
     Raises:
-        ValueError: the format has no form for something that is asked.
+        ValueError: the format does not have one of the options.
+        UnsupportedEntryError: the format cannot hold the container. Nothing has been written.
         SaveError, OSError: as the method of the container that writes the format.
     """
-    compressible = (ARCHIVE, *BACKENDS)
-    if compression is not None and format not in compressible:
-        raise ValueError(f"the format {format!r} is not compressed; {' and '.join(map(repr, compressible))} can be")
-    if checksum is not None and format in compressible:
-        raise ValueError(f"the format {format!r} has no checksums to choose: {ARCHIVE!r} always has CRC-32")
-    if format in ABOVE:
+    check_options(path, format, options)
+    progress, storage_options = options.pop("progress", None), options.pop("storage_options", None)
+    asked = {name: value for name, value in options.items() if value}
+    if storage_options is not None:
+        asked["storage_options"] = storage_options
+    if format not in TABLES.values() and format != DATASET:
+        asked["progress"] = progress
+    try:
+        with quiet(progress):
+            return _write(container, path, format, {"overwrite": overwrite, **asked})
+    except (ValueError, TypeError) as error:
+        # Writers of tables raise errors of Python for entries that have no form there.
+        is_of_entry = isinstance(error, UnsupportedEntryError) or (
+            format in _TABLE_METHODS and not isinstance(error, SaveError)
+        )
+        if format in (DIRECTORY, ARCHIVE) or not is_of_entry:
+            raise
+        raise UnsupportedEntryError(
+            f"{os.fspath(path)!r}: the format {format!r} cannot hold this container ({error}); a folder (a name "
+            "without a suffix) or an archive ('.tdz') can"
+        ) from error
+
+
+def check_options(path: PathLike, format: str, options: Mapping[str, Any]) -> None:
+    """Check that a format has the options that are asked for, as `write_save` takes them.
+
+    Raises:
+        ValueError: it does not have one; the formats that have it are named.
+    """
+    asked = {name for name, value in options.items() if value}
+    odd = sorted(asked - _OPTIONS[format] - _COMMON_OPTIONS)
+    if odd:
+        having = {name: ", ".join(repr(other) for other in _OPTIONS if name in _OPTIONS[other]) for name in odd}
+        why = " (it always has CRC-32 checksums)" if format == ARCHIVE and "checksum" in odd else ""
+        raise ValueError(
+            f"{os.fspath(path)!r}: saves of the format {format!r} do not take "
+            f"{', '.join(f'{name}= (which {formats} take)' for name, formats in having.items())}{why}"
+        )
+
+
+def _write(container: Any, path: PathLike, format: str, options: dict[str, Any]) -> Any:
+    if format == DATASET:
         ABOVE[format].write(container, path, Access())
     elif format in (DIRECTORY, ARCHIVE):
-        container.memmap(
-            path,
-            copy_existing=True,
-            num_threads=num_threads,
-            allow_pickle=allow_pickle,
-            archive=format == ARCHIVE,
-            compression=compression,
-            checksum=checksum or False,
-            overwrite=overwrite,
-        )
+        return container.memmap(path, copy_existing=True, archive=format == ARCHIVE, **options)
     elif format == CONSOLIDATED:
-        container.consolidate(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)
+        return container.consolidate(path, **options)
     elif format in BACKENDS:
-        options = {} if compression is None else backend_of(format).compressed_by(compression)
-        getattr(container, f"to_{format}")(path, overwrite=overwrite, **options).close()
+        compression = options.pop("compression", None)
+        compressed = {} if compression is None else backend_of(format).compressed_by(compression)
+        return getattr(container, f"to_{format}")(path, **options, **compressed)
+    elif format in _TABLE_METHODS:
+        _, name, how = _TABLE_METHODS[format]
+        getattr(container, name)(path, **options, **how)
     else:
-        container.to_safetensors(path, num_threads=num_threads, checksum=checksum or False, overwrite=overwrite)
+        container.to_safetensors(path, **options)
+    return container

@@ -28,6 +28,7 @@ from tensordict.io.specification import (
     WRAPPED,
     Specification,
     check,
+    check_level,
     tensorclass_over,
     to_container,
 )
@@ -204,6 +205,7 @@ def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, pref
 def _read_container(
     folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None, around: Specification
 ) -> Specification:
+    check_level(key)
     node = read_node(folder, key, options.source)
     node.device = options.device or node.device
     if node.columns:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, entry_of, joined
+from tensordict.core.json_text import parse_json
+from tensordict.core.keys import Path, entry_of, find_doubled, joined
 from tensordict.io import checked
 from tensordict.io.source import FOLDERS, Folders, Source
 from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
@@ -293,6 +294,8 @@ def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, An
         if len(apart := listed_apart(meta)) != len(listed):
             raise ValueError(f"{_ENTRIES!r} is not a list of names and descriptions")
         entries += apart
+        if (twice := find_doubled(name for name, _ in entries)) is not None:
+            raise ValueError(f"the entry {twice!r:.200} is there twice, and {_ENTRIES!r} lists one of the two")
     return node, entries
 
 
@@ -370,8 +373,8 @@ def _read_json(folder: str, key: Path, source: Source) -> dict[str, Any]:
             raise FileNotFoundError(error.errno, f"no saved container here: there is {what}", where) from None
         raise files.named_os_error(error, "read the file", path, key) from error
     try:
-        meta = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        meta = parse_json(content)
+    except ValueError as error:
         raise _broken(folder, key, f"it is not JSON ({error})") from error
     if not isinstance(meta, dict):
         raise _broken(folder, key, f"it holds a {type(meta).__name__} and not an object")

@@ -6,21 +6,25 @@ that doubles each time and is partly random; what then still fails is an error t
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import hashlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from tensordict.core import extras
 from tensordict.core.errors import SaveError
+from tensordict.core.redaction import HIDDEN, redact, secrets_of_url
+from tensordict.io.credentials import GuardedOptions, Url, as_url, full_url
+from tensordict.io.credentials import StorageOptions as StorageOptions
 from tensordict.io.progress import Progress, transferring
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
@@ -72,7 +76,6 @@ _TAGS = (
 )
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
-StorageOptions = Mapping[str, Any]
 Content = bytes | str
 T = TypeVar("T")
 
@@ -99,8 +102,8 @@ class RemoteFile:
     modified: float | None = field(default=None, compare=False)
 
 
-class _ShortError(OSError):
-    """Fewer bytes came than were asked for."""
+class _LengthError(OSError):
+    """Fewer bytes came than were asked for, or the file became longer while it was read."""
 
 
 class Remote:
@@ -116,16 +119,22 @@ class Remote:
         store.delete(["claim"])
 
     Containers in it are saved and loaded under `store.url_of(name)` by `save` and `load` as under paths. All methods
-    may be called from several threads. It pickles as its URL and options.
+    may be called from several threads. It pickles as its URL and options, and not where these hold secrets, see
+    `io.credentials`.
 
     Args:
         url: where; `file://` too.
         storage_options: what the file system of fsspec for the scheme takes (`endpoint_url`, `key`, `token`, ...);
-            fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL=...`, `~/.config/fsspec/`) holds as well.
+            fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL=...`, `~/.config/fsspec/`) holds as well. Two options
+            are of this package: `allow_secrets=True` lets pickles have the secrets in the options and the URL, and
+            `redirect_hosts` names the hosts that a server of HTTP may redirect to, beside itself.
+
+    Attributes:
+        url: where, without the secrets in the URL.
 
     Raises:
         ModuleNotFoundError: fsspec is missing, or what it needs for the scheme.
-        SaveError: the scheme is unknown.
+        SaveError: the scheme is unknown, or the secrets of the URL were left out by a message.
 
     Example:
         >>> from tensordict.io.remote import Remote
@@ -136,25 +145,57 @@ class Remote:
     """
 
     def __init__(self, url: PathLike, storage_options: StorageOptions | None = None) -> None:
-        self.url = os.fspath(url).rstrip("/")
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = GuardedOptions.of(storage_options)
+        given = as_url(url, self.storage_options.allow_secrets)
+        self._full = _without_slashes(full_url(given))
+        self.url = as_url(self._full, isinstance(given, Url) and given._allowed)
+        if f"{HIDDEN}@" in self._full or f"={HIDDEN}" in self._full:
+            raise SaveError(
+                f"the secrets of {redact(self._full)!r} were left out, as they are in messages: give the whole URL"
+            )
+        self._secrets = [*self.storage_options.secrets(), *secrets_of_url(self._full)]
+        self.is_http = scheme_of(self.url) in ("http", "https")
         self._connect()
         protocols = self._known_fs.protocol
         protocols = (protocols,) if isinstance(protocols, str) else protocols
         self._is_local, self._is_memory = "file" in protocols, "memory" in protocols
-        self.is_http = scheme_of(self.url) in ("http", "https")
+        self._is_s3 = "s3" in protocols and hasattr(self._known_fs, "_call_s3")
 
     def _connect(self) -> None:
         core = extras.require("fsspec.core", "remote")
         self._pid = os.getpid()
+        url, options = self.for_fsspec()
         try:
-            self._known_fs, self._root = core.url_to_fs(self.url, **self.storage_options)
+            self._known_fs, self._root = core.url_to_fs(url, **options)
         except ImportError as error:
             # fsspec says what to install.
-            raise ModuleNotFoundError(f"{self.url!r} cannot be reached: {error}") from error
+            raise ModuleNotFoundError(f"{self.url!r} cannot be reached: {self.redact(error)}") from error
         except ValueError as error:
-            raise SaveError(f"{self.url!r} cannot be reached: {error}") from error
-        self._root = self._root.rstrip("/")
+            raise SaveError(f"{self.url!r} cannot be reached: {self.redact(error)}") from error
+        self._root = _without_slashes(self._root)
+
+    def for_fsspec(self) -> tuple[str, dict[str, Any]]:
+        """The URL with its secrets, and the options, by which fsspec makes the file system."""
+        url, options = self._full, self.storage_options.for_fsspec()
+        if self.is_http:
+            options.setdefault("get_client", _web(self.url).Client(self.storage_options.redirect_hosts))
+            parts = urlsplit(url)
+            if "@" in parts.netloc:
+                # aiohttp does not send this to the target of a redirect, and no error of it has the password.
+                user, _, host = parts.netloc.rpartition("@")
+                login = base64.b64encode(unquote(user if ":" in user else f"{user}:").encode()).decode()
+                options["headers"] = {"Authorization": f"Basic {login}", **options.get("headers", {})}
+                url = parts._replace(netloc=host).geturl()
+        elif scheme_of(url) in ("gs", "gcs"):
+            options["session_kwargs"] = {
+                "response_class": _web(self.url).BoundedResponse,
+                **options.get("session_kwargs", {}),
+            }
+        return url, options
+
+    def redact(self, text: object) -> str:
+        """A text of a library without the secrets of the URL and of the options."""
+        return redact(str(text), self._secrets)
 
     @property
     def _fs(self) -> Any:
@@ -167,34 +208,44 @@ class Remote:
         return Remote, (self.url, self.storage_options)
 
     def url_of(self, name: str) -> str:
-        """The URL of a file below."""
-        return f"{self.url}/{quote(name) if self.is_http else name}" if name else self.url
+        """The URL of a file below, without secrets; `Remote` and all that takes a URL reaches the file by it."""
+        if not name:
+            return self.url
+        return as_url(self._below(self._full, name), isinstance(self.url, Url) and self.url._allowed)
 
     def _path(self, name: str) -> str:
-        # What is percent-encoded in the name of a file is so once more in a URL.
-        return f"{self._root}/{quote(name) if self.is_http else name}" if name else self._root
+        return self._below(self._root, name) if name else self._root
+
+    def _below(self, root: str, name: str) -> str:
+        if not self.is_http:
+            return f"{root}/{name}"
+        # What is percent-encoded in the name of a file is so once more in a URL. A query stays at the end.
+        path, mark, query = root.partition("?")
+        return f"{_without_slashes(path)}/{quote(name)}{mark}{query}"
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def find(self, name: str = "") -> RemoteFile | None:
         """The file of this name; `None` when there is none, or a folder."""
 
-        def ask() -> RemoteFile | None:
-            self._fs.invalidate_cache()
-            try:
-                info = self._fs.info(self._path(name))
-            except FileNotFoundError as error:
-                # fsspec takes whatever an HTTP server answers for "not found".
-                if _status(error.__cause__) in (None, 404, 410) and not _may_pass(error):
-                    return None
-                raise
-            if info["type"] == "directory":
-                return None
-            if info.get("size") is None:
-                raise SaveError(f"the server does not say how long {self.url_of(name)!r} is")
-            return _file(name, info)
+        return self._try("look for", name, partial(self._look, name))
 
-        return self._try("look for", name, ask)
+    def _look(self, name: str) -> RemoteFile | None:
+        self._fs.invalidate_cache()
+        try:
+            info = self._fs.info(self._path(name))
+        except FileNotFoundError as error:
+            if isinstance(_own_error(error), SaveError):
+                raise
+            # fsspec takes whatever an HTTP server answers for "not found".
+            if _status(error.__cause__) in (None, 404, 410) and not _may_pass(error):
+                return None
+            raise
+        if info["type"] == "directory":
+            return None
+        if info.get("size") is None:
+            raise SaveError(f"the server does not say how long {self.url_of(name)!r} is")
+        return _file(name, info)
 
     def files(self, name: str = "") -> list[RemoteFile]:
         """All files below a folder, at any depth, by name; none when there is no such folder.
@@ -238,20 +289,44 @@ class Remote:
     def read(self, name: str = "", start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a file, from `start` (negative: counted from the end) to `stop`.
 
+        No more is read than that, or than the size that the server has told: what sends more is refused.
+
         Raises:
             FileNotFoundError: there is none.
-            SaveError: it is shorter than that.
+            SaveError: it is shorter than that, or the server sends more than was asked for.
         """
+        if stop is not None and start >= 0:
+            return b"" if start >= stop else self._try("read", name, partial(self._range, name, start, stop))
 
         def ask() -> bytes:
-            part = {} if start == 0 and stop is None else {"start": start, "end": stop}
-            content: bytes = self._fs.cat_file(self._path(name), **part)
-            if stop is not None and start >= 0 and len(content) != stop - start:
-                raise _ShortError(f"it has {len(content)} bytes from byte {start} on, where {stop - start} should be")
-            # Servers may pass over a range that is counted from the end, and send all.
-            return content if start >= 0 or stop is not None else content[start:]
+            file = self._look(name)
+            if file is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            low, high, _ = slice(start, stop).indices(file.size)
+            if low >= high:
+                return b""
+            if high < file.size:
+                return self._range(name, low, high)
+            # One byte more than there should be tells that the file has become longer meanwhile.
+            return self._range(name, low, high + 1, at_end=True)
 
-        return b"" if stop is not None and start == stop else self._try("read", name, ask)
+        return self._try("read", name, ask)
+
+    def _range(self, name: str, start: int, stop: int, at_end: bool = False) -> bytes:
+        """The bytes of a range, in one request; `at_end` has one byte less in the file."""
+        path = self._path(name)
+        if self._is_s3:
+            asyn = extras.require("fsspec.asyn", "remote")
+            read = _web(self.url).read_from_s3
+            content: bytes = asyn.sync(self._fs.loop, read, self._fs, path, start, stop)
+        else:
+            content = self._fs.cat_file(path, start=start, end=stop)
+        wanted = stop - start - at_end
+        if len(content) > stop - start:
+            raise SaveError(f"{len(content)} bytes came from byte {start} on, where {wanted} were asked for")
+        if len(content) != wanted:
+            raise _LengthError(f"it has {len(content)} bytes from byte {start} on, where {wanted} should be")
+        return content
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -321,7 +396,7 @@ class Remote:
 
     def tries(self, doing: str, name: str) -> Tries:
         """How often something is tried with a file below."""
-        return Tries(doing, self.url_of(name))
+        return Tries(doing, str(self.url_of(name)), self.redact)
 
     def _try(self, doing: str, name: str, call: Callable[[], T]) -> T:
         tries = self.tries(doing, name)
@@ -338,10 +413,11 @@ class Tries:
     Args:
         doing: what is tried, for errors.
         url: where.
+        redact: takes secrets out of what a library says.
     """
 
-    def __init__(self, doing: str, url: str) -> None:
-        self._doing, self._url = doing, url
+    def __init__(self, doing: str, url: str, redact: Callable[[object], str]) -> None:
+        self._doing, self._url, self._redact = doing, url, redact
         self._most = int(os.environ.get("TENSORDICT_REMOTE_ATTEMPTS", _ATTEMPTS))
         if self._most < 1:
             raise SaveError(f"TENSORDICT_REMOTE_ATTEMPTS must be 1 or more, got {self._most}")
@@ -350,8 +426,9 @@ class Tries:
     def delay_after(self, error: Exception) -> float:
         """How many seconds to wait before it is tried again; raises the error, naming the URL, when it is final."""
         self._done += 1
+        error = _own_error(error)
         if self._done >= self._most or not _may_pass(error):
-            raise _named(error, self._doing, self._url, self._done) from error
+            raise _named(error, self._doing, self._url, self._done, self._redact) from error
         # Partly random, so that many who failed together do not come back together.
         longest: float = min(_FIRST_DELAY * 2 ** (self._done - 1), _LONGEST_DELAY)
         return longest * random.uniform(0.5, 1)
@@ -404,9 +481,17 @@ def _text(said: Any) -> str:
     return str(said.timestamp() if hasattr(said, "timestamp") else said)
 
 
+def _own_error(error: BaseException) -> Any:
+    """The error of this package that a library has made another one of, or `error` itself."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, SaveError):
+        found = found.__cause__
+    return error if found is None else found
+
+
 def _may_pass(error: BaseException) -> bool:
     """Whether it may go well when it is tried again."""
-    if isinstance(error, (TimeoutError, ConnectionError, EOFError, _ShortError)):
+    if isinstance(error, (TimeoutError, ConnectionError, EOFError, _LengthError)):
         return True
     status = _status(error)
     if status is not None:
@@ -427,16 +512,35 @@ def _status(error: BaseException | None) -> int | None:
     return status if isinstance(status, int) and status >= 100 else None
 
 
-def _named(error: Exception, doing: str, url: str, attempts: int) -> Exception:
-    """The error again, naming the URL."""
-    if isinstance(error, (SaveError, ImportError)):
+def _named(error: Exception, doing: str, url: str, attempts: int, redact: Callable[[object], str]) -> Exception:
+    """The error again, naming the URL, and without secrets."""
+    if isinstance(error, ImportError):
         return error
+    if isinstance(error, SaveError):
+        return error if url in str(error) else type(error)(f"cannot {doing} {url!r}: {redact(error)}")
     # gcsfs says so in its words alone.
     is_refused = isinstance(error, OSError) and str(error).startswith("Forbidden")
     if is_refused or 401 in (statuses := (_status(error), _status(error.__cause__))) or 403 in statuses:
-        return PermissionError(errno.EACCES, f"cannot {doing}: the server refuses it ({error.__cause__ or error})", url)
+        why = redact(error.__cause__ or error)
+        return PermissionError(errno.EACCES, f"cannot {doing}: the server refuses it ({why})", url)
     for kind, code in _FINAL.items():
         if isinstance(error, kind):
-            return kind(code, f"cannot {doing} ({error.args[-1] if error.args else os.strerror(code)})", url)
+            return kind(code, f"cannot {doing} ({redact(error.args[-1]) if error.args else os.strerror(code)})", url)
     tries = f" after {attempts} attempts" if attempts > 1 else ""
-    return SaveError(f"cannot {doing} {url!r}{tries}: {type(error).__name__}: {error}")
+    return SaveError(f"cannot {doing} {url!r}{tries}: {type(error).__name__}: {redact(error)}")
+
+
+def _without_slashes(url: str) -> str:
+    """A URL without slashes at its end; those in the query of HTTP are of a signature."""
+    return url if scheme_of(url) in ("http", "https") and "?" in url else url.rstrip("/")
+
+
+def _web(url: str) -> Any:
+    """The module for servers of HTTP, which needs aiohttp."""
+    try:
+        return extras.require("tensordict.io.web", "remote")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{url!r} cannot be reached: this needs the package 'aiohttp': pip install 'tensordict[remote]' aiohttp",
+            name=error.name,
+        ) from error

@@ -27,10 +27,11 @@ from tensordict.io import zipping
 from tensordict.io.archive import check_top
 from tensordict.io.archive_reader import Archive
 from tensordict.io.cache import CachedFile, ChangedError, LocalCopies, Range, RemoteCache
+from tensordict.io.credentials import GuardedOptions, StorageOptions
 from tensordict.io.detect import detect_format
 from tensordict.io.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.progress import transferring
-from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile, StorageOptions, is_url
+from tensordict.io.remote import IN_FLIGHT, Remote, RemoteFile, is_url
 from tensordict.io.value_files import left_pickled
 from tensordict.io.zipping import Entry
 from tensordict.memory import file_maps, files
@@ -54,10 +55,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a URL is reached, and where what is fetched is kept; `cache` is `None` for nowhere."""
+    """How a URL is reached, and where what is fetched is kept; `cache` is `None` for nowhere.
+
+    It is shown without secrets, and pickled only where these may go along (`GuardedOptions`).
+    """
 
     storage_options: StorageOptions | None = None
     cache: RemoteCache | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage_options is not None:
+            object.__setattr__(self, "storage_options", GuardedOptions.of(self.storage_options))
 
     @staticmethod
     def of(storage_options: StorageOptions | None, cache_dir: CacheDir | None = None) -> Access:
@@ -126,7 +134,8 @@ class RemoteSave:
 
     def __init__(self, url: PathLike, access: Access) -> None:
         self.remote = Remote(url, access.storage_options)
-        self.url = self.remote.url
+        # As text, since errors that have it go to other processes.
+        self.url = str(self.remote.url)
         file = self.remote.find()
         self._top = None if file is not None else self.remote.find(META)
         self._format = "" if file is not None else "directory" if self._top is not None else _ZARR

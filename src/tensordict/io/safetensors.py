@@ -16,13 +16,14 @@ from torch import Tensor
 
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.checksums import Recorded
 from tensordict.io.detect import refuse_other
 from tensordict.io.progress import Progress, progress_bar
-from tensordict.io.specification import DICT, Specification, to_container
-from tensordict.io.structure import Complain, Described, naming_file, once, restore
+from tensordict.io.specification import DICT, MAX_LEVELS, Specification, to_container
+from tensordict.io.structure import Complain, Described, naming_file, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
@@ -39,7 +40,6 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 100_000_000
 # The data begins at a multiple of this, and so, larger elements first, every tensor at one of its element size.
 _ALIGN = 64
-_MAX_LEVELS = 200
 
 _NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -342,8 +342,8 @@ def _read_header(fd: int, path: str, lenient: bool = False) -> _Header:
     if len(content) != length or content[:1] != b"{":
         raise SaveError(f"{path!r} is no safetensors file: its header does not begin with '{{'")
     try:
-        header = json.loads(content.decode(), object_pairs_hook=once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(content.decode(), constants=False)
+    except ValueError as error:
         raise SaveError(f"the header of {path!r} is broken: {error}") from error
     metadata = header.pop(_METADATA, {})
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
@@ -376,10 +376,6 @@ def _read_header(fd: int, path: str, lenient: bool = False) -> _Header:
     return _Header(path, entries, metadata, broken, problems)
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _read_dtypes(metadata: dict[str, str], path: str) -> dict[str, torch.dtype]:
     """The dtypes of the tensors that stand as bytes."""
     if _DTYPES not in metadata:
@@ -406,8 +402,8 @@ def _read_structure(header: _Header) -> dict[str, Any] | None:
 
 def _read_json(text: str, path: str, what: str) -> dict[str, Any]:
     try:
-        value = json.loads(text, object_pairs_hook=once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text, constants=False)
+    except ValueError as error:
         raise SaveError(f"the header of {path!r} is broken: {what!r} is no JSON: {error}") from error
     if type(value) is not dict:
         raise SaveError(f"the header of {path!r} is broken: {what!r} is no JSON object")
@@ -477,8 +473,11 @@ def _nested(tensors: _Mapped, options: SafetensorsOptions) -> Specification:
         rest = name
         if separator and separator in name:
             count = name.count(separator)
-            if count > _MAX_LEVELS:
-                raise SaveError(f"entry {name[:80]!r}...: its name has {count} levels; load it with separator=None")
+            if count > MAX_LEVELS:
+                raise SaveError(
+                    f"entry {name[:80]!r}...: its name has {count} levels, and a container at most {MAX_LEVELS}: "
+                    "load it with separator=None"
+                )
             start = 0
             while (end := name.find(separator, start)) >= 0 and name[:end] not in tensors.entries:
                 level = level.setdefault(name[start:end], {})

@@ -164,6 +164,54 @@ def specified(entry: Any) -> Any:
     return specification_of(entry, unread=True) if isinstance(entry, Contract) else LeafSpec.of(entry)
 
 
+# --- depth ------------------------------------------------------------------------------------------------------------
+
+MAX_LEVELS = 100
+"""A container in a save has a nested key of at most this many names, in every format.
+
+All readers and writers are recursive. The costliest take 5 frames a level, so that a save of this depth is written and
+read by a caller who has used half of Python's 1,000 frames.
+"""
+
+
+def check_levels(container: Contract, key: Path = ()) -> None:
+    """Refuse a container whose nested containers have longer keys than `MAX_LEVELS`; before anything is written.
+
+    Args:
+        container: the container, of any depth.
+        key: where it will be in the save.
+
+    Raises:
+        SaveError: one of them is too deep; its key and the limit are named.
+    """
+    level = [(key, container)]
+    while level:
+        check_level(level[0][0])
+        level = [((*path, name), child) for path, node in level for name, child in _containers_in(node)]
+
+
+def check_level(key: Path) -> None:
+    """Raise a `SaveError` that names the limit for a container whose key is longer than `MAX_LEVELS`."""
+    if len(key) > MAX_LEVELS:
+        first = ", ".join(f"{name!r:.40}" for name in key[:3])
+        raise SaveError(
+            f"entry ({first}, ..., {key[-1]!r:.40}): it is a container nested {len(key)} levels deep, and a save has "
+            f"at most {MAX_LEVELS}: flatten_keys() gives fewer levels"
+        )
+
+
+def _containers_in(node: Contract) -> Iterator[tuple[str, Contract]]:
+    """The containers that are entries, or members, of a container, by name."""
+    inner = node._wrapped_container()
+    if inner._is_non_tensor:
+        return
+    members = inner._members()
+    found = inner._structure().items() if members is None else ((str(at), item) for at, item in enumerate(members))
+    for name, value in found:
+        if type(value) is not Tensor and isinstance(value, Contract) and not isinstance(value, Tensor):
+            yield name, value
+
+
 # --- of containers ----------------------------------------------------------------------------------------------------
 
 

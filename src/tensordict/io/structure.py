@@ -24,6 +24,8 @@ from tensordict.io.specification import (
     WRAPPED,
     Specification,
     check,
+    check_level,
+    check_levels,
     specification_of,
     tensorclass_over,
 )
@@ -61,6 +63,7 @@ class Described:
         self.separator = separator
         self.tensors: dict[str, Tensor] = {}
         self.keys: dict[str, Path] = {}
+        check_levels(container)
         self.spec = self._node(container, ())
 
     def _node(self, container: Contract | Specification, key: Path) -> dict[str, Any]:
@@ -171,19 +174,6 @@ def restore(
     return _Reader(tensors, separator, value, complain, device).node(spec, ())
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object (`object_pairs_hook`), in which a name that stands twice is an error and not overwritten.
-
-    Raises:
-        ValueError: there is such a name.
-    """
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
-
-
 @dataclass(slots=True)
 class _Reader:
     """The arguments of `restore`."""
@@ -196,6 +186,7 @@ class _Reader:
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
     def node(self, spec: Any, key: Path) -> Specification:
+        check_level(key)
         node, tensorclass = _without_content(spec, key)
         node.device = self.device or node.device
         entries: dict[str, Any] = {}

@@ -12,18 +12,20 @@ A process that is killed at any moment leaves the old save or the new one, and w
 A save that is one file is written beside its path, as `.NAME.tensordict-new`, and renamed. The lock is on another file,
 `.NAME.tensordict-lock`, so that nobody finds the save itself locked.
 
-A save that is a folder is written directly when nothing of the same names is there, `meta.json` last, without which
-there is no save. Where something is in the way, the new folder is built beside the old one (leaves that stay are hard
-links to their files), and the two change places in one step of the file system. What lies in the old folder and belongs
-to no save of ours is moved over, and the rest is removed: a reader that has mapped it keeps it. The lock is on the
-folder. What the save is about to create is named in a *journal*, a file in the folder that is written to.
+A save that is a folder is built in a *stage*, another folder. Where nothing of the same names is there, the stage is in
+the folder itself. Its entries are renamed into the folder one after the other, `meta.json` last, without which there is
+no save. Where something is in the way, the stage is beside the old folder (leaves that stay are hard links to their
+files), and the two change places in one step of the file system. What lies in the old folder and belongs to no save of
+ours is moved over, and the rest is removed: a reader that has mapped it keeps it. The lock is on the folder.
+
+A *journal*, the file `%save`, says which stage belongs to a save that has not committed. Before the first entry leaves
+the stage, the journal says of each by what it is known again: nothing else is ever removed because a journal names it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import stat
@@ -400,10 +402,8 @@ class FolderTransaction(Transaction):
         self._kept = kept
         self._overwrite = overwrite
 
-    @property
-    def replaces(self) -> bool:
-        """Whether the save is built beside what is to be replaced."""
-        return self.staged != self.path
+        # Whether the stage will take the place of a folder that holds a save.
+        self.is_replacing = False
 
     def _begin(self) -> None:
         commit.put_back(self._real)
@@ -420,9 +420,8 @@ class FolderTransaction(Transaction):
             if not self._overwrite:
                 self._refuse_others()
             self._stage_beside(in_the_way[0])
-        journal = f"{self.staged}/{JOURNAL}"
-        self._files.append(journal)
-        files.write_new(journal, json.dumps(sorted(self._names)).encode())
+        else:
+            self._stage_inside()
 
     def _refuse_others(self) -> None:
         """Refuse to replace files that belong to no save; empty ones hold nothing that could be lost."""
@@ -446,6 +445,13 @@ class FolderTransaction(Transaction):
                         "overwrite=True to replace it, or save elsewhere"
                     )
 
+    def _stage_inside(self) -> None:
+        stage = files.temporary_name(self._real)
+        with files.naming("create the folder", stage):
+            os.mkdir(stage)
+        self.staged = stage
+        commit.write_journal(self._real, os.path.basename(stage))
+
     def _stage_beside(self, in_the_way: str) -> None:
         parent, status = os.path.dirname(self._real), os.stat(self._real)
         if status.st_dev != os.stat(parent).st_dev or parent == self._real:
@@ -458,25 +464,42 @@ class FolderTransaction(Transaction):
         beside = commit.path_beside(self._real)
         with files.naming(f"build what replaces {self.path!r} beside it, as", beside):
             os.mkdir(beside)
-        self.staged = beside
+        self.staged, self.is_replacing = beside, True
         self._locks.enter_context(commit.locked(beside))
         if (new := os.stat(beside)).st_gid != status.st_gid or new.st_uid != status.st_uid:
             # As with any file that is replaced by a rename: only the superuser can keep a foreign owner.
             commit.unless_it_fails(os.chown, beside, status.st_uid, status.st_gid)
         os.chmod(beside, stat.S_IMODE(status.st_mode))
+        commit.write_journal(beside)
 
     def _publish(self, meta: bytes) -> None:
         if self.durable:
             for folder in (*reversed(self._folders), self.staged):
                 files.sync_folder(folder)
-        path = f"{self.staged}/{META}"
-        if self.replaces:
-            files.write_new(path, meta, self.durable)
+        if self.is_replacing:
+            files.write_new(f"{self.staged}/{META}", meta, self.durable)
             self._exchange()
         else:
-            files.write_file(path, meta, durable=self.durable)
-            self._committed = True
-            os.unlink(f"{self.staged}/{JOURNAL}")
+            self._move_into_place(meta)
+
+    def _move_into_place(self, meta: bytes) -> None:
+        """Rename what is in the stage into the folder, `meta.json` last."""
+        stage, real = self.staged, self._real
+        commit.write_journal(real, os.path.basename(stage), self.durable)
+        names = os.listdir(stage)
+        with files.naming("write the files into the folder", self.path):
+            commit.move_all(names, stage, real)
+        try:
+            if self.durable:
+                files.sync_folder(real)
+            with files.naming("write the file", f"{self.path}/{META}"):
+                files.write_file(f"{real}/{META}", meta, durable=self.durable)
+        except BaseException:
+            commit.move_all(names, real, stage)
+            raise
+        self._committed = True
+        os.unlink(f"{real}/{JOURNAL}")
+        commit.unless_it_fails(os.rmdir, stage)
 
     def _exchange(self) -> None:
         """Have the new folder and the old one change places, and move what is the caller's."""
@@ -500,9 +523,11 @@ class FolderTransaction(Transaction):
         commit.unless_it_fails(commit.discard, beside)
 
     def _abort(self) -> None:
-        if self.replaces:
+        if self.is_replacing:
             commit.unless_it_fails(commit.discard, self.staged)
-            # Where the disk takes nothing any more, not even the mark that says so.
+        elif self.staged != self.path:
+            commit.unless_it_fails(commit.recover, self._real)
+        if self.staged != self.path:
+            # Where the disk takes nothing any more, not even a journal.
             shutil.rmtree(self.staged, ignore_errors=True)
-        super()._abort()
         self._remove_folders()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.specification import DICT, LAZY, VALUE_STACK
+from tensordict.io.specification import DICT, LAZY, VALUE_STACK, check_level
 from tensordict.io.values import exact
 
 _JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
@@ -53,6 +53,7 @@ class Translation:
         self.locked = metadata.get("is_locked") is True
 
     def _node(self, node: Any, key: Path) -> dict[str, Any]:
+        check_level(key)
         parts: list[Any] = (
             [node.get(name) for name in ("non_tensors", "leaves", "cls_metadata")] if type(node) is dict else []
         )
@@ -73,7 +74,7 @@ class Translation:
             self._leaf(name, leaf, entries, leaves, key)
         for name, child in node.items():
             if name not in OWN_NAMES:
-                entries[name] = self._node(child, (*key, name))
+                _add(entries, name, self._node(child, (*key, name)), key)
         if kind == DICT:
             return {**_dict(metadata, entries), **face}
         return {**_stack(kind, metadata, entries, key), **face}
@@ -92,7 +93,7 @@ class Translation:
                     self._ragged(name[len(prefix) :], leaf, entries, leaves, key)
                 return
         self.spans[self.separator.join((*key, name))] = _span(leaf, (*key, name))
-        entries[name] = {}
+        _add(entries, name, {}, key)
 
     def _ragged(self, name: str, values: Any, entries: dict[str, Any], leaves: dict[str, Any], key: Path) -> None:
         offsets = leaves[_JAGGED[1] + name]
@@ -102,7 +103,15 @@ class Translation:
             _refuse((*key, name), f"its ragged dim is {dim!r:.40}")
         named = [self.separator.join((*key, prefix + name)) for prefix in _JAGGED]
         self.jagged[self.separator.join((*key, name))] = Jagged(named[0], named[1], named[2], dim)
-        entries[name] = {"ragged": [-1 if position == dim - 1 else size for position, size in enumerate(shape)]}
+        row = [-1 if position == dim - 1 else size for position, size in enumerate(shape)]
+        _add(entries, name, {"ragged": row}, key)
+
+
+def _add(entries: dict[str, Any], name: str, spec: dict[str, Any], key: Path) -> None:
+    """Add the description of an entry, whose name no value, tensor or container before it has."""
+    if name in entries:
+        _refuse((*key, name), "two entries have this name")
+    entries[name] = spec
 
 
 def _span(leaf: object, key: Path) -> list[Any]:

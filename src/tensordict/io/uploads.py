@@ -1,17 +1,15 @@
 """Saving to URLs: a save is made in a temporary folder, and then uploaded so that nobody sees a part of it.
 
 One file is there when all of it is. Of a folder, the `meta.json` at the top goes last; until then there is no save. A
-claim, a file that only one of several uploaders can make, keeps a second one from mixing its files with those of the
-first. What is there is replaced with `overwrite=True` only: an archive or another single file in one step, a folder
-after its `meta.json` has been taken away, so that a reader finds no save, and one who has begun notices that the files
-are others (`RemoteSave.check`).
+claim keeps a second uploader from mixing in its files (`io/claims.py`). Only `overwrite=True` replaces a save: an
+archive or another single file in one step, a folder after its `meta.json` has been taken away, so that a reader finds
+no save, and one who has begun notices that the files are others (`RemoteSave.check`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
+from tensordict.io.claims import Claim
 from tensordict.io.commit import JOURNAL
 from tensordict.io.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.progress import transferring
@@ -99,9 +98,20 @@ def _check_free(remote: Remote, overwrite: bool, other: str) -> None:
 
 
 def _upload(remote: Remote, path: str, overwrite: bool) -> None:
+    claim = Claim(remote)
+    try:
+        left = _upload_under(remote, path, overwrite, claim)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            claim.release()
+        raise
+    claim.release()
+    remote.delete(sorted(left))
+
+
+def _upload_under(remote: Remote, path: str, overwrite: bool, claim: Claim) -> set[str]:
+    """Upload a folder; returns the names of the files of the old save that the new one does not have."""
     names = sorted(_names_in(path))
-    claim = secrets.token_hex(16).encode()
-    _claim(remote, claim, overwrite)
     sent: list[str] = []
     try:
         present = {file.name for file in remote.files()} - {JOURNAL}
@@ -116,28 +126,15 @@ def _upload(remote: Remote, path: str, overwrite: bool) -> None:
         remote.delete({META} & present)
         leaves = [name for name in names if name != META]
         _put(remote, path, leaves, sent)
-        if remote.read(JOURNAL) != claim:
-            raise SaveError(f"another process has taken over saving to {remote.url!r}, with overwrite=True")
+        claim.check()
         sent.append(META)
         remote.put(META, f"{path}/{META}")
     except BaseException:
         with contextlib.suppress(OSError):
-            if remote.read(JOURNAL) == claim:
-                remote.delete(sent)
-                remote.delete([JOURNAL])
+            claim.check()
+            remote.delete(sent)
         raise
-    remote.delete([JOURNAL, *sorted((old & present).difference(names))])
-
-
-def _claim(remote: Remote, claim: bytes, overwrite: bool) -> None:
-    """Make the file that only one uploader can make; with `overwrite` it is taken over."""
-    try:
-        remote.put(JOURNAL, claim, new=not overwrite)
-    except FileExistsError as error:
-        raise SaveError(
-            f"another process is saving to {remote.url!r}, or one was killed while it did so: pass overwrite=True to "
-            "take over, or save elsewhere"
-        ) from error
+    return (old & present).difference(names)
 
 
 def _put(remote: Remote, path: str, names: Iterable[str], sent: list[str]) -> None:
@@ -162,7 +159,7 @@ def _names_in(path: str) -> Iterator[str]:
 
 def _files_of(remote: Remote) -> set[str]:
     """The names of the files of the save that is there, as its `meta.json` files tell; none of a broken one."""
-    save = RemoteSave(remote.url, Access(remote.storage_options))
+    save = RemoteSave(remote.url_of(""), Access(remote.storage_options))
     try:
         source = save.source()
         assert isinstance(source, RemoteFolder)

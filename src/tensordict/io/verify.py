@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import stat
@@ -17,16 +16,18 @@ import torch
 from torch import Tensor
 
 from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checksums, consolidated, safetensors
 from tensordict.io.archive import archive_problems
 from tensordict.io.checksums import Recorded
+from tensordict.io.credentials import as_url
 from tensordict.io.detect import detect_format
 from tensordict.io.formats import ABOVE, Above, describe_save, read_at
 from tensordict.io.loading import LoadOptions, read_directory
 from tensordict.io.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
 from tensordict.io.progress import Progress, progress_bar, quiet
-from tensordict.io.remote import Remote, StorageOptions, is_url
+from tensordict.io.remote import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.remote_saves import Access, CacheDir, RemoteSave
 from tensordict.io.source import Save
 from tensordict.io.specification import LeafSpec, Specification, walk
@@ -45,7 +46,7 @@ class Report:
 
     Args:
         path: of the save.
-        format: "directory", "archive", "consolidated", "h5" or "safetensors"; empty when it is of none of these.
+        format: "directory", "archive", "consolidated", "h5", "zarr", "safetensors" or "dataset"; empty when unknown.
         leaves: how many tensors there are.
         nbytes: the bytes of their elements.
         checksummed: how many of them were compared with a recorded checksum.
@@ -81,10 +82,12 @@ def verify(
     """Check a save of any format without loading it: nothing is unpickled, and no class needs to be known.
 
     The structure, the names, shapes and dtypes, and the length of every file are checked. The content is read only
-    where checksums were recorded, by `checksum=` when saving (an HDF5 file has none), and always in an archive.
+    where checksums were recorded by `checksum=` (HDF5 files cannot record them), and always in an archive. Every chunk
+    of a Zarr group that a save of this package wrote must be there. Compressed chunks and shards are decoded, one at a
+    time for each thread; the length of others is checked.
 
     Args:
-        path: a folder or a file, or a URL, from which all of it is fetched, and of a Zarr group its structure.
+        path: a folder or a file, or its URL. All of a save at a URL is fetched, but for uncompressed chunks of Zarr.
         raises: `False` returns a report with the problems instead.
         num_threads: the number of threads that read.
         progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
@@ -120,7 +123,7 @@ def verify(
                 access,
                 partial(_verified_copy, check),
                 lambda format, above: _filled(
-                    Report(os.fspath(path), format), _with(above, access), num_threads, progress
+                    Report(as_url(path), format), _with(above, access), num_threads, progress
                 ),
             )
     else:
@@ -133,7 +136,8 @@ def verify(
 def _verified_copy(check: Callable[[PathLike], Report], save: RemoteSave) -> Report:
     """The report on the save at a URL."""
     if (remote := save.in_place) is not None:
-        return _filled(Report(save.url, save.format), lambda report, *_: _verify_opened(report, remote), 0, False)
+        report = Report(save.url, save.format)
+        return _filled(report, lambda *_: _verify_opened(report, remote, IN_FLIGHT), 0, False)
     with tempfile.TemporaryDirectory(prefix="tensordict-verify-") as folder:
         path = save.mirror(folder)
         report = check(path)
@@ -268,8 +272,8 @@ def _named(key: Path, what: str) -> str:
 def _specs(content: bytes) -> dict[str, Any]:
     """What a meta.json says about entries, by name; nothing where it is broken, which its reader will say."""
     try:
-        meta = json.loads(content)
-    except (ValueError, RecursionError):
+        meta = parse_json(content)
+    except ValueError:
         return {}
     if not isinstance(meta, dict):
         return {}
@@ -285,12 +289,13 @@ def _verify_archive(report: Report, num_threads: int, progress: Progress | None)
 
 
 def _verify_store(report: Report, num_threads: int, progress: Progress | None) -> None:
-    _verify_opened(report, report.path)
+    _verify_opened(report, report.path, num_threads)
 
 
-def _verify_opened(report: Report, where: str | Remote) -> None:
+def _verify_opened(report: Report, where: str | Remote, num_threads: int) -> None:
     with contextlib.closing(backend_of(report.format).open(where, "r")) as store:
         _count(report, specification_in(store.root, lambda error: report.problems.append(str(error))))
+        report.problems += store.find_damage(num_threads)
 
 
 def _verify_sums(

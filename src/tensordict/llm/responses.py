@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import NonTensorData
+from tensordict.core.json_text import parse_json
 from tensordict.ops.functional import lazy_stack
 
 _OF_A_PROMPT = ("key", "prompt", "instruction_id_list", "kwargs")
@@ -87,8 +87,8 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]
             if not text.strip():
                 continue
             try:
-                line = json.loads(text)
-            except (ValueError, RecursionError) as error:
+                line = parse_json(text)
+            except ValueError as error:
                 raise ValueError(f"{place}: this line is no JSON: {error}") from error
             if not isinstance(line, dict):
                 raise ValueError(f"{place}: this line is no JSON object, but a {type(line).__name__}")

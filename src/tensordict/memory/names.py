@@ -9,6 +9,7 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from tensordict.core.errors import SaveError
+from tensordict.core.redaction import redact
 
 _PathT = TypeVar("_PathT")
 
@@ -58,7 +59,9 @@ def local_path(path: str | os.PathLike[str]) -> str:
         if host in ("", "localhost"):
             return os.path.abspath(slash + rest)
     advice = "save and load take URLs as strings, which pathlib breaks; anything else takes local paths"
-    raise SaveError(f"{given!r} is a URL ({scheme}:), and this takes the path of a local file or folder: {advice}")
+    raise SaveError(
+        f"{redact(given)!r} is a URL ({scheme}:), and this takes the path of a local file or folder: {advice}"
+    )
 
 
 def file_name(name: str, robust: bool) -> str:

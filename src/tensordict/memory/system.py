@@ -41,6 +41,14 @@ class Descriptor(Protocol):
 
 
 HAS_LOCKS = fcntl is not None
+
+
+def has_folder_descriptors() -> bool:
+    """Whether files can be reached through the descriptor of their folder, and belong to users."""
+    calls = {os.open, os.stat, os.unlink, os.rename}
+    return calls <= os.supports_dir_fd and bool(DIRECTORY and NOFOLLOW) and hasattr(os, "geteuid")
+
+
 _position = threading.Lock()
 
 

@@ -327,16 +327,15 @@ class Applying(Writing):
 
     def _counterparts(self, name: str, call: _Call, others: Sequence[Any], path: Path) -> Sequence[Any]:
         """The entries of the same name in the other containers."""
+        default = call.default
         try:
             return [other._entries[name] for other in others]
-        except (KeyError, AttributeError):
+        except (KeyError, AttributeError):  # guarded: `get` asks again
             # One of them has no such entry, or is the default of a node that was missing further up.
-            if call.default is NO_DEFAULT:
-                raise KeyError(
-                    f"apply: one of the other containers has no entry {joined((*path, name))!r}; pass default="
-                ) from None
-        default = call.default
-        return [other._entries.get(name, default) if isinstance(other, Contract) else default for other in others]
+            found = [other._entries.get(name, default) if isinstance(other, Contract) else default for other in others]
+        if default is NO_DEFAULT:
+            raise KeyError(f"apply: one of the other containers has no entry {joined((*path, name))!r}; pass default=")
+        return found
 
 
 def _fitted(result: Any, size: torch.Size, path: Path) -> Any:

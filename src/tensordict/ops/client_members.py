@@ -87,12 +87,10 @@ class ClientMembers(Indexing, Applying, Naming):
         """
         if kwargs:
             return self._wrapped_container().get(key, default, **kwargs)
-        try:
-            return self._entries[key]
-        except KeyError:
-            if default is NO_DEFAULT:
-                raise self._missing(key) from None
-            return default
+        value = self._entries.get(key)
+        if value is None and default is NO_DEFAULT:
+            raise self._missing(key)
+        return default if value is None else value
 
     def _set_str(
         self,

@@ -77,7 +77,8 @@ class Copying(Leaves):
             kept = self._shared().items()
             entries = {k: value.copy() if isinstance(value, Contract) else value for k, value in kept}
             return self._subset(entries, self._device)
-        entries = mapping.copy()
+        # Not `mapping.copy()`: compiled code guards the order of the entries here, and does not there.
+        entries = dict(mapping)
         for name, value in entries.items():
             if type(value) is not Tensor and isinstance(value, Contract):
                 entries[name] = value.copy()

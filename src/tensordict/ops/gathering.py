@@ -122,7 +122,8 @@ class Gathering(Contract):
         if any(leaf.is_nested or isinstance(leaf, Contract) for leaf in leaves):
             # A ragged leaf or an UnbatchedTensor may refuse the mask: before anything is written.
             self._map_with(_check_mask, checked)
-        self._map_with(lambda v, part: _fill_masked(v, part, value), checked)
+        with self._at_once(unchanged):
+            self._map_with(lambda v, part: _fill_masked(v, part, value), checked)
         return self
 
     def _mask(self, mask: Tensor) -> Tensor:

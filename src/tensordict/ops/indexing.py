@@ -59,7 +59,7 @@ class Indexing(Writing):
         if kind is str:
             try:
                 value = self._entries[index]
-            except KeyError:
+            except KeyError:  # guarded: `_missing` lists the names that there are
                 raise self._missing(index) from None
             # As `given`, without its call.
             if type(value) is Tensor or not isinstance(value, Contract) or not value._is_non_tensor:
@@ -69,7 +69,7 @@ class Indexing(Writing):
             try:
                 value = self._find(index)
                 return value if type(value) is Tensor else given(value)
-            except KeyError as error:
+            except KeyError as error:  # guarded: `_find` has asked
                 raise self._missing(index) from error
             except TypeError:
                 # A tuple of sequences after all, such as ((0, 1), (2, 3)), which indexes the batch.

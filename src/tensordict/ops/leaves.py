@@ -182,8 +182,9 @@ class Leaves(Locking):
         for node, _, _ in writes:
             if node._locked:
                 self._refuse_if_locked("replace its leaves")
-        for node, name, value in writes:
-            node._entries[name] = value
+        with self._at_once():
+            for node, name, value in writes:
+                node._entries[name] = value
         for node, device in devices:
             node._device = device
         return self

@@ -36,6 +36,7 @@ class Mapping(Leaves):
         pbar: bool = False,
         progress: bool | None = None,
         mp_start_method: str | None = None,
+        timeout: float | None = None,
     ) -> _Result:
         """Call a function with chunks of this container in worker processes, and join the results.
 
@@ -66,12 +67,19 @@ class Mapping(Leaves):
             progress: the same, as the methods that save call it; by default on terminals and in notebooks, after a
                 second.
             mp_start_method: `"fork"`, `"spawn"` or `"forkserver"`; that of the system by default.
+            timeout: how many seconds a worker may take for one chunk; `None` for any number. The time counts from the
+                moment at which the worker begins the chunk: its start does not count, nor does the time for which a
+                result waits to be taken. The worker that takes longer is told to end (SIGTERM), and killed 5 seconds
+                later; processes that `fn` has started itself are left alone. Exclusive with `pool`, whose workers
+                belong to the caller.
 
         Returns:
             `out`; otherwise the results that are not `None`, joined in the order of the chunks, or `None`.
 
         Raises:
             Exception: what `fn` raised, with the chunk named.
+            WorkerTimeoutError: a chunk took longer than `timeout`; it is named. This is a `TimeoutError`, too. All
+                workers are ended, and what they have written into this container or into `out` stays.
             WorkerError: a worker was killed, or ended otherwise; or this process is a worker itself.
             TypeError, ValueError, IndexError: an argument, or a result, cannot be used.
 
@@ -95,6 +103,7 @@ class Mapping(Leaves):
             worker_threads=worker_threads,
             pbar=pbar or progress,
             mp_start_method=mp_start_method,
+            timeout=timeout,
             out=out,
         )
         return Mapped(fn, self, options).joined()  # type: ignore[no-any-return]
@@ -117,6 +126,7 @@ class Mapping(Leaves):
         progress: bool | None = None,
         mp_start_method: str | None = None,
         ordered: bool = True,
+        timeout: float | None = None,
     ) -> Iterator[_Result]:
         """The results of a function for chunks of this container, one by one; as :meth:`map` but for what is said here.
 
@@ -138,6 +148,7 @@ class Mapping(Leaves):
             pbar, progress: as for `map`.
             mp_start_method: as for `map`.
             ordered: give the results in the order of the chunks; otherwise as they come.
+            timeout: as for `map`. A worker that takes longer is noticed when the next result is asked for.
 
         Returns:
             an iterator over what `fn` gives, `None` too. Tensors that `fn` gives in shared memory or in a file stay
@@ -168,6 +179,7 @@ class Mapping(Leaves):
             worker_threads=worker_threads,
             pbar=pbar or progress,
             mp_start_method=mp_start_method,
+            timeout=timeout,
             shuffle=shuffle,
             ordered=ordered,
         )

@@ -48,9 +48,10 @@ class Naming(Contract):
         _collect(self, (), names, nested)
         for path, node, own in nested:
             _check_tail(node, own, path)
-        _rename(self, names)
-        for _, node, own in nested:
-            _rename(node, own)
+        with self._at_once():
+            _rename(self, names)
+            for _, node, own in nested:
+                _rename(node, own)
 
     def refine_names(self, *names: object) -> Self:
         """Name the dims that have no name yet; returns the same container.

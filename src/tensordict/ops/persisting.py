@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
+from tensordict.io.credentials import as_url
 from tensordict.io.detect import refuse_other
 from tensordict.io.progress import quiet
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.remote_saves import read_file
+from tensordict.io.specification import check_levels
 from tensordict.io.stores.backends import backend_of
-from tensordict.io.stores.entries import write_store
+from tensordict.io.stores.entries import check_container, write_store
 from tensordict.io.transaction import FileTransaction, TreeTransaction
 from tensordict.io.uploads import save_file
 from tensordict.memory import files
@@ -76,7 +78,9 @@ class Persisting(Contract):
             (torch.Size([3]), tensor([2, 3]))
         """
         if is_url(filename) and mode != "r":
-            raise SaveError(f"mode={mode!r} writes to the file, and {filename!r} is only read: mode='r' can be had")
+            raise SaveError(
+                f"mode={mode!r} writes to the file, and {as_url(str(filename))!r} is only read: mode='r' can be had"
+            )
         opened = partial(
             registry.lookup("PersistentTensorDict")._opened,
             mode=mode,
@@ -319,12 +323,14 @@ class Persisting(Contract):
         **kwargs: object,
     ) -> Any:
         """Write this container as a store of a kind, at a path or in one that is given; see `to_h5` and `to_zarr`."""
+        check_levels(self)
         kind = backend_of(backend)
         options = kind.checked_options(kwargs)
         open_store = registry.lookup("PersistentTensorDict")._opened
         if kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
         if not isinstance(filename, (str, bytes, os.PathLike)):
+            check_container(kind, self)
             write_store(kind.create(filename, overwrite), self, options, progress)
             return open_store(filename, backend=backend, mode="r+", options=kwargs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
+from tensordict.io.credentials import as_url
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import bytes_on_disk, progress_bar, quiet
@@ -146,7 +148,9 @@ class Saving(Contract):
             overwrite: replace what is there, whatever `existsok` says: also files that belong to no save, at the path
                 of an archive or in the folder under a name that the save has. Without it they are an error.
             storage_options: of a URL: what fsspec's file system for it takes, such as `endpoint_url` and `key`;
-                fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too.
+                fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too. Two options are of this package:
+                `allow_secrets=True` lets pickles have the secrets among them, and `redirect_hosts` names the hosts
+                that a server of HTTP may redirect to, beside itself.
 
         Returns:
             A new container, locked and on the CPU, of `MemoryMappedTensor`s; unlocking it ends `is_memmap()`.
@@ -341,11 +345,73 @@ class Saving(Contract):
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> Self | Future[Self]:
-        """Save to a folder; the same as :meth:`memmap`."""
+        """Save in the format that the suffix of the path stands for.
+
+        - no suffix, or an unknown one: a folder, and `.tdz`: an archive, both as by :meth:`memmap`;
+        - `.consolidated`: a file, as by :meth:`consolidate`;
+        - `.safetensors`: a file, as by :meth:`to_safetensors`;
+        - `.h5`, `.hdf5`: an HDF5 file, as by :meth:`to_h5`;
+        - `.zarr`: a Zarr group, as by :meth:`to_zarr`;
+        - `.parquet`, `.csv`, `.json`, `.jsonl`, `.ndjson`: a table, as by :meth:`to_parquet`, :meth:`to_csv` and
+          :meth:`to_json`.
+
+        :meth:`load` reads all of them. A path that ends with `/` means a folder, as does any path with `archive=False`
+        and any path that is given to :meth:`memmap`.
+
+        Args:
+            prefix: the path or URL; `None` copies to anonymous memory, as :meth:`memmap` does.
+            copy_existing: as for :meth:`memmap`. Other formats always copy.
+            return_early: save in the background and return a `concurrent.futures.Future`. The tensors must not change
+                until it is done.
+            archive: `True` for an archive and `False` for a folder, whatever the suffix.
+            compression: of archives as for :meth:`memmap`; `"gzip"` and `"lzf"` of HDF5; `"gzip"`, `"zstd"` and
+                `"blosc"` of Zarr; of Parquet as for :meth:`to_parquet`.
+            num_threads, checksum: of folders, archives, consolidated and safetensors files.
+            durable: of all but CSV and JSON.
+            share_non_tensor, robust_key, allow_pickle: of folders and archives.
+            progress, overwrite, storage_options: of every format, as of its method.
+
+        Returns:
+            for a folder or an archive the container over it; for `.consolidated`, `.h5` and `.zarr` the result of the
+            method (close the last two after use); for other formats this container.
+
+        Raises:
+            UnsupportedEntryError: the format cannot hold this container, or the suffix (`.pt`, `.pth`) stands for
+                files of `torch.save`. Nothing has been written.
+            ValueError: the format does not have an option that is given.
+            SaveError: without `overwrite`, there is something else than a save of the format.
+            OSError: it cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.arange(3), batch_size=[3])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     for name in ("x", "x.tdz", "x.safetensors", "x.csv"):
+            ...         _ = td.save(f"{folder}/{name}")
+            ...         print(name, TensorDict.load(f"{folder}/{name}")["a"].tolist())
+            x [0, 1, 2]
+            x.tdz [0, 1, 2]
+            x.safetensors [0, 1, 2]
+            x.csv [0, 1, 2]
+        """
+        format = None if prefix is None or archive is not None else formats.format_of_name(prefix)
+        if prefix is not None and format not in (None, formats.DIRECTORY, formats.ARCHIVE):
+            options: dict[str, Any] = {
+                "num_threads": num_threads, "share_non_tensor": share_non_tensor, "compression": compression,
+                "allow_pickle": allow_pickle, "durable": durable, "checksum": checksum, "progress": progress,
+                "overwrite": overwrite, "storage_options": storage_options,
+            }  # fmt: skip
+            formats.check_options(prefix, format, {**options, "robust_key": robust_key is False})
+            write = partial(formats.write_save, self, without_scheme(prefix), format, **options)
+            return _run_early(write) if return_early else write()
         common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-        options = FolderOptions(*common, copy_existing, robust=robust_key is not False)
-        options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive, compression, storage_options)
+        folder = FolderOptions(*common, copy_existing, robust=robust_key is not False)
+        folder.allow_pickle, folder.share_values = bool(allow_pickle), share_non_tensor
+        if format == formats.ARCHIVE:
+            archive = True
+        return _save(self, prefix, folder, return_early, archive, compression, storage_options)
 
     dumps = save
 
@@ -413,8 +479,9 @@ class Saving(Contract):
                 Mapping a file takes no time; sending it to a device does.
             storage_options: of a URL, as in :meth:`memmap`.
             cache_dir: of a URL: a folder, or a :class:`~tensordict.RemoteCache`, that keeps what is fetched, so that it
-                is not fetched again as long as it is the same behind the URL; the environment variable
-                `TENSORDICT_CACHE_DIR` names one for all calls. Without, the copy is gone when the tensors are.
+                is not fetched again as long as it is the same behind the URL. Its folder must be closed to other users
+                (mode 0700). The environment variable `TENSORDICT_CACHE_DIR` names one for all calls. Without, the copy
+                is gone when the tensors are.
 
         Returns:
             A new container (of the class that was saved), or `out`. It is not locked.
@@ -476,20 +543,25 @@ class Saving(Contract):
         A folder and an archive are loaded as :meth:`load_memmap` does. Of a file that :meth:`consolidate`,
         :meth:`to_safetensors` (or another program) or :meth:`to_h5` has written, the tensors are mapped privately, or
         read from the HDF5 file when they are used; close that when it is no longer needed. So are those of a Zarr
-        group, a folder or a zip file. The content of a file says what it is, and not its name.
+        group, a folder or a zip file. The content of a file says what it is, and not its name. Only tables go by
+        their suffixes (see :meth:`save`): they are read as by :meth:`from_parquet`, :meth:`from_csv` and
+        :meth:`from_json`.
 
         Args:
             prefix: the folder or the file, or its URL: of a folder or an archive, what is loaded is fetched, of a Zarr
-                group the chunks that are used, when they are (and not kept by `cache_dir`), else all of the file.
-            *args, **kwargs: as in :meth:`load_memmap`; of the other formats, `device` and `non_blocking` can be had,
-                and `mode` of HDF5 and Zarr.
+                group the chunks that are used, when they are (and not kept by `cache_dir`), else all of the file. Of
+                tables it may be a pattern (`"part-*.parquet"`).
+            *args, **kwargs: as in :meth:`load_memmap`; other formats take `device` and `non_blocking`, HDF5 and Zarr
+                `mode`, too.
 
         Returns:
-            A new container, of the class that was saved; for HDF5 and Zarr a :class:`~tensordict.PersistentTensorDict`.
+            A new container, of the class that was saved; for HDF5 and Zarr a :class:`~tensordict.PersistentTensorDict`;
+            for tables a `TensorDict` in memory.
 
         Raises:
             FileNotFoundError: there is nothing.
-            ValueError: the file is of no format that is known, or broken; or an argument cannot be had of its format.
+            ValueError: the format of the file is unknown, the file is broken, or its format does not take an argument;
+                files of `torch.save` are for `torch.load`.
 
         Example:
             >>> import tempfile
@@ -502,9 +574,11 @@ class Saving(Contract):
             ...     [bool((TensorDict.load(f"{folder}/{name}") == td).all()) for name in ("1", "2.tdz", "3", "4")]
             [True, True, True, True]
         """
-        prefix = without_scheme(prefix)
+        prefix = as_url(without_scheme(prefix))
         access = Access.of(kwargs.pop("storage_options", None), kwargs.pop("cache_dir", None))
         if is_url(prefix):
+            if (table := formats.table_at(prefix, access)) is not None:
+                return formats.open_file(prefix, table, *args, access=access, **kwargs)  # type: ignore[no-any-return]
 
             def load(save: RemoteSave) -> Any:
                 if save.format in (formats.DIRECTORY, formats.ARCHIVE):
@@ -521,7 +595,7 @@ class Saving(Contract):
         format = formats.format_to_load(prefix)
         if format in (formats.DIRECTORY, formats.ARCHIVE):
             return cls.load_memmap(prefix, *args, **kwargs)
-        return formats.open_file(prefix, format, *args, **kwargs)  # type: ignore[no-any-return]
+        return formats.open_file(prefix, format, *args, access=access, **kwargs)  # type: ignore[no-any-return]
 
     def load_memmap_(
         self,
@@ -689,7 +763,7 @@ def _save(
     if prefix is not None and is_url(prefix):
         if options.like or options.inplace:
             raise SaveError(
-                f"{os.fspath(prefix)!r} is a URL ({scheme_of(prefix)}:), and there are no files for a container to be "
+                f"{as_url(prefix)!r} is a URL ({scheme_of(prefix)}:), and there are no files for a container to be "
                 "over: memmap() uploads a save"
             )
         # What is mapped from elsewhere is copied in any case.
@@ -712,6 +786,11 @@ def _save(
     if not return_early:
         saved: ContainerT = run()
         return saved
+    return _run_early(run)
+
+
+def _run_early(run: Callable[[], Any]) -> Future[Any]:
+    """Run a save in a thread of its own."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="tensordict-save")
     future = pool.submit(run)
     pool.shutdown(wait=False)

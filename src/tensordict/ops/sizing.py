@@ -120,12 +120,13 @@ class Sizing(Writing):
         if size is None:
             return self
         before: list[tuple[Contract, torch.Size, Names | None]] = []
-        try:
-            _spread(self, size, batch_dims, keep_compliant_size, nested, before)
-        except RuntimeError:
-            for node, old, names in reversed(before):
-                node._batch_size, node._names = old, names
-            raise
+        with self._at_once():
+            try:
+                _spread(self, size, batch_dims, keep_compliant_size, nested, before)
+            except RuntimeError:
+                for node, old, names in reversed(before):
+                    node._batch_size, node._names = old, names
+                raise
         return self
 
 
@@ -142,17 +143,18 @@ def replace_leaves(
     for node in nodes.values():
         if isinstance(node, Locking) and node._locked:
             raise_locked("replace its entries in place")
-    for node in nodes.values():
-        for name in list(node._entries):
-            value = node._entries[name]
-            if not isinstance(value, Contract):
-                node._entries[name] = fn(value)
-            elif value._is_non_tensor:
-                node._entries[name] = value._map(fn, size, batch_dims, rename)
-            del value
-        names = None if node._names is None else node._renamed(len(size), batch_dims, rename)
-        node._batch_size = size + node._batch_size[batch_dims:]
-        node._names = names
+    with root._at_once():
+        for node in nodes.values():
+            for name in list(node._entries):
+                value = node._entries[name]
+                if not isinstance(value, Contract):
+                    node._entries[name] = fn(value)
+                elif value._is_non_tensor:
+                    node._entries[name] = value._map(fn, size, batch_dims, rename)
+                del value
+            names = None if node._names is None else node._renamed(len(size), batch_dims, rename)
+            node._batch_size = size + node._batch_size[batch_dims:]
+            node._names = names
     return root
 
 

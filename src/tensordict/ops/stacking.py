@@ -440,7 +440,7 @@ def maybe_dense_stack_containers(input: object, dim: int = 0, out: object = None
         return lazy_stack_containers(items, dim, out, **kwargs)
     try:
         return stack_containers(items, dim, out)
-    except (KeyError, RuntimeError, TypeError):
+    except (KeyError, RuntimeError, TypeError):  # guarded: `_congruent` compares the names
         if _congruent(items):
             raise
     return lazy_stack_containers(items, dim, out, **kwargs)
@@ -640,7 +640,7 @@ def _plan_join(
         path = (*prefix, name)
         try:
             column = [mapping[name] for mapping in mappings]
-        except KeyError:
+        except KeyError:  # guarded: the error lists the names in all of them
             raise_key_mismatch(mappings, prefix)
         target = targets.get(name)
         if target is None and targets:

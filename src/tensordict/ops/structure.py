@@ -71,8 +71,9 @@ class Structure(Writing):
             _want(wanted, path)
         if inplace:
             gone: list[tuple[Any, str]] = []
-            self._plan_keep(wanted, gone)
-            _delete(gone, "select in place")
+            with self._at_once():
+                self._plan_keep(wanted, gone)
+                _delete(gone, "select in place")
             return self
         selected = self._selected(wanted)
         plain = registry.lookup("TensorDict")
@@ -123,10 +124,12 @@ class Structure(Writing):
         if inplace:
             self._refuse_if_locked("exclude in place")
             if (members := self._members(or_template=True)) is not None:
-                for member in members:
-                    member.exclude(*paths, inplace=True)
+                with self._at_once():
+                    for member in members:
+                        member.exclude(*paths, inplace=True)
                 return self
-            _delete([self._holder(path) for path in paths if self._peek(path) is not None], "exclude in place")
+            with self._at_once():
+                _delete([self._holder(path) for path in paths if self._peek(path) is not None], "exclude in place")
             return self
         return self._excluding(paths)
 
@@ -313,17 +316,20 @@ class Structure(Writing):
     def _exchange(self, other: Any) -> None:
         """Make the entries of `other`, a container of the same kind, all there is in this one."""
         if (members := self._members(or_template=True)) is not None:
-            for member, piece in zip(members, other._members(or_template=True), strict=True):
-                member._exchange(piece)
+            with self._at_once():
+                for member, piece in zip(members, other._members(or_template=True), strict=True):
+                    member._exchange(piece)
             return
         entries = dict(other._entries)
         if self._wrapped_container()._is_in_file:
             # What is written may be read from what is there, so that goes last; nested containers that stay are left.
             own: Any = self._entries
             stay = {name for name, value in entries.items() if name in own and own.node(name) is value}
-            own.update({name: value for name, value in entries.items() if name not in stay})
-            for name in set(own) - entries.keys():
-                del own[name]
+            gone = set(own) - entries.keys()
+            with self._at_once():
+                own.update({name: value for name, value in entries.items() if name not in stay})
+                for name in gone:
+                    del own[name]
             return
         for name in list(self._entries):
             del self._entries[name]

@@ -58,12 +58,11 @@ class Values(Writing):
             >>> TensorDict(name="walker").get_non_tensor("name")
             'walker'
         """
-        try:
-            value = self._find(key)
-        except KeyError:
+        value = self._peek(path_of(key))
+        if value is None:
             if default is not NO_DEFAULT:
                 return default
-            raise self._missing(key) from None
+            raise self._missing(key)
         if type(value) is Tensor or not isinstance(value, Contract) or not value._is_non_tensor:
             return value
         return value._unwrapped()

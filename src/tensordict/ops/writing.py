@@ -455,7 +455,8 @@ class Writing(Reading, Locking):
 
     def _delete_from(self, members: Sequence[Any], path: Path) -> None:
         """Delete an entry from all members that have it."""
-        having = {id(member): member for member in members if member._has_anywhere(path)}.values()  # each once
+        # A list: compiled code takes a view of an empty dict for true.
+        having = list(distinct([member for member in members if member._has_anywhere(path)]))
         if self._locked or any(member._locked for member in having):
             raise_locked(f"delete the entry {joined(path)!r}")
         if not having:
@@ -535,15 +536,16 @@ class Writing(Reading, Locking):
                 return self
             # What is in a file stays there.
             entries = parent._writable()
-        if in_level:
-            # Within a level the value fits as it did before.
-            self._check_field(new[0])
-            entries[new[0]] = entries[old[0]]
-        else:
-            if parent._locked:
-                raise_locked(f"rename the entry {old_key!r}")
-            self._write(new, entries[old[-1]])
-        del entries[old[-1]]
+        with self._at_once():
+            if in_level:
+                # Within a level the value fits as it did before.
+                self._check_field(new[0])
+                entries[new[0]] = entries[old[0]]
+            else:
+                if parent._locked:
+                    raise_locked(f"rename the entry {old_key!r}")
+                self._write(new, entries[old[-1]])
+            del entries[old[-1]]
         return self
 
     # --- the batch size ----------------------------------------------------------------------------------------------
@@ -581,10 +583,11 @@ class Writing(Reading, Locking):
         return node
 
     def _existing(self, key: object) -> Any:
-        try:
-            return self._entries[key] if type(key) is str else self._find(key)
-        except KeyError:
-            raise self._missing(joined(path_of(key))) from None
+        path = path_of(key)
+        value = self._peek(path)
+        if value is None:
+            raise self._missing(joined(path))
+        return value
 
 
 def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import TransferError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.memory.flat_buffers import fresh
 from tensordict.parallel import sharing, wire
@@ -334,7 +335,7 @@ def _agreed(container: Contract, group: dist.ProcessGroup, call: str, op: object
 def _quarrel(told: dict[str, Any], content: bytes, own: int, rank: int) -> str:
     """Why this rank cannot reduce together with another one."""
     try:
-        other = json.loads(content)
+        other = parse_json(content)
         if "refusal" in other:
             return f"rank {rank} of the group cannot take part: {other['refusal']}"
         if other["call"] != told["call"]:

@@ -35,6 +35,7 @@ class Options:
     worker_threads: int
     pbar: bool | None
     mp_start_method: str | None
+    timeout: float | None = None
     shuffle: bool = False
     ordered: bool = True
     out: Any = None
@@ -58,6 +59,12 @@ class Mapped:
         for name in ("num_workers", "num_chunks", "max_tasks_per_child", "worker_threads"):
             _check_count(name, getattr(options, name), 1)
         _check_count("chunksize", options.chunksize, 0)
+        _check_timeout(options.timeout)
+        if options.timeout is not None and options.pool is not None:
+            raise OptionError(
+                "timeout= ends the worker that takes too long, and the workers of a pool are not those of this call: "
+                "pass num_workers= in place of pool=, or no timeout"
+            )
         if options.chunksize is not None and options.num_chunks is not None:
             raise ValueError("chunksize and num_chunks both say how the container is cut: pass one of them")
         if options.pool is None and mp.current_process().daemon:
@@ -109,8 +116,9 @@ class Mapped:
         sharing.share(self._job.container, private_maps=False)
         base = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=options.generator))
         workers = max(1, min(count, len(chunks)))
+        limit, timeout = options.max_tasks_per_child, options.timeout
         return WorkerPool(
-            self._context, self._job, workers, base, options.worker_threads, options.max_tasks_per_child, len(chunks)
+            self._context, self._job, workers, base, options.worker_threads, limit, len(chunks), timeout
         ), chunks
 
     def results(self, bounded: bool = False) -> Iterator[tuple[Chunk, Any]]:
@@ -202,6 +210,15 @@ def _check_count(name: str, value: object, least: int) -> None:
         raise TypeError(f"{name} is an int, got {value!r} of type {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} is at least {least}, got {value}")
+
+
+def _check_timeout(timeout: object) -> None:
+    if timeout is None:
+        return
+    if type(timeout) not in (int, float):
+        raise TypeError(f"timeout is a number of seconds, or None, got {timeout!r} of type {type(timeout).__name__}")
+    if not timeout > 0:  # type: ignore[operator]
+        raise ValueError(f"timeout is a number of seconds above 0, or None, got {timeout}")
 
 
 def check_shuffle(shuffle: bool, index_with_generator: bool) -> None:

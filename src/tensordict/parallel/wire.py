@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.errors import SaveError, TransferError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.specification import Specification, to_container
 from tensordict.io.structure import SIZES, Described, restore, value_of
@@ -239,7 +240,7 @@ class Header:
         self.rows: dict[str, WireTensor] = {}
         self.storages: dict[str, list[int]] = {}
         try:
-            fields = json.loads(content)
+            fields = parse_json(content)
             if "refusal" in fields:
                 raise TransferError(f"nothing was sent: {fields['refusal']}")
             self.node, self.values = fields["node"], fields["values"]

@@ -17,12 +17,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import os
 import pickle
 import queue
 import signal
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import connection as pipes
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
@@ -32,7 +34,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tensordict.core.errors import WorkerError
+from tensordict.core.errors import WorkerError, WorkerTimeoutError
 from tensordict.core.logs import logger
 from tensordict.parallel.jobs import (
     Chunk,
@@ -52,6 +54,8 @@ from tensordict.parallel.messages import CommonMemory, Handle, Message, OwnDescr
 _PATROL = 0.5
 # How long a process may take to end by itself.
 _PATIENCE = 5.0
+# What a process sends when it has started. The time for its first chunk counts from then.
+_UP = b"up"
 
 # A chunk, whether the job was done, and the result or the `Failure`.
 Outcome = tuple[Chunk, bool, Any]
@@ -71,6 +75,9 @@ class _Worker:
         ours = [worker.pipe for worker in (*others, self)] if forked else []
         self.chunk: Chunk | None = None
         self.done = 0
+        # Whether it has started, and the time at which it began its chunk.
+        self._is_up = False
+        self._since = math.inf
         self.process = context.Process(
             target=_work, args=(theirs, ours, job.sendable(forked), threads, seed), daemon=True
         )
@@ -84,17 +91,27 @@ class _Worker:
 
     def give(self, chunk: Chunk) -> None:
         self.chunk = chunk
+        if self._is_up:
+            self._since = time.monotonic()
         # A process that is gone is noticed when its result is waited for.
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(pickle.dumps(tuple(chunk)))
 
-    def outcome(self) -> tuple[Chunk, bool, Message]:
-        """The result of the chunk.
+    def deadline(self, timeout: float) -> float:
+        """When it has had the chunk for so many seconds; never while it starts."""
+        return self._since + timeout
+
+    def outcome(self) -> tuple[Chunk, bool, Message] | None:
+        """Receive the result of the chunk, or `None` when the process has started and begins its first chunk.
 
         Raises:
             EOFError, OSError: the process is gone.
         """
-        done, head, parts, nbytes, shared = pickle.loads(self.pipe.recv_bytes())
+        content = self.pipe.recv_bytes()
+        if content == _UP:
+            self._is_up, self._since = True, time.monotonic()
+            return None
+        done, head, parts, nbytes, shared = pickle.loads(content)
         try:
             descriptor = OwnDescriptor(recv_handle(self.pipe)) if nbytes else None
             handles = [Handle(size, is_block, OwnDescriptor(recv_handle(self.pipe))) for size, is_block in shared]
@@ -108,12 +125,16 @@ class _Worker:
     def is_gone(self) -> bool:
         return self.process.exitcode is not None
 
-    def end(self) -> None:
-        """End the process: a busy one at once, an idle one by itself."""
+    def dismiss(self) -> float:
+        """Tell the process to end, a busy one by a signal; returns when it will be killed."""
         self.pipe.close()
         if self.chunk is not None:
             self.process.terminate()
-        self.process.join(_PATIENCE)
+        return time.monotonic() + _PATIENCE
+
+    def end(self, until: float) -> None:
+        """Wait for the end of the process, and kill it if it still runs at that time."""
+        self.process.join(max(0.0, until - time.monotonic()))
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
@@ -131,15 +152,24 @@ class WorkerPool:
         threads: how many threads torch has in each.
         limit: how many chunks one does before another takes its place; `None` for any number.
         chunks: how many chunks there are.
+        timeout: how many seconds one may have a chunk; `None` for any number.
     """
 
     def __init__(
-        self, context: object, job: Job, count: int, seed: int, threads: int, limit: int | None, chunks: int
+        self,
+        context: object,
+        job: Job,
+        count: int,
+        seed: int,
+        threads: int,
+        limit: int | None,
+        chunks: int,
+        timeout: float | None = None,
     ) -> None:
         self._context, self._job = context, job
         self.count = count
         self._seed, self._threads, self._limit = seed, threads, limit
-        self._left = chunks
+        self._left, self._timeout = chunks, timeout
         self._common = CommonMemory(job.container)
         self._workers: list[_Worker] = []
 
@@ -164,15 +194,19 @@ class WorkerPool:
         """The results as they come, of the chunks that `take` gives; `None` from it means that there is none for now.
 
         Raises:
+            WorkerTimeoutError: a process has had its chunk for too long.
             WorkerError: a process ended before its work did.
         """
         self._supply(take)
         while any(worker.chunk is not None for worker in self._workers):
             for worker in self._ready():
                 try:
-                    chunk, done, message = worker.outcome()
+                    outcome = worker.outcome()
                 except (EOFError, OSError):
                     raise self._loss(worker) from None
+                if outcome is None:
+                    continue
+                chunk, done, message = outcome
                 # Before the caller does something with the result, so that the worker is not idle during that.
                 self._supply(take)
                 yield chunk, done, _opened(chunk, message, self._common)
@@ -189,7 +223,7 @@ class WorkerPool:
                 return
             if worker is not None and worker.done == self._limit:
                 self._workers.remove(worker)
-                worker.end()
+                worker.end(worker.dismiss())
                 worker = None
             if worker is None:
                 worker = self._hire()
@@ -204,12 +238,33 @@ class WorkerPool:
         """The workers that have sent something, or are gone."""
         busy = {worker.pipe: worker for worker in self._workers if worker.chunk is not None}
         while True:
-            found = pipes.wait(list(busy), _PATROL)
+            found = pipes.wait(list(busy), self._patrol(busy.values()))
+            self._check_time(worker for pipe, worker in busy.items() if pipe not in found)
             if found:
                 return [busy[pipe] for pipe in found]
             gone = [worker for worker in busy.values() if worker.is_gone() and not worker.pipe.poll()]
             if gone:
                 raise self._loss(gone[0])
+
+    def _patrol(self, busy: Iterable[_Worker]) -> float:
+        """How long to wait for a result, in seconds: until a process has had its chunk for too long, at most."""
+        if self._timeout is None:
+            return _PATROL
+        first = min(worker.deadline(self._timeout) for worker in busy)
+        return max(0.0, min(_PATROL, first - time.monotonic()))
+
+    def _check_time(self, busy: Iterable[_Worker]) -> None:
+        """Raise a `WorkerTimeoutError` when a process has had its chunk for too long, and has sent no result."""
+        if self._timeout is None:
+            return
+        now = time.monotonic()
+        for worker in busy:
+            # The result may have come while this process was doing something else: then it came in time.
+            if worker.deadline(self._timeout) <= now and not worker.pipe.poll():
+                raise WorkerTimeoutError(
+                    f"{worker.chunk} took longer than timeout={self._timeout} seconds; its worker process "
+                    f"{worker.process.pid} is ended. A longer timeout, or smaller chunks, leave it more time"
+                )
 
     def _loss(self, worker: _Worker) -> WorkerError:
         worker.process.join(_PATIENCE)
@@ -225,12 +280,10 @@ def _dismiss(workers: list[_Worker], owner: int) -> None:
     """End workers, in the process that has started them."""
     if os.getpid() != owner:
         return
-    for worker in workers:
-        # Idle ones end while the others are waited for.
-        if worker.chunk is None:
-            worker.pipe.close()
+    # All end while the first is waited for.
+    untils = [worker.dismiss() for worker in workers]
     while workers:
-        workers.pop().end()
+        workers.pop().end(untils.pop())
 
 
 def _opened(chunk: Chunk, message: Message | LocalValue, common: CommonMemory) -> Any:
@@ -261,6 +314,9 @@ def _work(pipe: Connection, others: Sequence[Connection], job: Job, threads: int
         common = CommonMemory(run.container)
     except Exception as error:
         run, common = _raising(error), CommonMemory()
+    # A caller who is gone is noticed when the chunk is received.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        pipe.send_bytes(_UP)
     while True:
         try:
             chunk = Chunk(*pickle.loads(pipe.recv_bytes()))

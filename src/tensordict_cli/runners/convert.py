@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io.formats import SUFFIXES, describe_save, open_save, write_save
+from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, describe_save, format_of_name, open_save, write_save
 from tensordict.io.progress import Progress, bytes_on_disk
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import is_saved_at, remote_bytes
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             _check_apart(source, target)
         _import_all(args.modules)
         return tables.run(args)
-    to = args.to or format_of_name(target)
+    to = args.to or _format_of_target(target)
     if not is_url(source) and not os.path.lexists(source):
         raise FileNotFoundError(2, "no such file or folder", source)
     _check_target(source, target, to, args.force)
@@ -43,35 +43,34 @@ def run(args: argparse.Namespace) -> int:
     outline = describe_save(source)[1]
     _check_known(outline, args.allow_pickle)
     with _progress(sum(node.nbytes for _, node in walk(outline) if isinstance(node, LeafSpec))):
-        write_save(
+        saved = write_save(
             open_save(source, allow_pickle=args.allow_pickle),
             target,
             to,
             compression=args.compression,
             checksum=args.checksum,
             num_threads=args.num_threads,
-            allow_pickle=args.allow_pickle,
+            allow_pickle=args.allow_pickle and to in (DIRECTORY, ARCHIVE),
             overwrite=args.force,
         )
+        if to in BACKENDS:
+            saved.close()
     nbytes = size_text(remote_bytes(target) or 0) if is_url(target) else f"{size_text(bytes_on_disk(target))} on disk"
     show([[(f"{printable(target)}: {to}, {nbytes}", GOOD)]])
     return 0
 
 
-def format_of_name(path: str) -> str:
+def _format_of_target(path: str) -> str:
     """The format that the suffix of a path stands for.
 
     Raises:
         SaveError: it stands for none.
     """
-    suffix = "" if path.endswith("/") else os.path.splitext(path)[1].lower()
-    if suffix not in SUFFIXES:
+    if (found := format_of_name(path)) is None:
         known = ", ".join(f"{suffix or 'none'} ({name})" for suffix, name in SUFFIXES.items())
-        raise SaveError(
-            f"{path!r}: the suffix {suffix!r} stands for no format; use --to, or one of {known}, "
-            f"{', '.join(tables.SUFFIXES)} (tables)"
-        )
-    return SUFFIXES[suffix]
+        suffix = os.path.splitext(path)[1]
+        raise SaveError(f"{path!r}: the suffix {suffix!r} stands for no format; use --to, or one of {known}")
+    return found
 
 
 def _check_target(source: str, target: str, to: str, force: bool) -> None:

@@ -19,7 +19,7 @@ from tensordict.convert.text_tables import write_text
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
 from tensordict.datasets import DatasetWriter
-from tensordict.io.formats import open_save
+from tensordict.io.formats import CSV, JSON, JSON_LINES, PARQUET, TABLES, open_save
 from tensordict.io.progress import progress_bar
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import Access, is_saved_at
@@ -28,16 +28,14 @@ from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.terminal import GOOD, count_text, has_tqdm, show
 from tensordict_cli.text import printable
 
-_PARQUET, _CSV, _JSON = "parquet", "csv", "json lines"
-SUFFIXES = {".parquet": _PARQUET, ".csv": _CSV, ".jsonl": _JSON, ".ndjson": _JSON}
 # About what is in memory at a time: rows of a Parquet file, bytes of a save.
 _ROWS, _NBYTES = 1 << 16, 16 << 20
 _SEPARATOR = "."
 
 
 def kind_of(path: str) -> str:
-    """The kind of table that a suffix stands for; "" for none."""
-    return SUFFIXES.get(os.path.splitext(path)[1].lower(), "")
+    """The kind of table that a suffix stands for; "" for any other suffix, and for a folder."""
+    return "" if os.path.isdir(path) else TABLES.get(os.path.splitext(path)[1].lower(), "")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +90,7 @@ def _number(text: str) -> float:
 def _of_table(path: str, reading: TableOptions) -> Iterator[Any]:
     """Containers of some rows each."""
     kind, access = kind_of(path), Access.of(None)
-    if kind == _PARQUET:
+    if kind == PARQUET:
         is_empty = True
         for part in batches_of_files(path, access, None, reading, _ROWS, {}):
             yield part
@@ -101,7 +99,9 @@ def _of_table(path: str, reading: TableOptions) -> Iterator[Any]:
             raise SaveError(f"{path!r}: there are no rows, so that there is nothing to write")
         return
     found, may_lack = files_of(path, access), reading.nulls is not None or reading.fill is not None
-    tables = csv_tables(found, CsvOptions(), may_lack) if kind == _CSV else json_tables(found, True, may_lack)
+    tables = (
+        csv_tables(found, CsvOptions(), may_lack) if kind == CSV else json_tables(found, kind == JSON_LINES, may_lack)
+    )
     try:
         yield from tables.containers(reading)
     except ValueError as error:
@@ -153,10 +153,10 @@ def _to_table(parts: Iterator[Any], target: str, overwrite: bool, nulls: Nulls) 
         nonlocal count
         first = None
         for part in parts:
-            separator = _SEPARATOR if kind == _CSV else None
-            table = table_of(part, separator, text_categories=kind == _PARQUET, nulls=nulls)
+            separator = _SEPARATOR if kind == CSV else None
+            table = table_of(part, separator, text_categories=kind == PARQUET, nulls=nulls)
             first = table.schema if first is None else first
-            if kind != _JSON and table.schema.metadata != first.metadata:
+            if kind not in (JSON, JSON_LINES) and table.schema.metadata != first.metadata:
                 raise SaveError(
                     f"{target!r}: from row {count} on, entries hold values of other types than above, and a column has "
                     "one type: convert to JSON lines, or load the save and write all of it at once"
@@ -165,10 +165,10 @@ def _to_table(parts: Iterator[Any], target: str, overwrite: bool, nulls: Nulls) 
             yield table
 
     def write(file: Any) -> None:
-        if kind == _CSV:
+        if kind == CSV:
             write_csv(file, tables())
-        elif kind == _JSON:
-            write_json(file, tables(), True)
+        elif kind in (JSON, JSON_LINES):
+            write_json(file, tables(), kind == JSON_LINES)
         else:
             _write_parquet(file, tables())
 

@@ -15,17 +15,19 @@ from tensordict.core.errors import (
     OptionError,
     SaveError,
     SchemaError,
+    ServerFullError,
     ShapeError,
     StackError,
     StateError,
     TransferError,
     UnsupportedEntryError,
     WorkerError,
+    WorkerTimeoutError,
 )
 
 __all__ = [
     "BatchIndexError", "ContainerExpected", "DimError", "DuplicateKeyError", "FieldError", "InstructionError",
     "KeyMismatchError", "LockedError", "MissingKeyError", "ModuleError", "NamesError", "OptionError",
-    "SaveError", "SchemaError", "ShapeError", "StackError", "StateError", "TransferError",
-    "UnsupportedEntryError", "WorkerError",
+    "SaveError", "SchemaError", "ServerFullError", "ShapeError", "StackError", "StateError",
+    "TransferError", "UnsupportedEntryError", "WorkerError", "WorkerTimeoutError",
 ]  # fmt: skip

@@ -68,17 +68,28 @@ class Members(EntryStore, MutableMapping[str, Any]):
     # --- the mapping ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
         value = self.read(name)
+        if value is None:
+            return default
         return value if self.hook_out is None or isinstance(value, Contract) else self.hook_out(value)
 
     def read(self, name: str) -> Any:
-        """The entry of this name, `hook_out` not being called."""
+        """The entry of this name without a call of `hook_out`; `None` when a member lacks it."""
         if not self.containers:
-            value = self.template._entries[name]
-            if isinstance(value, Contract):
-                return self._stack(name, [], value)
+            value = self.template._entries.get(name)
+            if value is None or isinstance(value, Contract):
+                return None if value is None else self._stack(name, [], value)
             return value.unsqueeze(self.dim).narrow(self.dim, 0, 0)
-        column = [member._entries[name] for member in self.containers]
+        column = [member._entries.get(name) for member in self.containers]
+        for value in column:
+            if value is None:
+                return None
         if type(column[0]) is not Tensor and isinstance(column[0], Contract):
             return self.nested(name, column)
         try:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, Names
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked, columns
 from tensordict.io.progress import progress_bar
@@ -30,6 +31,7 @@ from tensordict.io.specification import (
     Specification,
     Unreadable,
     check,
+    check_level,
     class_name,
     shape_of,
     specification_of,
@@ -47,8 +49,6 @@ NAMES, CLASS, KIND, STACK_DIM, TEXT = "_names", "_class", "_kind", "_stack_dim",
 # On the group of a ragged tensor: the shape of its rows in the jagged layout as JSON, `null` for the strided one.
 RAGGED = "_ragged"
 _ELEMENTS, _SIZES = "values", "sizes"
-# How deep groups may be nested in what is read.
-_DEEPEST = 300
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def noted_names(item: Item) -> Names | None:
     """
     with item.store.errors(item.key):
         text = item.text(NAMES)
-        return None if text is None else checked.names(json.loads(text))
+        return None if text is None else checked.names(parse_json(text))
 
 
 def noted_class(group: Group) -> str | None:
@@ -94,7 +94,7 @@ def value_of(item: Text, size: torch.Size, device: torch.device | None, names: N
         kind = VALUES[0] if noted is None else noted
         if kind not in (*VALUES, VALUE_STACK):
             raise ValueError(f"{kind!r:.40} is no kind of a value")
-        value = text if noted is None or item.attribute(TEXT) is not None else restored(json.loads(text))
+        value = text if noted is None or item.attribute(TEXT) is not None else restored(parse_json(text))
         dims = item.numbers(STACK_DIM) if kind == VALUE_STACK else None
         own = noted_size(item)
         if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
@@ -190,7 +190,7 @@ def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None
     """
     check_rows(group, size)
     with group.store.errors(group.key):
-        row = json.loads(group.text(RAGGED) or "null")
+        row = parse_json(group.text(RAGGED) or "null")
         if row is not None:
             row = checked.ints(row, "the shape of its rows", least=-1)
         flat, sizes = (_part_of(group, name).tensor(None).read() for name in (_ELEMENTS, _SIZES))
@@ -229,9 +229,10 @@ def _fit_size(node: Specification) -> None:
 
 def lineage_of(group: Group, above: tuple[int, ...]) -> tuple[int, ...]:
     """The addresses of a group and those above it; a `SaveError` when it is nested in itself."""
-    if group.address in above or len(above) > _DEEPEST:
+    check_level(group.key)
+    if group.address in above:
         where = f"entry {joined(group.key)!r} of the {group.store.kind} {group.store.name!r}"
-        raise SaveError(f"{where} is nested in itself, or too deep")
+        raise SaveError(f"{where} is nested in itself")
     return (*above, group.address)
 
 
@@ -289,7 +290,7 @@ def _there(store: Store, value: object, key: Path, above: tuple[int, ...]) -> It
     return group  # type: ignore[no-any-return]
 
 
-def check_leaf(store: Store, value: Tensor, key: Path) -> None:
+def check_leaf(store: Store | type[Store], value: Tensor, key: Path) -> None:
     """Raise an `UnsupportedEntryError` that names the key for a tensor that cannot be stored."""
     try:
         if value.is_nested and not store.holds_ragged:
@@ -312,6 +313,7 @@ def fill(array: ArrayItem, value: Tensor) -> None:
         array.write((...,), as_array(value, value.dtype))
     elif value.numel():
         array.tensor(None).write(value, None if progress is None else progress.add)
+    array.record_written()
 
 
 def _is_zero(value: Tensor) -> bool:
@@ -344,6 +346,50 @@ def _made_node(
     return node
 
 
+def check_container(store: type[Store], container: Contract, key: Path = ()) -> None:
+    """Check that a kind of store can hold a container, where writing it would not leave what is there alone.
+
+    Raises:
+        UnsupportedEntryError: an entry cannot be stored; it is named.
+    """
+    form = specification_of(container, key, unread=True)
+    if form.is_tensorclass:
+        container = form.entries[WRAPPED]
+        form = specification_of(container, key, unread=True)
+    if form.kind == LAZY:
+        _check_even(container, key)
+        for member in container._members() or ():
+            check_container(store, member, key)
+    elif form.is_value:
+        _json_of(store, form.value, key)
+    elif form.kind != DICT:
+        raise _unsupported_kind(store, form.kind, key)
+    else:
+        for name, value in form.entries.items():
+            if isinstance(value, Contract):
+                check_container(store, value, (*key, name))
+            else:
+                check_leaf(store, value, (*key, name))
+
+
+def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> UnsupportedEntryError:
+    return UnsupportedEntryError(f"{entry_of(key)}{store.a_kind} holds no {kind}; a folder or an archive (memmap) does")
+
+
+def _json_of(store: Store | type[Store], value: object, key: Path) -> str:
+    """The JSON of a value; an `UnsupportedEntryError` when there is none."""
+    try:
+        return json.dumps(exact(value))
+    except NotJson as error:
+        raise _unsupported_value(store, error, key) from None
+
+
+def _unsupported_value(store: Store | type[Store], error: Exception, key: Path) -> UnsupportedEntryError:
+    return UnsupportedEntryError(
+        f"entry {joined(key)!r}: {error}; values that are no tensors are kept as JSON in {store.a_kind}"
+    )
+
+
 def write_container(group: Group, container: Contract, options: Mapping[str, Any], above: tuple[int, ...] = ()) -> None:
     """Write a container as an empty group; `above` as in `made`.
 
@@ -352,6 +398,7 @@ def write_container(group: Group, container: Contract, options: Mapping[str, Any
         OSError: the store cannot be written.
     """
     key, errors = group.key, group.store.errors
+    check_level(key)
     form = specification_of(container, key, unread=True)
     if form.is_tensorclass:
         with errors(key):
@@ -362,9 +409,7 @@ def write_container(group: Group, container: Contract, options: Mapping[str, Any
         _check_even(container, key)
         form = Specification(DICT, form.batch_size, form.device, form.names, container._entries)
     if form.kind != DICT:
-        raise UnsupportedEntryError(
-            f"{entry_of(key)}{group.store.a_kind} holds no {form.kind}; a folder or an archive (memmap) does"
-        )
+        raise _unsupported_kind(group.store, form.kind, key)
     with errors(key):
         note(group, form.batch_size, form.names)
     for name in form.entries:
@@ -428,11 +473,9 @@ def _made_value(group: Group, form: Specification, key: Path) -> Item:
     value = form.value
     is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
     try:
-        item = group.new_text(key, value if is_text else json.dumps(exact(value)))
-    except (NotJson, UnicodeEncodeError) as error:
-        raise UnsupportedEntryError(
-            f"entry {joined(key)!r}: {error}; values that are no tensors are kept as JSON in {group.store.a_kind}"
-        ) from None
+        item = group.new_text(key, value if is_text else _json_of(group.store, value, key))
+    except UnicodeEncodeError as error:
+        raise _unsupported_value(group.store, error, key) from None
     with group.store.errors(key):
         item.set_attribute(KIND, form.kind)
         if is_text:

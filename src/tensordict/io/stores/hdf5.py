@@ -23,7 +23,7 @@ from tensordict.core import extras
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
-from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Store, Text
+from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Store, Text, decode_names
 from tensordict.memory import files, system
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import Selection, stored_dtype, tensor_dtype
@@ -115,7 +115,7 @@ class File(Store):
             yield
         except (SaveError, IndexError):
             raise
-        except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
             where = f"entry {joined(key)!r} " if key else ""
             if isinstance(error, OSError) and error.errno:
                 raise OSError(error.errno, f"{where}cannot be read or written ({error})", self.name) from error
@@ -254,12 +254,6 @@ class _Array(_Object, ArrayItem):
             with self.store.errors(self.key):
                 self.object[selection] = values
 
-    def resize(self, shape: Sequence[int]) -> None:
-        self.store.check_writable()
-        with self.store.errors(self.key):
-            self.object.resize(tuple(shape))
-            self.shape = torch.Size(shape)
-
 
 class _Group(_Object, Group):
     @property
@@ -270,7 +264,7 @@ class _Group(_Object, Group):
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            return [File.decoded(link) for link in self.object]
+            return decode_names(self.object, File.decoded)
 
     def check_name(self, name: str) -> None:
         self._link(name)

@@ -8,11 +8,12 @@ request, which the server carries out whole or not at all; what is larger than a
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -33,7 +34,7 @@ from tensordict.io.stores.redis_layout import (
     raw_of,
     request_of,
 )
-from tensordict.io.stores.redis_wire import LIMIT, Address, Request, State, Wire
+from tensordict.io.stores.redis_wire import LIMIT, Address, Request, State, Wire, only_frees
 from tensordict.io.stores.store import Item, Pick, StaleError, Store
 from tensordict.memory.stored_tensors import Selection
 
@@ -142,6 +143,11 @@ class Server(Store):
     def decoded(part: str) -> str:
         return unquote(part)
 
+    @staticmethod
+    def key_of(path: str) -> Path:
+        """The nested key of what is at a path."""
+        return tuple(map(decoded, path.split(".")))
+
     # --- what is known ------------------------------------------------------------------------------------------------
 
     @property
@@ -227,9 +233,7 @@ class Server(Store):
     def known(self, path: str) -> Meta | None:
         """What is known of a leaf; `None` when there is none. Raises `KeyError` for what is not even a node."""
         scope = self.scope
-        if scope is not None and scope.adds:
-            self.send(scope)
-        if not self.address.cached and (scope is None or not scope.is_listed):
+        if not self.address.cached and (scope is None or not (scope.is_listed or scope.adds)):
             self._listed()
         for asked in (False, True):
             with self._knowing.held:
@@ -311,9 +315,13 @@ class Server(Store):
             yield
             if scope.commands:
                 self.send(scope)
-        except BaseException:
+        except BaseException as error:
             if scope.commands:
                 self.forget()
+            for undo in reversed(scope.undone):
+                undo()
+            if scope.uploads and not isinstance(error, ConnectionError):
+                self.wire.discard(scope.uploads)
             raise
         finally:
             self._local.scope = None
@@ -374,7 +382,7 @@ class Server(Store):
         """
         self.check()
         scope = self.scope
-        if scope is not None and scope.commands:
+        if scope is not None and scope.writes(request):
             self.send(scope)
         (answer,) = self.wire.read([request], key)
         return self.answered(request, answer, key)
@@ -403,18 +411,22 @@ class Server(Store):
     def send(self, scope: Scope) -> None:
         """Send what was written so far."""
         checks, commands, checked_, adds = list(scope.checks.values()), scope.commands, scope.checked, scope.adds
+        keys = list(map(self.key_of, scope.touched))
         scope.begin()
         scope.ready.clear()
         if adds:
             scope.is_listed = False
-            commands += [("SETNX", self.wire.base + name, value) for name, value in self._own_header.items()]
-        key = checked_[0][1] if len(checked_) == 1 else ()
+            if not only_frees(commands):
+                commands += [("SETNX", self.wire.base + name, value) for name, value in self._own_header.items()]
         try:
-            failed = self.wire.write(checks, commands, key)
+            failed = self.wire.write(checks, commands, keys)
         except BaseException:
             self.forget()
             raise
         if not failed:
+            if scope.uploads:
+                self.wire.discard(scope.uploads)
+                scope.uploads.clear()
             self._renew(adds)
             return
         self.forget()
@@ -435,23 +447,41 @@ class Server(Store):
             self.wire.renew()
             self._renewed = now
 
+    def upload(self, name: str, offset: int, data: memoryview, key: Path) -> str:
+        """Upload bytes ahead, under this name or, without one, under a new one, which is returned.
+
+        They are deleted when the scope fails.
+        """
+        name = name or self.wire.ahead()
+        if self.scope is not None:
+            self.scope.uploads.append(name)
+        self.wire.upload(name, offset, data, key)
+        return name
+
     def write_pieces(self, array: WireArray, run: int, offsets: bytes, data: memoryview) -> None:
-        """Have pieces of an array written, each of `run` bytes, in as many requests as they need."""
+        """Write pieces of an array, each of `run` bytes; what is more than one request carries is uploaded ahead."""
         path, meta, wire = array.place, array.meta, self.wire
         name = wire.data(path)
         check = (wire.meta(path), name, meta.shape_text, meta.dtype_text, meta.nbytes)
         with self.together():
             scope = self.scope
             assert scope is not None
+            if scope.adds and path in scope.touched:
+                # The check is made before anything of the transaction is carried out.
+                self.send(scope)
+            scope.check(path, array.key, check)
             at = 0
             for part in portions(Request(path, run=run, offsets=offsets)):
                 piece = data[at : at + part.nbytes]
                 at += part.nbytes
-                if scope.size + len(piece) > LIMIT and scope.commands:
-                    self.send(scope)
-                scope.check(path, array.key, check)
-                scope.commands.append(wire.put(name, part.run, part.offsets, piece))
-                scope.size += len(piece)
+                if scope.size + len(piece) > LIMIT:
+                    ahead = self.upload("", 0, piece, array.key)
+                    # It stays until the answer has come, so that the write may be sent again.
+                    scope.check(path, array.key, (ahead, name, b"", b"", -1))
+                    scope.commands.append(wire.place(ahead, name, part.run, part.offsets))
+                else:
+                    scope.commands.append(wire.put(name, part.run, part.offsets, piece))
+                    scope.size += len(piece)
                 scope.note_written(part)
 
     def set_header(self, name: str, value: bytes | None) -> None:
@@ -463,6 +493,7 @@ class Server(Store):
             self._states.clear()
         with self.together():
             assert self.scope is not None
+            self.when_failed(functools.partial(self._take_back, self.header.copy(), self._own_header.copy()))
             if value is None:
                 self.header.pop(name, None)
                 self._own_header.pop(name, None)
@@ -470,6 +501,14 @@ class Server(Store):
             else:
                 self.header[name] = self._own_header[name] = value
                 self.scope.command("SET", self.wire.base + name, value)
+
+    def _take_back(self, header: dict[str, bytes], own: dict[str, bytes]) -> None:
+        """Have what is known of the container as a whole be as it was."""
+        self.header, self._own_header = header, own
+
+    def when_failed(self, undo: Callable[[], None]) -> None:
+        if self.scope is not None:
+            self.scope.undone.append(undo)
 
     def note(self, path: str, notes: Mapping[str, Any]) -> None:
         """Have the server keep what is noted of a nested container."""
@@ -483,6 +522,7 @@ class Server(Store):
             self._look_at(path)
         with self.together():
             assert self.scope is not None
+            self.scope.touch(path)
             self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
 
     def drop(self, path: str) -> None:
@@ -492,6 +532,7 @@ class Server(Store):
             scope = self.scope
             assert scope is not None
             scope.adds = True
+            scope.touch(path)
             with self._knowing.held:
                 self._changes += 1
                 self._states.clear()
@@ -511,6 +552,7 @@ class Server(Store):
         scope = self.scope
         assert scope is not None
         scope.adds = True
+        scope.touch(path)
         fields = {**fields, "_order": self._next() if order is None else order}
         data = wire.data(path)
         item.store_data(scope, path, data)

@@ -7,13 +7,14 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
 import torch
 
 from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
@@ -32,7 +33,7 @@ from tensordict.io.stores.redis_layout import (
     request_for,
 )
 from tensordict.io.stores.redis_wire import LIMIT, Request
-from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text
+from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
 from tensordict.memory.stored_tensors import Selection, Values
 
 if TYPE_CHECKING:
@@ -167,12 +168,8 @@ class WireArray(ArrayItem):
                 self._content = np.zeros(self.shape, values.dtype)
             self._content[selection] = values
         else:
-            self._ahead = self._ahead or self.store.wire.ahead()
             for at, (offset,) in enumerate(struct.iter_unpack("<Q", offsets)):
-                self.store.wire.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
-
-    def resize(self, shape: Sequence[int]) -> NoReturn:
-        raise SaveError(f"entry {joined(self.key)!r}: an array on a server does not grow; set the entry anew")
+                self._ahead = self.store.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
 
     def fields(self) -> dict[str, Any]:
         return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
@@ -185,8 +182,7 @@ class WireArray(ArrayItem):
                 scope.command("SET", name, data)
                 scope.size += size
                 return
-            self._ahead = wire.ahead()
-            wire.upload(self._ahead, 0, data, self.key)
+            self._ahead = self.store.upload("", 0, data, self.key)
         if self._ahead:
             # What was not written is zero.
             scope.check(path, self.key, (self._ahead, name, b"", b"", size))
@@ -228,7 +224,7 @@ class WireGroup(Group):
         raw = self.store.header.get(header)
         if raw is None:
             return None
-        return raw.decode() if name == CLASS else list(checked.sizes(json.loads(raw), "its batch size"))
+        return raw.decode() if name == CLASS else list(checked.sizes(parse_json(raw), "its batch size"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:
@@ -244,7 +240,8 @@ class WireGroup(Group):
             self.store.note(self.place, {**notes, name: value})
 
     def names(self) -> list[str]:
-        return [decoded(part) for part in self.store.children(self.place)]
+        with self.store.errors(self.key):
+            return decode_names(self.store.children(self.place), decoded)
 
     def has(self, name: str) -> bool:
         self.store._listed()

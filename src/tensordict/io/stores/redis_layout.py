@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
 from tensordict.io import checked
 from tensordict.io.stores.redis_protocol import Word
@@ -81,11 +82,11 @@ class Meta:
             stored_dtype(dtype)
             if b"shapes" in self.fields:
                 self._parse_shapes(dtype)
-            self.shape, self.dtype = checked.shape(json.loads(self.fields.get(b"shape", b""))), dtype
+            self.shape, self.dtype = checked.shape(parse_json(self.fields.get(b"shape", b""))), dtype
         return self
 
     def _parse_shapes(self, dtype: torch.dtype) -> None:
-        shapes = json.loads(self.fields[b"shapes"])
+        shapes = parse_json(self.fields[b"shapes"])
         if type(shapes) is not list:
             raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
         self.shapes = [None if shape is None else checked.shape(shape) for shape in shapes]
@@ -147,6 +148,9 @@ class Scope:
     checks, commands: what `Wire.write` takes; `checked` are the paths and keys, `size` says how many bytes they are,
         `written` where in the leaves they write, from one byte up to another.
     adds: whether leaves are added or deleted.
+    touched: the paths of what is written, each once, in order; errors name them.
+    uploads: the names that something was uploaded under ahead.
+    undone: what `Store.when_failed` was given.
     pieces: of lazy stacks, what was read ahead of a leaf: the bytes that the pieces begin at, in order, and the pieces.
     values: of lazy stacks, the values at a path that were read, and what is noted of each.
     given: of lazy stacks, what elements were given at a path, by their numbers; it is written as one at the end.
@@ -163,6 +167,8 @@ class Scope:
         self.given: dict[str, dict[int, Any]] = {}
         self.sizes: dict[str, dict[int, list[int]]] = {}
         self.moved: dict[str, str] = {}
+        self.uploads: list[str] = []
+        self.undone: list[Callable[[], None]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -170,6 +176,7 @@ class Scope:
         self.checked: list[tuple[str, Path]] = []
         self.commands: list[Sequence[Word]] = []
         self.written: dict[str, list[tuple[int, int]]] = {}
+        self.touched: dict[str, None] = {}
         self.size = 0
         self.adds = False
 
@@ -178,9 +185,15 @@ class Scope:
 
     def check(self, path: str, key: Path, check: Check) -> None:
         """Have nothing be written unless this is so, which is told once."""
+        self.touch(path)
         if check[0] not in self.checks:
             self.checks[check[0]] = check
             self.checked.append((path, key))
+
+    def touch(self, path: str) -> None:
+        """Note that something is written at a path, which is empty for the container itself."""
+        if path:
+            self.touched[path] = None
 
     def note_written(self, request: Request) -> None:
         """Know that what the request asks for will be written; pieces come in order, mostly."""
@@ -193,7 +206,10 @@ class Scope:
     def writes(self, request: Request) -> bool:
         """Whether what the request asks for may be among what will be written."""
         if self.adds or not request.run:
-            return bool(self.commands)
+            path = request.path
+            while path and path not in self.touched:
+                path = path.rpartition(".")[0]
+            return bool(path)
         start, stop = _span(request)
         return any(start < end and begin < stop for begin, end in self.written.get(request.path, ()))
 
@@ -221,7 +237,7 @@ def raw_of(value: Any) -> bytes:
 
 def notes_of(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw)
+        found = parse_json(raw)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

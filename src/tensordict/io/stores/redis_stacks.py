@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
@@ -29,7 +30,7 @@ from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, add
 from tensordict.io.stores.redis_layout import Meta, Scope, bytes_of, decoded, noted_in, notes_of, portions, request_for
 from tensordict.io.stores.redis_protocol import Word
 from tensordict.io.stores.redis_wire import ABSENT, LIMIT, Address, Request, State, Wire
-from tensordict.io.stores.store import SIZE, ArrayItem, Item, Other, Pick, StaleError, Text
+from tensordict.io.stores.store import SIZE, ArrayItem, Item, Other, Pick, StaleError, Text, decode_names
 from tensordict.memory.stored_tensors import Selection, Values, as_array
 
 # What is noted of a nested container, or of the stack itself, whose elements have unequal batch sizes.
@@ -84,6 +85,7 @@ class StackServer(Server):
     Attributes:
         count: the number of elements.
         dim: the dim that runs over them.
+        is_new: whether the server had no such container.
     """
 
     a_kind = "a lazy stack on a Redis server"
@@ -93,7 +95,8 @@ class StackServer(Server):
     def __init__(self, address: Address, new: tuple[int, int, Sequence[int]] | None = None) -> None:
         """Over the stack that is there; else over a new one, of this count, stack dim and batch size of elements."""
         super().__init__(address)
-        if not self.exists and new is not None:
+        self.is_new = not self.exists
+        if self.is_new and new is not None:
             count, self.dim, size = new
             self.count = count
             for name, value in (("count", count), ("stack_dim", self.dim), ("inner_batch_size", list(size))):
@@ -101,7 +104,7 @@ class StackServer(Server):
             self.header["__type__"] = b"lazy_stack"
             self._own_header.update(self.header)
             return
-        if not self.exists:
+        if self.is_new:
             raise address.missing()
         if not self.is_stack:
             raise SaveError(f"the container {self.name!r} is no lazy stack; TensorDictStore.from_store opens it")
@@ -117,7 +120,7 @@ class StackServer(Server):
     def inner_size(self) -> tuple[int, ...]:
         """The batch size of the elements, of the first where they differ."""
         with self.errors(()):
-            return checked.sizes(json.loads(self.header.get("__inner_batch_size__", b"[]")), "its batch size")
+            return checked.sizes(parse_json(self.header.get("__inner_batch_size__", b"[]")), "its batch size")
 
     def element(self, at: int | None, place: str = "", key: Path = ()) -> ElementGroup:
         """The group of an element of the stack, or of the container nested at a place; `None` stands for all."""
@@ -167,7 +170,7 @@ class StackServer(Server):
 
     def _numbers(self, path: str, raw: bytes) -> Any:
         with self.errors(self.key_of(path)):
-            return json.loads(raw)
+            return parse_json(raw)
 
     def has_at(self, path: str, at: int | None) -> bool:
         """Whether an element has what is at a path; without a number, whether all have it."""
@@ -185,11 +188,6 @@ class StackServer(Server):
             return meta
         with self.errors(self.key_of(path)):
             return meta.parsed()
-
-    @staticmethod
-    def key_of(path: str) -> Path:
-        """The nested key of what is at a path."""
-        return tuple(map(decoded, path.split(".")))
 
     def column(self, path: str, key: Path) -> ArrayItem | None:
         """All elements of a leaf as one array, the dim of the elements first; `None` where their shapes differ."""
@@ -298,7 +296,7 @@ class StackServer(Server):
         return found
 
     def _values_in(self, raw: bytes, form: bytes) -> tuple[list[Any], list[dict[str, Any]]]:
-        values = json.loads(raw)
+        values = parse_json(raw)
         if type(values) is not list or len(values) != self.count:
             raise ValueError(f"its values {values!r:.80} are not those of {self.count} elements")
         noted = notes_of(form) if form else {}
@@ -769,7 +767,8 @@ class ElementGroup(WireGroup):
             }
             parts += [part for part in given if "." not in part and part not in parts]
             parts = [part for part in parts if not isinstance(given.get(part), Other)]
-        return list(map(decoded, parts))
+        with store.errors(self.key):
+            return decode_names(parts, decoded)
 
     def new_group(self, key: Path) -> ElementGroup:
         return ElementGroup(self.store, key, None, -1, None)

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from tensordict.core.errors import SaveError
-from tensordict.core.keys import Path, entry_of
+from tensordict.core.errors import SaveError, ServerFullError
+from tensordict.core.keys import Path, entries_of
 from tensordict.io.stores.redis_protocol import Parser, Word, library, packed
 
 # What one request carries at most, in bytes: larger tensors go in several.
@@ -72,10 +72,13 @@ end
 return 0
 """
 
+# The same, with what was uploaded ahead under the second key.
+_PLACE = _WRITE.replace("ARGV[3]", "redis.call('GET', KEYS[2])")
+
 # Whether leaves (hash, data) are still of a shape (see `_STATE`), a dtype (of a value its form) and a length, or are
 # not there; or, where no shape is told, whether what was uploaded ahead is still there, or was taken over by then. 0,
 # or the number of the first that is not: then the first key, which the transaction behind it watches, is written to, so
-# that nothing of that is carried out.
+# that nothing of that is carried out. A full server refuses SET. It takes RENAME, which touches that key as well.
 _CHECK = """
 for i = 1, #KEYS / 2 do
   local one, other, at, fits = KEYS[2 * i], KEYS[2 * i + 1], 3 * i - 2, nil
@@ -88,6 +91,13 @@ for i = 1, #KEYS / 2 do
     fits = size and shape == ARGV[at] and (dtype or form or '') == ARGV[at + 1]
   end
   if not fits then
+    for _, key in ipairs({one, other}) do
+      if redis.call('EXISTS', key) == 1 then
+        redis.call('RENAME', key, KEYS[1])
+        redis.call('RENAME', KEYS[1], key)
+        return i
+      end
+    end
     redis.call('SET', KEYS[1], '', 'PX', 1)
     return i
   end
@@ -100,6 +110,27 @@ _TAKE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then
   redis.call('RENAME', KEYS[1], KEYS[2])
   redis.call('PERSIST', KEYS[2])
+end
+return 0
+"""
+
+# Carry out commands that only free memory: for each the number of its words, and the words. A full server refuses
+# transactions, and runs this.
+_FREE = """
+local at = 1
+while at <= #ARGV do
+  local count = tonumber(ARGV[at])
+  redis.call(unpack(ARGV, at + 1, at + count))
+  at = at + count + 1
+end
+return 0
+"""
+_FREEING = {"DEL", "HDEL", "SREM"}
+
+# Have the server forget keys after a time, in milliseconds. A full server runs this, too.
+_RENEW = """
+for i = 1, #KEYS do
+  redis.call('PEXPIRE', KEYS[i], ARGV[1])
 end
 return 0
 """
@@ -125,12 +156,12 @@ class Address:
     @classmethod
     def of(
         cls,
-        backend: str,
-        host: str,
-        port: int,
-        db: int,
-        unix_socket_path: str | None,
-        prefix: str,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
         td_id: str | None = None,
         cache_metadata: bool = True,
         client: Any = None,
@@ -280,14 +311,15 @@ class Wire:
     def meta(self, path: str) -> str:
         return f"{self.base}m:{path}"
 
-    def send(self, commands: Sequence[Sequence[Word]], key: Path = ()) -> list[Any]:
-        """The answers to commands that are sent together, also again when nothing came back.
+    def send(self, commands: Sequence[Sequence[Word]], keys: Sequence[Path] = ()) -> list[Any]:
+        """Send commands together, again when nothing came back, and return the answers; errors name the `keys`.
 
         Raises:
+            ServerFullError: the server has no memory left for one.
             SaveError: the server refuses one; the first is told.
             ConnectionError: it does not answer.
         """
-        with self.errors(key):
+        with self.errors(keys):
             pool = self.client.connection_pool
             connection = pool.get_connection()
             try:
@@ -307,22 +339,27 @@ class Wire:
         return answers
 
     @contextlib.contextmanager
-    def errors(self, key: Path = ()) -> Iterator[None]:
-        """A block in which errors of the server become those of Python, which name it and the entry."""
-        errors = library().exceptions
+    def errors(self, keys: Sequence[Path] = ()) -> Iterator[None]:
+        """A block in which errors of the server become those of Python, which name it and the entries."""
+        errors, entries = library().exceptions, entries_of(keys)
         try:
             yield
         except (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError) as error:
             if isinstance(error, errors.AuthenticationError):
                 # What was refused is of no further use.
                 self.client.connection_pool.disconnect()
-                raise PermissionError(f"{entry_of(key)}the server at {self.address.server} refuses: {error}") from error
+                raise PermissionError(f"{entries}the server at {self.address.server} refuses: {error}") from error
             raise ConnectionError(
-                f"{entry_of(key)}the server at {self.address.server} does not answer ({error}). What was being written "
+                f"{entries}the server at {self.address.server} does not answer ({error}). What was being written "
                 "is there whole or not at all: the same call works again once the server is back"
             ) from error
+        except errors.OutOfMemoryError as error:
+            raise ServerFullError(
+                f"{entries}of the container {self.address}: the server is full, and refuses to write ({error}). Delete "
+                "entries or containers, or raise its maxmemory"
+            ) from error
         except errors.RedisError as error:
-            raise SaveError(f"{entry_of(key)}of the container {self.address}: {error}") from error
+            raise SaveError(f"{entries}of the container {self.address}: {error}") from error
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -334,10 +371,7 @@ class Wire:
         asked = _paths_of(requests)
         keys = [*self._names, *map(self.meta, asked)]
         look = ("EVAL", _STATE, len(keys), *keys, "" if known is None else bytes(known.seal))
-        if requests:
-            (found, *replies) = self.send([("MULTI",), look, *self._asking(requests), ("EXEC",)])[-1]
-        else:
-            (found,), replies = self.send([look]), []
+        found, *replies = self._look_up([look, *self._asking(requests)])
         if found != 1:
             seal, (header, paths, groups, *leaves) = found
             texts = [(_text(raw), bytes(value)) for raw, value in zip(groups[::2], groups[1::2], strict=True)]
@@ -363,9 +397,27 @@ class Wire:
     def read(self, requests: Sequence[Request], key: Path = ()) -> list[Any]:
         """The bytes for each, for a value its text and its form; `None` where there is no such leaf any more."""
         paths = _paths_of(requests)
-        look = map(self._look, paths)
-        replies = self.send([("MULTI",), *look, *self._asking(requests), ("EXEC",)], key)[-1]
+        replies = self._look_up([*map(self._look, paths), *self._asking(requests)], key)
         return _answers(requests, dict(zip(paths, map(_plain, replies))), replies[len(paths) :])
+
+    def _look_up(self, commands: Sequence[Sequence[Word]], key: Path = ()) -> list[Any]:
+        """Send commands that only read, and return their answers, which are of one state of the server.
+
+        A full server refuses each command of a transaction, those that read among them, but no command that reads by
+        itself. There the keys are watched meanwhile, and read anew when somebody has written to them. (One script would
+        do for both, and takes 4 times as long: 105 ms in place of 27 for 32 MiB.)
+        """
+        if len(commands) == 1:
+            return self.send(commands, [key])
+        watch = ("WATCH", *dict.fromkeys(itertools.chain.from_iterable(map(_keys_of, commands))))
+        while True:
+            try:
+                answers: list[Any] = self.send([("MULTI",), *commands, ("EXEC",)], [key])[-1]
+                return answers
+            except ServerFullError:
+                _, *answers, _, done = self.send([watch, *commands, ("MULTI",), ("EXEC",)], [key])
+                if done is not None:
+                    return answers
 
     def _look(self, path: str) -> Sequence[Word]:
         """The command that asks what a leaf is, as `State.leaves` tell it."""
@@ -396,7 +448,7 @@ class Wire:
         step = LIMIT // 2
         for start in range(0, len(data), step):
             piece = data[start : start + step]
-            self.send([("SETRANGE", name, offset + start, piece), ("PEXPIRE", name, _FORGOTTEN)], key)
+            self.send([("SETRANGE", name, offset + start, piece), ("PEXPIRE", name, _FORGOTTEN)], [key])
 
     def put(self, name: str, run: int, offsets: bytes, data: memoryview) -> Sequence[Word]:
         """The command that writes pieces of an array, all of one length, behind one another in `data`."""
@@ -404,25 +456,39 @@ class Wire:
             return "SETRANGE", name, int.from_bytes(offsets, "little"), data
         return "EVAL", _WRITE, 1, name, run, offsets, data
 
+    def place(self, ahead: str, name: str, run: int, offsets: bytes) -> Sequence[Word]:
+        """The command that does what `put` does, with what was uploaded ahead."""
+        return "EVAL", _PLACE, 2, name, ahead, run, offsets
+
     def take(self, ahead: str, name: str) -> Sequence[Word]:
         """The command that has a name stand for what was uploaded ahead."""
         return "EVAL", _TAKE, 2, ahead, name
 
-    def write(self, checks: Sequence[Check], commands: Sequence[Sequence[Word]], key: Path) -> int:
+    def discard(self, names: Sequence[str]) -> None:
+        """Delete what was uploaded ahead."""
+        self.send([("DEL", *names)])
+
+    def write(self, checks: Sequence[Check], commands: Sequence[Sequence[Word]], written: Sequence[Path]) -> int:
         """Carry out commands, all or none: 0, or the number of the check that failed.
 
-        Sent twice, as when an answer was lost, they do the same.
+        Sent twice, as when an answer was lost, they do the same. A full server carries out what only frees memory.
+        Errors name the keys in `written`.
         """
+        if not checks and only_frees(commands):
+            names = dict.fromkeys(command[1] for command in commands)
+            words = itertools.chain.from_iterable((len(command), *command) for command in commands)
+            self.send([("EVAL", _FREE, len(names), *names, *words)], written)
+            return 0
         transaction: list[Sequence[Word]] = [("MULTI",), *commands, ("EXEC",)]
         if not checks:
-            self.send(transaction, key)
+            self.send(transaction, written)
             return 0
         stop = self.base + "__stop__"
         keys = [stop, *(name for check in checks for name in check[:2])]
         known = [word for check in checks for word in check[2:]]
         watch = ("WATCH", stop, *(check[0] for check in checks))
         while True:
-            _, failed, *_, done = self.send([watch, ("EVAL", _CHECK, len(keys), *keys, *known), *transaction], key)
+            _, failed, *_, done = self.send([watch, ("EVAL", _CHECK, len(keys), *keys, *known), *transaction], written)
             if failed or done is not None:
                 return int(failed)
             # Another one has written to what is watched, right behind the check.
@@ -431,14 +497,12 @@ class Wire:
         """Have the server forget the container, what others have added too, only after its time; two requests."""
         if self.address.ttl is None:
             return
-        time = max(1, int(self.address.ttl * 1000))
-        self.send([("MULTI",), *(("PEXPIRE", name, time) for name in self._all()), ("EXEC",)])
+        names = self._all()
+        self.send([("EVAL", _RENEW, len(names), *names, max(1, int(self.address.ttl * 1000)))])
 
     def clear(self) -> None:
         """Delete all keys of the container; two requests."""
-        names = self._all()
-        parts = [names[start : start + 1000] for start in range(0, len(names), 1000)]
-        self.send([("MULTI",), *(("DEL", *part) for part in parts), ("EXEC",)])
+        self.send([("DEL", *self._all())])
 
     def _all(self) -> list[str]:
         """The names of all keys of the container; what is among the nested containers may be a leaf."""
@@ -446,6 +510,16 @@ class Wire:
         paths = [*state.paths, *state.groups]
         leaves = ((self.meta(path), self.data(path), self.data(path) + ":idx") for path in paths)
         return [*self._names, *itertools.chain.from_iterable(leaves)]
+
+
+def only_frees(commands: Sequence[Sequence[Word]]) -> bool:
+    """Return whether commands free memory, and take none."""
+    return all(command[0] in _FREEING for command in commands)
+
+
+def _keys_of(command: Sequence[Word]) -> Sequence[Word]:
+    """The keys that a command reads."""
+    return command[3 : 3 + int(command[2])] if command[0] == "EVAL" else command[1:2]
 
 
 def _exchanged(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:

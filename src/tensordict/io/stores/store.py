@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, find_doubled, joined
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor
 
 if TYPE_CHECKING:
@@ -30,6 +30,18 @@ SIZE, DTYPE = "_batch_size", "_dtype"
 
 # What will be read of an array of a shape; nothing for `None`.
 Pick = Callable[[tuple[int, ...]], "Selection | None"]
+
+
+def decode_names(parts: Iterable[str], decode: Callable[[str], str]) -> list[str]:
+    """Give the names of the entries of a group, whose links in the store are `parts`.
+
+    Raises:
+        ValueError: two of the links stand for one name, one of them being encoded.
+    """
+    names = list(map(decode, parts))
+    if len(set(names)) != len(names):
+        raise ValueError(f"the name {find_doubled(names)!r:.200} is there twice, once in an encoded form")
+    return names
 
 
 class StaleError(SaveError):
@@ -123,9 +135,8 @@ class ArrayItem(Item):
     @abstractmethod
     def write(self, selection: Selection, values: object) -> None: ...
 
-    @abstractmethod
-    def resize(self, shape: Sequence[int]) -> None:
-        """Change the size along the dims that can grow; what is new is zero. A `SaveError` where that cannot be."""
+    def record_written(self) -> None:
+        """Note that all elements have been written, so that `Store.find_damage` knows which parts must be there."""
 
     def tensor(self, device: torch.device | None) -> Any:
         """The tensor in it, not read."""
@@ -328,6 +339,13 @@ class Store(ABC):
     def errors(self, key: Path) -> contextlib.AbstractContextManager[None]:
         """A block in which errors of its library, and any `ValueError`, become a `SaveError` that names the key."""
 
+    def find_damage(self, num_threads: int) -> list[str]:
+        """Look for parts of arrays that are missing or cannot be decoded; a sentence for each array, with its key.
+
+        Stores that keep an array in one piece find nothing: opening them tells.
+        """
+        return []
+
     def check(self) -> None:
         """Raise a `SaveError` when it was closed."""
         if not self.is_open:
@@ -375,6 +393,9 @@ class Store(ABC):
         which the block will read what `pick` says, and the texts.
         """
         return contextlib.nullcontext()
+
+    def when_failed(self, undo: Callable[[], None]) -> None:  # noqa: B027
+        """Call `undo` if the block of `together` fails in which this is called; without such a block, never."""
 
     @contextlib.contextmanager
     def unnoted(self) -> Iterator[None]:

@@ -25,9 +25,11 @@ from tensordict.core import extras
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.io import checked
+from tensordict.io.claims import Claim
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
-from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text
+from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text, decode_names
+from tensordict.io.stores.zarr_chunks import find_damaged_chunks
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
@@ -44,6 +46,10 @@ _ENCODED, _HIDDEN = "_%", ".tensordict-"
 _ZIP = ".zip"
 _MODES = ("r", "r+", "w", "w-", "x", "a")
 _OPTIONS = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value", "order")
+# A chunk that is written is there, whatever is in it: zarr would leave out, or delete, chunks of zeros.
+_CONFIG: Any = {"write_empty_chunks": True}
+# On an array: the shape of it that a save has written. All chunks with an element in it are there.
+WRITTEN = "_written"
 _CODECS = {"gzip": "GzipCodec", "zstd": "ZstdCodec", "blosc": "BloscCodec"}
 # The size of a chunk with `chunks="rows"`, in bytes.
 _ROWS = 1 << 20
@@ -78,6 +84,8 @@ class ZarrStore(Store):
         self.nodes = nodes
         self._source = source
         self._is_open = True
+        # Of a group at a URL, until it is whole.
+        self._claim: Claim | None = None
         with self.errors(()):
             self._is_consolidated = nodes.consolidated()
 
@@ -86,13 +94,17 @@ class ZarrStore(Store):
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
         nodes, source, shown = _opened(name, mode)
+        claim = Claim(source) if mode not in ("r", "r+") and isinstance(source, Remote) else None
         try:
             _check_there(nodes, shown, mode)
+            if mode in ("w", "w-", "x") or nodes.document("") is None:
+                nodes.write_document("", _group_document({}))
         except BaseException:
             nodes.close()
             raise
-        if mode in ("w", "w-", "x") or nodes.document("") is None:
-            nodes.write_document("", _group_document({}))
+        finally:
+            if claim is not None:
+                claim.release()
         return cls(nodes, source, shown, "r" if mode == "r" else "r+")
 
     @classmethod
@@ -104,16 +116,24 @@ class ZarrStore(Store):
             overwrite: delete what is in a store that is given.
 
         Raises:
-            SaveError: there is something in it.
+            SaveError: there is something in it; or another process or thread is saving to the URL.
         """
         nodes, source, shown = _opened(name, "x" if overwrite is False else "w", staged=True)
-        if nodes.document("") is not None or nodes.is_taken(""):
-            if not overwrite:
-                raise SaveError(f"there is something in {shown!r}: pass overwrite=True to delete all of it")
-            nodes.clear_all()
-        nodes.drafts.add("")
-        nodes.write_document("", _group_document({}))
-        return cls(nodes, source, shown, "r+")
+        claim = Claim(source) if isinstance(source, Remote) else None
+        try:
+            if nodes.document("") is not None or nodes.is_taken(""):
+                if not overwrite:
+                    raise SaveError(f"there is something in {shown!r}: pass overwrite=True to delete all of it")
+                nodes.clear_all()
+            nodes.drafts.add("")
+            nodes.write_document("", _group_document({}))
+            self = cls(nodes, source, shown, "r+")
+        except BaseException:
+            if claim is not None:
+                claim.release()
+            raise
+        self._claim = claim
+        return self
 
     @classmethod
     def over(cls, handle: Any) -> tuple[ZarrStore, Group]:
@@ -171,15 +191,40 @@ class ZarrStore(Store):
     def flush(self) -> None:
         """Have what `create` has made seen; all else is once it is written."""
         if "" in self.nodes.drafts:
+            if self._claim is not None:
+                self._claim.check()
             with self.errors(()):
                 self._is_consolidated = self.nodes.publish_root(_MANY)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            if "" in self.nodes.drafts:
-                self.nodes.discard("")
+            try:
+                if "" in self.nodes.drafts and (self._claim is None or self._claim.is_valid()):
+                    self.nodes.discard("")
+            finally:
+                if self._claim is not None:
+                    self._claim.release()
             self.nodes.close()
+
+    def find_damage(self, num_threads: int) -> list[str]:
+        found: list[str] = []
+        groups = [self.root]
+        while groups:
+            group = groups.pop()
+            assert isinstance(group, _ZarrGroup)
+            found += [f"entry {joined((*group.key, name))!r}: its zarr.json is missing" for name in group.find_lost()]
+            for name in group.names():
+                try:
+                    item = group.find(name)
+                except OSError:
+                    # Whoever has read the structure has reported it.
+                    continue
+                if isinstance(item, _ZarrGroup):
+                    groups.append(item)
+                elif isinstance(item, _ZarrArray):
+                    found += item.find_damage(num_threads)
+        return found
 
     @contextlib.contextmanager
     def errors(self, key: Path) -> Iterator[None]:
@@ -473,16 +518,23 @@ class _ZarrArray(_ZarrNode, ArrayItem):
 
     def _raw(self) -> RawChunks | None:
         """Its chunks, where they are files of the elements as they are in memory."""
-        folder = self.store.nodes.folder_of(self.at)
-        return None if folder is None else RawChunks.of(folder, self.document, self.array)
+        nodes = self.store.nodes
+        folder = nodes.folder_of(self.at)
+        return None if folder is None else RawChunks.of(folder, self.document, self.array, nodes.links)
 
-    def resize(self, shape: Sequence[int]) -> None:
-        self.store.changed()
-        with self.store.errors(self.key):
-            self.array.resize(tuple(shape))
-            self.shape = torch.Size(shape)
-            self.document = self.store.nodes.document(self.at) or self.document
-            self.address = self.store.nodes.version(self.at)
+    def find_damage(self, num_threads: int) -> list[str]:
+        """See `Store.find_damage`."""
+        where = self.store.nodes, self.at, self.document, self.array
+        try:
+            with self.store.errors(self.key):
+                damage = find_damaged_chunks(*where, self.numbers(WRITTEN), num_threads)
+                return [f"entry {joined(self.key)!r}: {each}" for each in damage]
+        except SaveError as error:
+            return [str(error)]
+
+    def record_written(self) -> None:
+        if self.numbers(WRITTEN) != list(self.shape):
+            self.set_attribute(WRITTEN, self.shape)
 
 
 def _has_positions(selection: Selection) -> bool:
@@ -505,7 +557,7 @@ class _ZarrGroup(_ZarrNode, Group):
             parts = nodes.children(self.at) if nodes.lists else self._noted_parts()
             order = {part: place for place, part in enumerate(self._order())}
             parts.sort(key=lambda part: order.get(part, len(order)))
-            return [self.store.decoded(part) for part in parts]
+            return decode_names(parts, self.store.decoded)
 
     def _noted_parts(self) -> list[str]:
         """The parts of paths of all that is in it, where the store does not list them."""
@@ -519,6 +571,13 @@ class _ZarrGroup(_ZarrNode, Group):
     def _order(self) -> list[str]:
         """The parts of paths in the order in which they were made, as far as that is noted."""
         return _texts(_notes(self.store.nodes.document(self.at) or {}).get(_ORDER))
+
+    def find_lost(self) -> list[str]:
+        """The names of nodes that this package made and that have lost their documents."""
+        nodes = self.store.nodes
+        known = set(nodes.children(self.at)) if nodes.lists else set(self._order())
+        lost = [part for part in self._order() if part not in known and nodes.is_taken(f"{self.at}/{part}".lstrip("/"))]
+        return [self.store.decoded(part) for part in lost]
 
     def check_name(self, name: str) -> None:
         self._part(name)
@@ -592,9 +651,8 @@ class _ZarrGroup(_ZarrNode, Group):
         nodes = self.store.nodes
         at = nodes.begin(self._path_of(key[-1]))
         try:
-            # An array is cut along each dim for itself: as one of zeros is not written, nor are chunks of zeros.
             made = zarr().create_array(
-                nodes, name=at, shape=shape, dtype=dtype, zarr_format=3, attributes=notes, **layout
+                nodes, name=at, shape=shape, dtype=dtype, zarr_format=3, attributes=notes, config=_CONFIG, **layout
             )
         except BaseException:
             _discard(nodes, at)
@@ -668,10 +726,11 @@ def _item_of(store: ZarrStore, key: Path, path: str, found: Found) -> Item:
 
 def _array(node: _ZarrNode) -> Any:
     """The array of zarr over a node."""
+    from zarr.core.array_spec import ArrayConfig
     from zarr.storage import StorePath
 
-    library = zarr()
-    return library.Array(library.AsyncArray(dict(node.document), StorePath(node.store.nodes, node.at)))
+    library, where = zarr(), StorePath(node.store.nodes, node.at)
+    return library.Array(library.AsyncArray(dict(node.document), where, ArrayConfig.from_dict(_CONFIG)))
 
 
 def _is_of_strings(dtype: np.dtype[Any], document: Document) -> bool:

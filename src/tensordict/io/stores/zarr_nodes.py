@@ -24,7 +24,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, WrapperStore, ZipStore
 
+from tensordict.core.json_text import parse_json
 from tensordict.io import commit
+from tensordict.io.source import Save
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest, Store
@@ -49,6 +51,7 @@ class NodeStore(WrapperStore[Any]):
         drafts: the paths of nodes that are not seen yet.
         is_old: whether it is of Zarr v2, and only read.
         is_folder: whether it is a folder here.
+        links: refuses links that lead out of the folder; `None` for other stores.
         lists: whether `children` can be asked for.
     """
 
@@ -67,6 +70,7 @@ class NodeStore(WrapperStore[Any]):
         self._pending: dict[str, bytes] = {}
         self._root = os.fspath(store.root) if type(store) is LocalStore else None
         self.is_folder = self._root is not None
+        self.links = None if self._root is None else Save(self._root)
         # Nothing in a zip file can be written again, so documents are kept until it is closed.
         self._is_zip = isinstance(store, ZipStore)
         if self._root is None:
@@ -113,6 +117,7 @@ class NodeStore(WrapperStore[Any]):
         if (path := self._path_kept(key)) is not None:
             content = self._pending.get(path)
             return None if content is None else prototype.buffer.from_bytes(content)
+        self.refuse_link(key)
         return await super().get(key, prototype, byte_range)
 
     async def exists(self, key: str) -> bool:
@@ -126,6 +131,7 @@ class NodeStore(WrapperStore[Any]):
             return
         if self._is_zip and await super().exists(key):
             raise ValueError(f"{key} is in the zip file already, in which nothing is replaced: write to a folder")
+        self.refuse_link(key)
         if key.endswith(DOCUMENT):
             self._forget()
         await super().set(key, value)
@@ -133,6 +139,11 @@ class NodeStore(WrapperStore[Any]):
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         if not await self.exists(key):
             await self.set(key, value)
+
+    def refuse_link(self, key: str) -> None:
+        """Raise a `SaveError` where a link on the way to a file leads out of the folder; zarr follows any."""
+        if self.links is not None:
+            self.links.check(f"{self._root}/{key}", ())
 
     def _path_kept(self, key: str) -> str | None:
         """The path of the node whose document a key is, if that is kept in memory."""
@@ -161,6 +172,7 @@ class NodeStore(WrapperStore[Any]):
         if self._path_kept(key) is not None:
             return self._pending.get(path)
         if self._root is not None:
+            self.refuse_link(key)
             try:
                 with open(f"{self._root}/{key}", "rb") as file:
                     return file.read()
@@ -288,22 +300,39 @@ class NodeStore(WrapperStore[Any]):
         return path
 
     def is_taken(self, path: str) -> bool:
-        """Whether there is anything at a path; of the root, in it."""
+        """Return whether a path has anything. The root has more than the claim of a saver."""
         if self._root is not None:
             where = f"{self._root}/{path}"
             return os.path.lexists(where) if path else os.path.isdir(where) and bool(os.listdir(where))
         return path in self._pending or (self.lists and sync(self._any_in(path)))
 
     async def _any_in(self, path: str) -> bool:
-        names = [name async for name in self._store.list_dir(path)]
+        names = [name async for name in self._store.list_dir(path) if path or name != commit.JOURNAL]
         return bool(names)
+
+    def keys_in(self, path: str) -> frozenset[str] | None:
+        """The keys below a node, without the path before them; `None` where the store lists none."""
+        if not self._store.supports_listing:
+            return None
+        return sync(self._list_keys(f"{path}/"))
+
+    async def _list_keys(self, prefix: str) -> frozenset[str]:
+        return frozenset([key.removeprefix(prefix) async for key in self._store.list_prefix(prefix)])
+
+    def size_of(self, key: str) -> int | None:
+        """How many bytes are under a key; `None` when there is nothing."""
+        try:
+            size: int = sync(self._store.getsize(key))
+            return size
+        except _MISSING:
+            return None
 
     def is_there(self, key: str) -> bool:
         """Whether there is anything under a key."""
         return sync(self.exists(key))
 
     def clear_all(self) -> None:
-        """Delete all that is in the store; a zip file that is written is empty."""
+        """Delete all that is in the store but the claim of a saver; a zip file that is written is empty."""
         self._pending.clear()
         if self._root is not None:
             if os.path.isdir(self._root):
@@ -458,9 +487,9 @@ def _parsed(content: bytes | None) -> Document | None:
     if content is None:
         return None
     try:
-        found = json.loads(content)
-    except RecursionError:
-        raise ValueError("its document is nested too deep") from None
+        found = parse_json(content)
+    except ValueError as error:
+        raise ValueError(f"its document is broken: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("its document is no JSON object")
     return found

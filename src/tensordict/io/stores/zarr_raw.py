@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tensordict.io.source import Save
 from tensordict.memory.stored_tensors import Selection
 
 
@@ -28,25 +29,31 @@ class RawChunks:
         shape, dtype: of the array.
         rows: how many rows a chunk has.
         fill: the element that stands for all of a chunk without a file.
+        links: refuses links that lead out of the folder of the store.
     """
 
-    def __init__(self, folder: str, shape: tuple[int, ...], dtype: Any, rows: int, fill: Any) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: str, shape: tuple[int, ...], dtype: Any, rows: int, fill: Any, links: Save | None
+    ) -> None:
+        self._folder, self._links = folder, links
         self._shape, self._dtype, self._rows, self._fill = shape, dtype, rows, fill
         self._nbytes = rows * math.prod(shape[1:]) * dtype.itemsize
 
     @staticmethod
-    def of(folder: str, document: Mapping[str, Any], array: Any) -> RawChunks | None:
+    def of(folder: str, document: Mapping[str, Any], array: Any, links: Save | None) -> RawChunks | None:
         """Those of an array of zarr with this document; `None` where the chunks are not as in memory."""
         shape, chunks = array.shape, array.chunks
         if not all(shape) or not shape or array.shards is not None or chunks[1:] != shape[1:]:
             return None
-        if not _is_plain(document) or array.dtype.kind not in "biufc" or array.dtype.byteorder == ">":
+        if not is_plain(document) or array.dtype.kind not in "biufc" or array.dtype.byteorder == ">":
             return None
-        return RawChunks(folder, shape, array.dtype, chunks[0], array.fill_value)
+        return RawChunks(folder, shape, array.dtype, chunks[0], array.fill_value, links)
 
     def _path(self, chunk: int) -> str:
-        return f"{self._folder}/c/{chunk}" + "/0" * (len(self._shape) - 1)
+        path = f"{self._folder}/c/{chunk}" + "/0" * (len(self._shape) - 1)
+        if self._links is not None:
+            self._links.check(path, ())
+        return path
 
     def read(self, selection: Selection) -> Any:
         """What is selected, as an array of its own; `None` where a chunk is not of its size, as zarr tells."""
@@ -138,7 +145,7 @@ def _taken(chunk: Any, rows: Any, rest: list[Any]) -> Any:
     return np.array(part)
 
 
-def _is_plain(document: Mapping[str, Any]) -> bool:
+def is_plain(document: Mapping[str, Any]) -> bool:
     """Whether the document says that chunks are bytes as in memory, under the names that Zarr gives them by default."""
     codecs, keys = document.get("codecs"), document.get("chunk_key_encoding") or {}
     if sys.byteorder != "little" or not isinstance(codecs, list) or len(codecs) != 1:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from zarr.abc.store import OffsetByteRequest
+from zarr.abc.store import OffsetByteRequest, SuffixByteRequest
+from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, WrapperStore
 
 from tensordict.core.errors import SaveError
+from tensordict.io.commit import JOURNAL
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from tensordict.io.remote import Remote
 
 T = TypeVar("T")
+
+# So many keys are deleted at once.
+_AT_ONCE = 32
 
 
 class RemoteStore(WrapperStore[Any]):
@@ -35,7 +41,7 @@ class RemoteStore(WrapperStore[Any]):
     def __init__(self, remote: Remote, read_only: bool) -> None:
         if remote.is_http and not read_only:
             raise SaveError(f"{remote.url!r} cannot be written to: servers of HTTP are read only, by mode='r'")
-        super().__init__(FsspecStore.from_url(remote.url, dict(remote.storage_options), read_only))
+        super().__init__(FsspecStore.from_url(*remote.for_fsspec(), read_only))
         self._remote = remote
 
     @property
@@ -57,7 +63,14 @@ class RemoteStore(WrapperStore[Any]):
         if byte_range is None and key.endswith(".json"):
             # s3fs asks how long a whole object is before it reads it.
             byte_range = OffsetByteRequest(0)
-        return await self._tried("read", key, lambda path: self._store.get(path, prototype, byte_range))
+        found: Buffer | None = await self._tried("read", key, lambda path: self._store.get(path, prototype, byte_range))
+        if found is not None and isinstance(byte_range, SuffixByteRequest):
+            # Servers may pass over a range that is counted from the end, and send all.
+            found = found[-byte_range.suffix :]
+        return found
+
+    async def getsize(self, key: str) -> int:
+        return await self._tried("look for", key, self._store.getsize)
 
     async def exists(self, key: str) -> bool:
         return await self._tried("look for", key, self._store.exists)
@@ -66,10 +79,17 @@ class RemoteStore(WrapperStore[Any]):
         await self._tried("upload", key, lambda path: self._store.set(path, value))
 
     async def delete(self, key: str) -> None:
-        await self._tried("delete", key, self._store.delete)
+        async def delete(path: str) -> None:
+            # Of what else deletes, fsspec takes a name with `*` or `[` for a pattern, and deletes all that matches.
+            with contextlib.suppress(FileNotFoundError):
+                await self._store.fs._rm_file(f"{self._store.path}/{path}")
+
+        await self._tried("delete", key, delete)
 
     async def delete_dir(self, prefix: str) -> None:
-        await self._tried("delete", prefix, self._store.delete_dir)
+        # The claim stays: whoever deletes all is about to save.
+        keys = [(key,) async for key in self.list_prefix(f"{prefix}/" if prefix else "") if key != JOURNAL]
+        await concurrent_map(keys, self.delete, _AT_ONCE)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         for name in await self._listed(prefix, self._store.list_dir):

@@ -1,0 +1,59 @@
+"""Reading JSON that comes from a file or from a network: one function for all formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tensordict.core.keys import find_doubled
+
+
+def parse_json(content: str | bytes, constants: bool = True) -> Any:
+    """Parse a JSON text, in which no object may have one name twice.
+
+    The time is linear in the length of the text.
+
+    Args:
+        content: the text; bytes are UTF-8, or UTF-16 or UTF-32 as RFC 4627 tells them apart.
+        constants: whether `NaN` and the infinities, which are no JSON, are read as Python writes them.
+
+    Returns:
+        The value: a dict, a list, a str, an int, a float, a bool or `None`.
+
+    Raises:
+        ValueError: the text is no JSON, is nested deeper than Python's parser goes, or has a name twice.
+
+    Example:
+        >>> from tensordict.core.json_text import parse_json
+        >>> parse_json('{"a": [1, 2]}')
+        {'a': [1, 2]}
+        >>> parse_json('{"a": 1, "a": 2}')
+        Traceback (most recent call last):
+          ...
+        ValueError: an object has the name 'a' twice
+    """
+    if not isinstance(content, str):
+        content = content.decode(json.detect_encoding(content), "surrogatepass")
+    try:
+        return (_decode if constants else _decode_strictly)(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"an object has the name {find_doubled(name for name, _ in pairs)!r:.200} twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+# Made once: `json.loads` makes a decoder a call when it is given a hook.
+_decode: Callable[[str], Any] = json.JSONDecoder(object_pairs_hook=_build_object).decode
+_decode_strictly: Callable[[str], Any] = json.JSONDecoder(
+    object_pairs_hook=_build_object, parse_constant=_refuse_constant
+).decode

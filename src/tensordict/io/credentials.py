@@ -1,0 +1,159 @@
+"""URLs and storage options that hold secrets: what is shown or pickled of them is without these.
+
+Both are made at the door, by `as_url` and `GuardedOptions.of`. `Remote` alone reads the secrets, to reach a server. A
+text made of such a URL has no secret in it, so code that shows or writes it needs no care.
+
+A pickle may be stored or sent to another machine, so pickling what holds secrets is an error. Processes that
+`multiprocessing` starts or sends to are given them. The option `allow_secrets=True` lets all pickles have them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from tensordict.core.redaction import redact, redacted_options, secrets_of_options, secrets_of_url
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import scheme_of
+
+StorageOptions = Mapping[str, Any]
+
+ALLOW_SECRETS, REDIRECT_HOSTS = "allow_secrets", "redirect_hosts"
+# Options of this package, which no file system of fsspec is given.
+_OWN = (ALLOW_SECRETS, REDIRECT_HOSTS)
+
+
+class Url(str):
+    """A URL whose text is without its secrets, which `with_secrets` gives.
+
+    What is made of the text (f-strings, JSON, parts of it) is a `str` without secrets.
+    """
+
+    _full: str
+    _allowed: bool
+
+    @property
+    def with_secrets(self) -> str:
+        """The URL by which the server is reached."""
+        return self._full
+
+    def __copy__(self) -> Url:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Url:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self._allowed:
+            raise _refused(f"the URL {str(self)!r} holds a secret")
+        return as_url, (self._full, True)
+
+
+def as_url(path: PathLike, allowed: bool = False) -> str:
+    """A path or URL as text; a `Url` where it holds secrets.
+
+    Args:
+        path: what a caller has given.
+        allowed: whether pickles have the secrets.
+    """
+    full = path.with_secrets if isinstance(path, Url) else os.fspath(path)
+    shown = redact(full) if scheme_of(full) else full
+    if shown == full:
+        return full
+    found = Url(shown)
+    found._full, found._allowed = full, allowed or (isinstance(path, Url) and path._allowed)
+    return found
+
+
+def full_url(url: str) -> str:
+    """A URL with its secrets."""
+    return url.with_secrets if isinstance(url, Url) else url
+
+
+def _url_for_process(url: Url) -> tuple[Any, ...]:
+    return as_url, (url._full, url._allowed)
+
+
+class GuardedOptions(Mapping[str, Any]):
+    """The `storage_options` of a caller: shown without secrets, and pickled only where these may go along.
+
+    Attributes:
+        allow_secrets: whether pickles have the secrets.
+        redirect_hosts: the hosts that a server of HTTP may redirect to, beside itself.
+    """
+
+    def __init__(self, options: StorageOptions) -> None:
+        self._options = dict(options)
+
+    @staticmethod
+    def of(options: StorageOptions | None) -> GuardedOptions:
+        """Those of a caller, who may have given none."""
+        return options if isinstance(options, GuardedOptions) else GuardedOptions(options or {})
+
+    @property
+    def allow_secrets(self) -> bool:
+        """See the class."""
+        return bool(self._options.get(ALLOW_SECRETS, False))
+
+    @property
+    def redirect_hosts(self) -> tuple[str, ...]:
+        """See the class; the environment variable `TENSORDICT_REDIRECT_HOSTS` names more of them."""
+        given = self._options.get(REDIRECT_HOSTS, ())
+        named = os.environ.get("TENSORDICT_REDIRECT_HOSTS", "").split(",")
+        hosts = [*((given,) if isinstance(given, str) else given), *named]
+        return tuple(dict.fromkeys(host.strip().lower() for host in hosts if host.strip()))
+
+    def for_fsspec(self) -> dict[str, Any]:
+        """What the file system of fsspec is given."""
+        return {name: value for name, value in self._options.items() if name not in _OWN}
+
+    def secrets(self) -> list[str]:
+        """The texts that are secrets, to be taken out of what libraries say."""
+        found: list[str] = []
+        for value in secrets_of_options(self._options).values():
+            found += [value] if isinstance(value, str) and redact(value) == value else []
+            found += secrets_of_url(value) if isinstance(value, str) else []
+            found += [part for part in value if isinstance(part, str)] if isinstance(value, tuple) else []
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        return self._options[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+    def __repr__(self) -> str:
+        return repr(redacted_options(self._options))
+
+    def __copy__(self) -> GuardedOptions:
+        return self
+
+    def __deepcopy__(self, memo: object) -> GuardedOptions:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self.allow_secrets and (found := secrets_of_options(self._options)):
+            raise _refused(f"storage_options hold secrets ({', '.join(map(repr, found))})")
+        return GuardedOptions, (self._options,)
+
+
+def _refused(what: str) -> pickle.PicklingError:
+    return pickle.PicklingError(
+        f"{what}, and pickles are given none. Leave it out, and have each machine find its own: in the environment "
+        "(AWS_PROFILE, AWS_ACCESS_KEY_ID, ...) or in the configuration of fsspec (~/.config/fsspec/, FSSPEC_S3_KEY, "
+        f"...). Or pass storage_options={{..., {ALLOW_SECRETS!r}: True}}, and keep the pickle as you keep the secret"
+    )
+
+
+def _options_for_process(options: GuardedOptions) -> tuple[Any, ...]:
+    return GuardedOptions, (options._options,)
+
+
+ForkingPickler.register(Url, _url_for_process)
+ForkingPickler.register(GuardedOptions, _options_for_process)

@@ -1,0 +1,119 @@
+"""Checks that the chunks of an array are there, and that each can be decoded.
+
+Zarr reads a chunk that is missing as full of the fill value, which may be intended. The shape that a save has written,
+noted on the array, says which chunks must be there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tensordict.core.errors import SaveError
+from tensordict.io.stores.zarr_raw import is_plain
+from tensordict.memory import files
+
+if TYPE_CHECKING:
+    from tensordict.io.stores.zarr_nodes import NodeStore
+
+# The position of a chunk in the grid.
+_Place = tuple[int, ...]
+# A problem names so many chunks.
+_SHOWN = 3
+
+
+def find_damaged_chunks(
+    nodes: NodeStore, at: str, document: Mapping[str, Any], array: Any, written: Sequence[int] | None, num_threads: int
+) -> Iterator[str]:
+    """Look for chunks that are missing or broken.
+
+    Args:
+        nodes: the store.
+        at: the path of the array in it.
+        document: its `zarr.json`.
+        array: the array of zarr over it.
+        written: the shape that a save has written; `None` if nothing is known, and any chunk may be missing.
+        num_threads: the number of threads that decode.
+
+    Returns:
+        a sentence for missing chunks, and one for broken ones.
+
+    Raises:
+        SaveError: `written` does not have the dims of the array.
+    """
+    if written is not None and (len(written) != array.ndim or min(written, default=0) < 0):
+        raise SaveError(f"the shape {list(written)} that was written does not fit its shape {list(array.shape)}")
+    # A shard is one object of the store.
+    lengths = array.shards or array.chunks
+    grid = _count_chunks(array.shape, lengths)
+    needed = None if written is None else _count_chunks(map(min, written, array.shape), lengths)
+    present = _find_present(nodes, at, array, grid)
+    if needed is not None:
+        found = sum(all(map(int.__lt__, place, needed)) for place in present)
+        if count := math.prod(needed) - found:
+            # The grid may be larger than any memory.
+            every = (_place_of(number, needed) for number in range(math.prod(needed)))
+            places = (place for place in every if place not in present)
+            keys = map(array.metadata.encode_chunk_key, itertools.islice(places, _SHOWN))
+            yield (
+                f"{count:,} of the {math.prod(needed):,} chunks that were written are missing, and read as "
+                f"{array.fill_value}: {_shorten([repr(key) for key in keys], count)}"
+            )
+    broken: list[str] = []
+    nbytes = math.prod(lengths) * array.dtype.itemsize if is_plain(document) else None
+
+    def check(place: _Place, key: str) -> None:
+        try:
+            if array.shards and not nodes.size_of(f"{at}/{key}"):
+                # Zarr takes it for one of the fill value.
+                raise ValueError("it is empty")
+            if nbytes is None:
+                array[tuple([slice(i * length, (i + 1) * length) for i, length in zip(place, lengths, strict=True)])]
+            elif (size := nodes.size_of(f"{at}/{key}")) != nbytes:
+                raise ValueError(f"it has {size} bytes, and not {nbytes}")
+        except Exception as error:
+            # Codecs raise what they like.
+            broken.append(f"{key!r} ({error})")
+
+    jobs: list[Callable[[], None]] = [partial(check, place, key) for place, key in sorted(present.items())]
+    files.run_all(jobs, num_threads)
+    if broken:
+        yield f"{len(broken):,} of its chunks cannot be decoded: {_shorten(sorted(broken)[:_SHOWN], len(broken))}"
+
+
+def _count_chunks(shape: Sequence[int] | Iterator[int], lengths: Sequence[int]) -> list[int]:
+    """How many chunks there are along each dim."""
+    return [-(-n // length) for n, length in zip(shape, lengths, strict=True)]
+
+
+def _place_of(number: int, grid: Sequence[int]) -> _Place:
+    """The position of the chunk of this number, in C order."""
+    place = []
+    for count in reversed(grid):
+        number, rest = divmod(number, count)
+        place.append(rest)
+    return tuple(reversed(place))
+
+
+def _find_present(nodes: NodeStore, at: str, array: Any, grid: Sequence[int]) -> dict[_Place, str]:
+    """The chunks that are there, with their keys below the array."""
+    keys = nodes.keys_in(at)
+    encode: Callable[[_Place], str] = array.metadata.encode_chunk_key
+    if keys is None:
+        named = {place: encode(place) for place in itertools.product(*map(range, grid))}
+        return {place: key for place, key in named.items() if nodes.size_of(f"{at}/{key}") is not None}
+    found: dict[_Place, str] = {}
+    for key in keys:
+        place = tuple(map(int, re.findall(r"\d+", key))) if grid else ()
+        if len(place) == len(grid) and all(map(int.__lt__, place, grid)) and encode(place) == key:
+            found[place] = key
+    return found
+
+
+def _shorten(names: Collection[str], count: int) -> str:
+    more = f", and {count - len(names):,} more" if count > len(names) else ""
+    return ", ".join(names) + more
