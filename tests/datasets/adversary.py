@@ -11,7 +11,8 @@ These rules hold in every round:
 
 1. Only errors of the family of `OSError` are raised, and each names a path of the data set.
 2. Rows are readable unless the attack hit the shard that holds them, or the manifest that alone lists them.
-3. A row that cannot be read is told of by an error or a warning, and `verify` says that something is wrong.
+3. A row that cannot be read is told of by an error or a warning, and `verify` says that something is wrong. Where the
+   last lines of a manifest are lost without a trace, `verify` alone says so.
 4. A row is never read wrong, twice or out of order without `verify` saying so.
 5. Compaction and tidying leave every row readable that was readable before them.
 6. Where a row cannot be read, every file that may hold it stays as the attack left it.
@@ -315,6 +316,7 @@ class Attack:
         apply: does it.
         touches: the names of the files and folders that are changed by it.
         plants: the names of files that it adds, which belong to nobody here.
+        without_trace: whether the last lines of a manifest are lost, and the rest is as a writer leaves it.
     """
 
     kind: str
@@ -322,6 +324,7 @@ class Attack:
     apply: Callable[[], object]
     touches: tuple[str, ...] = ()
     plants: tuple[str, ...] = ()
+    without_trace: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}"
@@ -345,18 +348,19 @@ def _rewrite(place: Place, name: str, content: bytes) -> None:
 
 
 def _attack_bytes(place: Place, scene: Scene, name: str, chance: random.Random) -> Iterator[Attack]:
-    content = scene.files[name]
+    content, lists = scene.files[name], name.startswith("writers/")
     places: Iterable[int] = range(len(content))
     if len(content) > _WHOLE:
         places = sorted({0, len(content) - 1, *chance.sample(range(len(content)), _CHOSEN)})
     for at in places:
         cut, flip = content[:at], chance.randrange(1, 256)
         flipped = cut + bytes([content[at] ^ flip]) + content[at + 1 :]
-        yield Attack("cut", f"{name} at {at}", lambda cut=cut: _rewrite(place, name, cut), (name,))
+        apply = lambda cut=cut: _rewrite(place, name, cut)  # noqa: E731
+        yield Attack("cut", f"{name} at {at}", apply, (name,), (), lists and cut.endswith(b"\n"))
         yield Attack("flip", f"{name} at {at} by {flip}", lambda new=flipped: _rewrite(place, name, new), (name,))
     grown = content + content[-40:]
     yield Attack("grow", name, lambda: _rewrite(place, name, grown), (name,))
-    yield Attack("delete", name, lambda: place.delete(name), (name,))
+    yield Attack("delete", name, lambda: place.delete(name), (name,), (), lists and name.count("/") == 2)
     folder, _, last = name.rpartition("/")
     for other in (f"copy-{last}", _next_name(last)):
         new = f"{folder}/{other}" if folder else other
@@ -584,7 +588,8 @@ class Round:
     """One attack, and what came of it.
 
     Attributes:
-        outcome: "unharmed", "told" (rows are missing, and an error or a warning says so), or "found by verify".
+        outcome: "unharmed", "told" (rows are missing, and an error or a warning says so), or "found by verify" (rows
+            are wrong, or missing without a trace).
         broken: the rules that do not hold.
     """
 
@@ -616,7 +621,7 @@ def attack_once(place: Place, scene: Scene, attack: Attack) -> Round:
         missing = [n for n in scene.order if n not in reading.right]
         if missing and not careless and ok:
             broken.append(f"{when}: {missing} cannot be read, and verify says that all is well")
-        if missing and not careless and not reading.told and not reading.wrong:
+        if missing and not careless and not (reading.told or reading.wrong or attack.without_trace):
             broken.append(f"{when}: {missing} are gone without a word")
         if reading.wrong and not careless and ok:
             broken.append(f"{when}: {reading.wrong[0]}, and verify says that all is well")
@@ -630,7 +635,8 @@ def attack_once(place: Place, scene: Scene, attack: Attack) -> Round:
     if place.outside() != outside:
         broken.append("something outside of the data set has changed")
     whole = first.right == scene.order and not first.wrong
-    return Round("unharmed" if whole else "found by verify" if first.wrong else "told", broken)
+    told = first.told and not first.wrong
+    return Round("unharmed" if whole else "told" if told else "found by verify", broken)
 
 
 def _check_all(place: Place) -> tuple[list[str], bool]:
