@@ -110,8 +110,10 @@ def compact(
             return 0, 0
         limit = rows_per_shard or max(1, _ENOUGH // max(1, sum(row_nbytes(schema).values())))
         format = format or place.format_of(parts[0].path)
-        # Folders get checksums, so that damage to a merged shard is found like damage to those that it was made of.
-        options = shard_options(place, format, durable, format == "folder", None, 0)
+        is_durable = format != "zarr" and not place.is_remote if durable is None else durable
+        # Damage to a merged shard must be found like damage to the shards that it was made of.
+        has_checksums = format == "folder" and check_shard(place, index.shard_at(parts[0]))[0].checksummed > 0
+        options = shard_options(place, format, is_durable, has_checksums, None, 0)
         groups = list(_groups(place, index, parts, limit))
         made: set[str] = set()
         if groups:
