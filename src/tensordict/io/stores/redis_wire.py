@@ -76,9 +76,10 @@ return 0
 _PLACE = _WRITE.replace("ARGV[3]", "redis.call('GET', KEYS[2])")
 
 # Check that leaves (hash, data) still have a shape (see `_STATE`), a dtype (a value: its form) and a length, or are not
-# there; or, without a shape, that an upload (its name, the name that it is for) is still there. Returns 0, or the number
-# of the first check that fails. Then the first key is written to, which the transaction behind this script watches, so
-# that the transaction is not carried out. A full server refuses SET. It takes RENAME, which touches that key as well.
+# there; or, without a shape, that an upload (its name, the name that it is for) is still there. Returns 0, or the
+# number of the first check that fails. Then the first key is written to, which the transaction behind this script
+# watches, so that the transaction is not carried out. A full server refuses SET. It takes RENAME, which touches that
+# key as well.
 _CHECK = """
 for i = 1, #KEYS / 2 do
   local one, other, at, fits = KEYS[2 * i], KEYS[2 * i + 1], 3 * i - 2, nil
