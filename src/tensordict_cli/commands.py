@@ -111,7 +111,11 @@ def _compact(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("folder", "archive", "zarr"), default="", help="of the new shards (default: of the first)"
     )
-    parser.add_argument("--durable", action="store_true", help="have the new shards reach the disk first")
+    parser.add_argument(
+        "--durable",
+        action=argparse.BooleanOptionalAction,
+        help="have the new shards reach the disk first (default: folders and archives on a disk do)",
+    )
     parser.add_argument("--keep", action="store_true", help="leave the old shards for tidy to remove")
 
 

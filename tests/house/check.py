@@ -6,6 +6,10 @@ python tests/house/check.py --figures  # prints the figures of now, as JSON: wha
 A room is a folder directly under `src/tensordict`, or another package under `src`; modules beside the folders are the
 room `public`. Lines of code are those with more than comments and docstrings. A hook is a private name of
 `TensorCollection` that classes of containers define again, and a site is one of these definitions.
+
+Code that compiled functions run asks with `in`, `get`, `getattr` or `hasattr` whether there is an entry or attribute:
+Dynamo guards these. It sets no guard where an error is caught, in `__dict__`, or in what a `Mapping` inherits, so each
+of these lines says in a comment how it is `guarded:`, or why it is `not compiled:`.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ else:
 ROOT = Path(__file__).parents[2]
 PACKAGE = "tensordict"
 PUBLIC = "public"
+# The rooms whose code compiled functions run, and the errors that stand there for what is absent.
+COMPILED = ("core", "ops", "containers", "nn")
+_ABSENT = {"KeyError", "AttributeError", "LookupError"}
+_EXPLAINED = ("# guarded: ", "# not compiled: ")
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -122,6 +130,45 @@ class House:
                 if room is not None and room not in allowed:
                     yield f"{path} imports {name}: {own}/ must not import {room}/ (see house.toml)"
 
+    def unguarded_reads(self) -> Iterator[str]:
+        """Reads of what may be absent that Dynamo does not guard, in the rooms that compiled functions run."""
+        for path, text in self.files.items():
+            if self.room(path) not in COMPILED:
+                continue
+            lines = text.splitlines()
+            for node in ast.walk(ast.parse(text)):
+                form = unguarded_form(node)
+                if form and not any(word in lines[node.lineno - 1] for word in _EXPLAINED):
+                    yield (
+                        f"{path}:{node.lineno} {form}, which compiled code does not guard: ask with `in`, `get`, "
+                        f"`getattr` or `hasattr`, or say {' or '.join(map(repr, _EXPLAINED))} and how, on this line"
+                    )
+
+
+def unguarded_form(node: ast.AST) -> str:
+    """The form of a read of what may be absent that Dynamo does not guard; empty for any other code."""
+    if isinstance(node, ast.ExceptHandler) and node.type is not None and _named(node.type) & _ABSENT:
+        return "catches a KeyError or an AttributeError"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr == "suppress" and set().union(*map(_named, node.args)) & _ABSENT:
+            return "suppresses a KeyError or an AttributeError"
+        if node.func.attr == "get" and ast.unparse(node.func.value) == "self.__dict__":
+            return "reads from __dict__"
+    if isinstance(node, ast.Compare) and any(ast.unparse(other) == "self.__dict__" for other in node.comparators):
+        return "looks into __dict__"
+    if isinstance(node, ast.ClassDef):
+        bases = {ast.unparse(base.value) for base in node.bases if isinstance(base, ast.Subscript)}
+        defined = {child.name for child in node.body if isinstance(child, ast.FunctionDef)}
+        if bases & {"Mapping", "MutableMapping"} and not {"get", "__contains__"} <= defined:
+            return "inherits `get` or `in` from Mapping"
+    return ""
+
+
+def _named(node: ast.AST) -> set[str]:
+    """The names in an expression, without the modules that they are in."""
+    found = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+    return found | {child.attr for child in ast.walk(node) if isinstance(child, ast.Attribute)}
+
 
 def redefined() -> dict[str, int]:
     """How much of `TensorCollection` the containers define again."""
@@ -171,6 +218,7 @@ def problems(house: House, plan: dict[str, Any], found: dict[str, Any]) -> Itera
             yield f"{room}/ has {lines} lines of code, and house.toml allows {plan['rooms'][room]}"
     yield from house.wrong_imports(order)
     yield from house.shared_names()
+    yield from house.unguarded_reads()
 
 
 def main() -> int:

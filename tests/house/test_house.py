@@ -76,3 +76,36 @@ def test_one_class_a_name(tmp_path: Path) -> None:
     made = house(tmp_path, core__keys="class Path: ...", ops__shape="def f():\n    class Path: ...")
     [problem] = problems(made)
     assert "2 classes are called Path, in tensordict/core/keys.py, tensordict/ops/shape.py" in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    x = d['k']\nexcept KeyError:\n    x = None",
+        "try:\n    x = d.k\nexcept (TypeError, AttributeError):\n    x = None",
+        "import contextlib\nwith contextlib.suppress(LookupError):\n    x = d['k']",
+        "def read(self):\n    return self.__dict__.get('k')",
+        "def read(self):\n    return 'k' in self.__dict__",
+        "class Entries(MutableMapping[str, int]):\n    def get(self, name, default=None): ...",
+    ],
+)
+def test_reads_that_compiled_code_does_not_guard(tmp_path: Path, text: str) -> None:
+    [problem] = problems(house(tmp_path, core__keys=text))
+    assert "tensordict/core/keys.py:" in problem and "compiled code does not guard" in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    x = d['k']\nexcept KeyError:  # guarded: the error lists the names\n    raise ValueError(list(d))",
+        "try:\n    x = int('k')\nexcept ValueError:\n    x = None",
+        "x = d.get('k')",
+        "class Entries(Mapping[str, int]):\n    def get(self, name): ...\n    def __contains__(self, name): ...",
+    ],
+)
+def test_reads_that_compiled_code_guards(tmp_path: Path, text: str) -> None:
+    assert problems(house(tmp_path, core__keys=text)) == []
+
+
+def test_code_that_is_not_compiled_may_catch_what_is_absent(tmp_path: Path) -> None:
+    assert problems(house(tmp_path, core__keys="", base="try:\n    x = {}['k']\nexcept KeyError:\n    x = None")) == []

@@ -49,6 +49,7 @@ from tensordict import (
     verify,
 )
 from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.datasets import tidy
 from tensordict.io import cache, commit
 from tensordict.io.cache import RemoteCache
 from tensordict.io.remote import Remote, Tries
@@ -766,3 +767,22 @@ def test_an_index_of_a_data_set_reads_from_the_shards_that_hold_its_rows(tmp_pat
     assert data[torch.tensor([5, 0])]["x"].tolist() == [5, 0]
     with pytest.raises(FileNotFoundError, match=shards[1].name):
         data[2]
+
+
+def test_a_folder_in_which_anything_else_lies_stays_as_it_is(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path) as writer:
+        writer.extend(numbers(0, 2))
+    if not (child := os.fork()):
+        killed = DatasetWriter(tmp_path)
+        killed.extend(numbers(2, 2))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    (shard,) = [path for path in (tmp_path / "shards").glob("*/*") if writer.writer not in str(path)]
+    (shard / "notes.txt").write_text("mine")
+    before = files_in(tmp_path)
+    removed, left = tidy(tmp_path, older_than=0)
+    assert removed == [] and "notes.txt" in left[str(shard)]
+    assert files_in(tmp_path) == before
+    (shard / "notes.txt").unlink()
+    assert tidy(tmp_path, older_than=0).removed == [str(shard)] and not shard.exists()
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1]

@@ -305,6 +305,22 @@ def test_compaction_that_fails_changes_nothing(bucket: Bucket) -> None:
     assert compact(url, storage_options=options) == (2, 1)
 
 
+def test_a_data_set_is_copied_from_a_url_to_a_folder(tmp_path: pathlib.Path) -> None:
+    url, folder = f"memory://{uuid.uuid4().hex}/data", tmp_path / "data"
+    for first in (0, 6):
+        with DatasetWriter(url, rows_per_shard=2) as writer:
+            writer.extend(flat(first, 6))
+    store = Remote(url)
+    for file in store.files():
+        (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file.name).write_bytes(store.read(file.name))
+    assert open_dataset(folder)["x"].tolist() == list(range(12)) and verify(folder).ok
+    with DatasetWriter(folder, rows_per_shard=2) as writer:
+        writer.extend(flat(12, 2))
+    assert compact(folder) == (7, 1) and tidy(folder, older_than=0) == ([], {})
+    assert open_dataset(folder)["x"].tolist() == list(range(14)) and verify(folder).ok
+
+
 def test_training(bucket: Bucket, tmp_path: pathlib.Path) -> None:
     url, _, options = bucket
     with DatasetWriter(url, rows_per_shard=7, storage_options=options) as writer:

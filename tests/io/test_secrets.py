@@ -213,6 +213,29 @@ def test_commands_show_no_secret(
     assert "***" in shown.out and "***" in shown.err
 
 
+def test_a_cache_tells_queries_apart_and_knows_no_password() -> None:
+    """A parameter that looks like a secret may name the file."""
+    first, other = (Remote(f"http://me:pw@host/a?key={key}").identity_of("") for key in (1, 2))
+    assert first != other and "pw" not in first + other
+    assert first == Remote("http://you:other@host/a?key=1").identity_of("")
+
+
+@pytest.mark.parametrize("where", ["options", "configuration"])
+def test_options_of_the_caller_stay_beside_ours(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec.config
+
+    given = {"headers": {"X-Part": "1"}}, {"session_kwargs": {"trust_env": True}, "token": "anon"}
+    if where == "configuration":
+        monkeypatch.setitem(fsspec.config.conf, "http", given[0])
+        monkeypatch.setitem(fsspec.config.conf, "gs", given[1])
+        given = {}, {"token": "anon"}  # type: ignore[assignment]
+    headers = Remote("http://me:pw@host/a", given[0]).for_fsspec()[1]["headers"]
+    assert headers["X-Part"] == "1" and headers["Authorization"].startswith("Basic ")
+    pytest.importorskip("gcsfs")
+    session = Remote("gs://box", given[1]).for_fsspec()[1]["session_kwargs"]
+    assert session["trust_env"] is True and "response_class" in session
+
+
 def test_a_url_whose_secret_was_left_out_says_so() -> None:
     for url in ("http://***@host/x", "http://host/x?sig=***"):
         with pytest.raises(SaveError, match="were left out.*give the whole URL"):

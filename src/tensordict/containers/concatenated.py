@@ -282,7 +282,7 @@ class LazyConcatenatedTensorDict(OnDisk):
     # --- the entries ------------------------------------------------------------------------------------------------
 
     def _listed(self) -> list[str]:
-        return list(self._held)
+        return list(self._held.keys())
 
     def _holds(self, name: str) -> bool:
         return name in self._held

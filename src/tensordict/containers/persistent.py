@@ -390,7 +390,7 @@ class PersistentTensorDict(OnDisk):
         """Take over a batch size and names, and have the store say them, when it can be written to."""
         store = self._store
         if store.is_open and store.mode != "r" and store.notes:
-            store.when_failed(partial(self._have, self._size, self._dim_names))
+            store.undo_on_failure(partial(self._have, self._size, self._dim_names))
             with store.together():
                 stored_entries.note(self._group, size, names)
         self._have(size, names)
@@ -496,7 +496,7 @@ class PersistentTensorDict(OnDisk):
     def _sketch(self, name: str) -> Any:
         try:
             item = self._item(name)
-        except KeyError:
+        except KeyError:  # not compiled: it reads a file
             raise SaveError(
                 f"the {self._store.kind} {self._store.name!r} is broken: it lists "
                 f"{joined((*self._group.key, name))!r}, which is not there"

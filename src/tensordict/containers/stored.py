@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Read(EntryStore, MutableMapping[str, Any]):
+class _Read(EntryStore, MutableMapping[str, Any]):  # guarded: `_target` asks
     """The entries: tensors that are read when they are asked for."""
 
     __slots__ = ("owner",)

@@ -17,6 +17,6 @@ def same_value(one: Any, other: Any) -> bool:
     try:
         result = one == other
         return result if type(result) is bool else bool(getattr(result, "all", lambda: result)())
-    except (TypeError, ValueError, RuntimeError, KeyError):
+    except (TypeError, ValueError, RuntimeError, KeyError):  # guarded: the values are compared
         # What cannot be compared, such as arrays of different shapes, is not the same.
         return False

@@ -30,14 +30,14 @@ _OPTION = re.compile(
     r"|api[-_]?key|access[-_]?key|account[-_]?key|customer[-_]?key|(^|_)key(_id)?$|^pkey$|^pw$",
     re.IGNORECASE,
 )
-# Values that say where a secret is found, or that there is none.
+# Values that name the way to a secret, or say that no secret is needed.
 _WAYS = frozenset({"anon", "cloud", "cache", "browser", "google_default", "default", "environment", "auto"})
 # Shorter values would take innocent letters out of a text.
 _SHORTEST = 4
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """A text without the secrets of the URLs in it, and without `secrets`.
+    """Replace the secrets of the URLs in a text, and each of `secrets`, by `***`.
 
     Example:
         >>> from tensordict.core.redaction import redact
@@ -69,7 +69,7 @@ def secrets_of_url(url: str) -> list[str]:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether an option is a secret, by its name; or, whatever its name, a URL with one.
+    """Tell whether an option is a secret: its name says so, or its value is a URL with a secret in it.
 
     An option that says where a secret is found (`token="/home/me/key.json"`, `"google_default"`) is none.
     """
@@ -93,7 +93,7 @@ def secrets_of_options(options: Mapping[str, Any], above: str = "") -> dict[str,
 
 
 def redacted_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with `***` in the place of each secret."""
+    """Replace each secret in options by `***`."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         inner = redacted_options(value) if isinstance(value, Mapping) else value

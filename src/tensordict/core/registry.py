@@ -41,7 +41,7 @@ def lookup(name: str) -> type[Any]:
     """The container class known under `name`; a `KeyError` lists the known ones."""
     try:
         return _CLASSES[name]
-    except KeyError:
+    except KeyError:  # guarded: the error lists the names
         raise KeyError(f"no container class named {name!r} is known; known are {sorted(_CLASSES)}") from None
 
 

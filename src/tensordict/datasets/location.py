@@ -376,7 +376,7 @@ class LocalLocation(Location):
 
     def remove_log(self, name: str) -> None:
         folder, _, log = _log_name(name).rpartition("/")
-        with open_item(self.root, folder) as fd:
+        with contextlib.suppress(FileNotFoundError), open_item(self.root, folder) as fd:
             os.unlink(log, dir_fd=fd)
 
     @contextlib.contextmanager

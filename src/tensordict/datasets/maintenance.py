@@ -50,7 +50,7 @@ def compact(
     *,
     rows_per_shard: int | None = None,
     format: str = "",
-    durable: bool = False,
+    durable: bool | None = None,
     keep: bool = False,
     progress: bool | None = None,
     storage_options: StorageOptions | None = None,
@@ -69,7 +69,8 @@ def compact(
         rows_per_shard: merge shards with fewer rows, as long as they have no more together; by default as many as
             have 128 MiB.
         format: of the new shards: "folder", "archive" or "zarr"; by default that of the first shard.
-        durable: have the new shards reach the disk before the old ones are removed.
+        durable: have the new shards reach the disk before the old ones are removed; by default yes, for folders and
+            archives on a disk.
         keep: leave the old shards there, for `tidy` to remove.
         progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
         storage_options: of a URL, as in :meth:`TensorDict.save`.
@@ -109,15 +110,17 @@ def compact(
             return 0, 0
         limit = rows_per_shard or max(1, _ENOUGH // max(1, sum(row_nbytes(schema).values())))
         format = format or place.format_of(parts[0].path)
-        # Folders get checksums, so that damage to a merged shard is found like damage to those that it was made of.
-        options = shard_options(place, format, durable, format == "folder", None, 0)
+        is_durable = format != "zarr" and not place.is_remote if durable is None else durable
+        # Damage to a merged shard must be found like damage to the shards that it was made of.
+        has_checksums = format == "folder" and check_shard(place, index.shard_at(parts[0]))[0].checksummed > 0
+        options = shard_options(place, format, is_durable, has_checksums, None, 0)
         groups = list(_groups(place, index, parts, limit))
         made: set[str] = set()
         if groups:
             writer = new_id()
             generation = index.generation() + 1
             rows = sum(part.rows for group in groups for part in group)
-            manifest = ManifestWriter(place, writer, schema.digest, durable)
+            manifest = ManifestWriter(place, writer, schema.digest, is_durable)
             with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
                 for number, group in enumerate(groups):
                     holds = tuple((part.writer, part.first, index.rows_of(part)) for part in group)

@@ -1,11 +1,11 @@
-"""Local copies of what was fetched from URLs: files as long as those behind the URLs, which have the bytes asked for.
+"""Local copies of files behind URLs, as long as the originals, with the bytes that were asked for.
 
 The name of a file in a cache is a hash of its URL, its size and its tag, so that another content is another file. A
 note beside the file lists the ranges that are there, each with a checksum, which is compared before the range is used:
 a damaged range is fetched again. Checksums find damage, not forgery: the folder is closed to other users, as whoever
 can write to it can change a range together with its checksum.
 
-Many processes may use one cache: a process that fetches holds the lock on the file, and those that waited find the
+Many processes may use one cache. A process that fetches holds the lock on the file, and the others wait and find the
 bytes there. Evicting a file deletes it, and what was mapped of it stays mapped.
 """
 
@@ -35,7 +35,7 @@ from tensordict.memory.mapped import PathLike
 
 # Larger ranges are fetched in pieces of this, several at once.
 _PIECE = 8 << 20
-# What lies between two ranges is fetched too when it is no longer than this: less than a request costs.
+# A gap between two ranges is fetched too when it has at most so many bytes: less than a request costs.
 _GAP = 64 << 10
 _CHECKED = 4 << 20
 # How long to wait for another process that fetches the same file, in seconds.
@@ -49,7 +49,7 @@ Range = tuple[int, int]
 
 
 class ChangedError(SaveError):
-    """What is behind a URL was replaced while it was read."""
+    """The file behind a URL was replaced while it was read."""
 
 
 class RemoteCache:
@@ -87,7 +87,7 @@ class RemoteCache:
 
     @property
     def nbytes(self) -> int:
-        """What the files in it take on the disk."""
+        """The space that its files take on the disk, in bytes."""
         return sum(taken for _, taken, _ in self._files())
 
     def _files(self) -> list[tuple[float, int, str]]:
@@ -122,7 +122,7 @@ class RemoteCache:
 
 
 class LocalCopies:
-    """Where fetched files are while they are used: in a cache, or in a folder that is removed when it is closed."""
+    """The folder of fetched files: a cache, or a temporary folder that `close` removes."""
 
     def __init__(self, cache: RemoteCache | None) -> None:
         self.cache = cache
@@ -132,7 +132,7 @@ class LocalCopies:
         self.folder.create()
 
     def file(self, remote: Remote, file: RemoteFile, check: bool = True) -> CachedFile:
-        """The local copy of a file, of which nothing need be there yet; arguments as for `CachedFile`."""
+        """The local copy of a file, which may have no content yet; arguments as for `CachedFile`."""
         return CachedFile(remote, file, self, check)
 
     def close(self) -> None:
@@ -155,17 +155,17 @@ class CachedFile:
         check: look whether it was replaced while it was read.
 
     Attributes:
-        path: that of the copy, as long as the file; only what was asked of `ensure` has content.
+        path: the path of the copy, which is as long as the file; only the ranges given to `ensure` have content.
     """
 
     def __init__(self, remote: Remote, file: RemoteFile, place: LocalCopies, check: bool = True) -> None:
         self._check = check
         self.remote, self.file, self._place = remote, file, place
-        self.url = remote.url_of(file.name)
-        key = hashlib.sha256(f"{self.url}\n{file.size}\n{file.tag}".encode()).hexdigest()[:40]
+        self.url = str(remote.url_of(file.name))
+        key = hashlib.sha256(f"{remote.identity_of(file.name)}\n{file.size}\n{file.tag}".encode()).hexdigest()[:40]
         self._data, self._note = f"{key}.data", f"{key}.json"
         self.path = f"{place.path}/{self._data}"
-        # What is known to be there, and right.
+        # These ranges are here, and their checksums are right.
         self._have: list[Range] = []
         self.fd = -1
         self._lock = Lock()
@@ -260,7 +260,7 @@ class CachedFile:
     # --- what is kept -------------------------------------------------------------------------------------------------
 
     def _kept(self, wanted: list[Range]) -> list[tuple[int, int, int]]:
-        """The ranges that are noted to be there; of those that are wanted, only the ones whose checksums are right."""
+        """The ranges in the note; a range that is wanted is checked, and left out where its checksum is wrong."""
         if self._place.cache is None or not self._is_there():
             return []
         kept: list[tuple[int, int, int]] = []
@@ -270,7 +270,7 @@ class CachedFile:
                     continue
                 self._have = merged([*self._have, (start, stop)])
             kept.append((start, stop, crc))
-        # The time of its last use, by which it is evicted.
+        # Eviction goes by the time of the last use.
         status = os.fstat(self.fd)
         os.utime(self.fd if os.utime in os.supports_fd else self.path, ns=(time.time_ns(), status.st_mtime_ns))
         return kept
@@ -283,11 +283,11 @@ class CachedFile:
             self._place.folder.write(self._note, json.dumps(note).encode())
 
     def _identity(self) -> dict[str, object]:
-        """What a note says of the file that it is about."""
+        """The part of a note that names its file."""
         return {"url": self.url, "size": self.file.size, "tag": self.file.tag}
 
     def _is_there(self) -> bool:
-        """Whether the file at the path is the one that is open: it may have been evicted, and made again."""
+        """Tell whether the path still leads to the open file, which may have been evicted and made again."""
         try:
             return os.path.samestat(self._place.folder.status(self._data), os.fstat(self.fd))
         except FileNotFoundError:
@@ -319,14 +319,14 @@ class CachedFile:
 
 
 def _pieces(fd: int, start: int, stop: int) -> Iterator[bytes]:
-    """What a file has there, in pieces."""
+    """Read a range of a file in pieces."""
     while start < stop and (piece := system.pread(fd, min(_CHECKED, stop - start), start)):
         yield piece
         start += len(piece)
 
 
 def merged(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
-    """Ranges in order, those that overlap, touch or lie at most `gap` apart made one; empty ones left out."""
+    """Sort ranges and join those at most `gap` apart; empty ranges are left out."""
     found: list[Range] = []
     for start, stop in sorted(ranges):
         if start >= stop:
@@ -339,7 +339,7 @@ def merged(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
 
 
 def without(ranges: Iterable[Range], others: Iterable[Range]) -> list[Range]:
-    """What of ranges is in none of the others; both as `merged` gives them."""
+    """Cut `others` out of ranges; `merged` has made both."""
     found: list[Range] = []
     taken = list(others)
     for start, stop in ranges:

@@ -20,7 +20,8 @@ from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import Path
-from tensordict.memory.mapped import FileSource, MemoryMappedTensor, _wrap, nested
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.mapped import MemoryMappedTensor, _wrap, nested
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, as_array, stored_dtype
 
 # Stacks of fewer members are stored as the reference has them, member by member, so that it reads them as stacks too.

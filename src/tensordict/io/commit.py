@@ -90,7 +90,7 @@ def locked(
 
 
 def _acquired(opened: Callable[[], int], is_still: Callable[[int], bool], shown: str, limit: float) -> tuple[int, bool]:
-    """The descriptor of what is locked then, and whether it is; waits until the time `limit`."""
+    """Wait until the time `limit` for the lock; gives the descriptor, and whether the file system has locks."""
     while True:
         fd = opened()
         try:

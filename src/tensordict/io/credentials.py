@@ -1,4 +1,4 @@
-"""URLs and storage options that hold secrets: what is shown or pickled of them is without these.
+"""URLs and storage options that hold secrets, and neither show nor pickle them.
 
 Both are made at the door, by `as_url` and `GuardedOptions.of`. `Remote` alone reads the secrets, to reach a server. A
 text made of such a URL has no secret in it, so code that shows or writes it needs no care.
@@ -29,7 +29,7 @@ _OWN = (ALLOW_SECRETS, REDIRECT_HOSTS)
 class Url(str):
     """A URL whose text is without its secrets, which `with_secrets` gives.
 
-    What is made of the text (f-strings, JSON, parts of it) is a `str` without secrets.
+    F-strings, JSON and parts of the text are plain `str`s without secrets.
     """
 
     _full: str
@@ -37,7 +37,7 @@ class Url(str):
 
     @property
     def with_secrets(self) -> str:
-        """The URL by which the server is reached."""
+        """The whole URL, to reach the server."""
         return self._full
 
     def __copy__(self) -> Url:
@@ -48,7 +48,7 @@ class Url(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._allowed:
-            raise _refused(f"the URL {str(self)!r} holds a secret")
+            raise _refusal(f"the URL {str(self)!r} holds a secret")
         return as_url, (self._full, True)
 
 
@@ -107,11 +107,11 @@ class GuardedOptions(Mapping[str, Any]):
         return tuple(dict.fromkeys(host.strip().lower() for host in hosts if host.strip()))
 
     def for_fsspec(self) -> dict[str, Any]:
-        """What the file system of fsspec is given."""
+        """The options for the file system of fsspec."""
         return {name: value for name, value in self._options.items() if name not in _OWN}
 
     def secrets(self) -> list[str]:
-        """The texts that are secrets, to be taken out of what libraries say."""
+        """The secret texts, to take them out of messages of libraries."""
         found: list[str] = []
         for value in secrets_of_options(self._options).values():
             found += [value] if isinstance(value, str) and redact(value) == value else []
@@ -139,11 +139,11 @@ class GuardedOptions(Mapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.allow_secrets and (found := secrets_of_options(self._options)):
-            raise _refused(f"storage_options hold secrets ({', '.join(map(repr, found))})")
+            raise _refusal(f"storage_options hold secrets ({', '.join(map(repr, found))})")
         return GuardedOptions, (self._options,)
 
 
-def _refused(what: str) -> pickle.PicklingError:
+def _refusal(what: str) -> pickle.PicklingError:
     return pickle.PicklingError(
         f"{what}, and pickles are given none. Leave it out, and have each machine find its own: in the environment "
         "(AWS_PROFILE, AWS_ACCESS_KEY_ID, ...) or in the configuration of fsspec (~/.config/fsspec/, FSSPEC_S3_KEY, "

@@ -48,8 +48,8 @@ from tensordict.io.transaction import FolderTransaction
 from tensordict.io.value_files import Place, ValueFiles, files_of_value, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
 from tensordict.memory import files
+from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import (
-    FileSource,
     MemoryMappedTensor,
     PathLike,
     SharedBlock,

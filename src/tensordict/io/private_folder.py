@@ -1,4 +1,4 @@
-"""A folder that only its user can read or change, such as a cache of what was fetched from URLs.
+"""A folder that only its user can read or change, such as a cache of files behind URLs.
 
 Every operation opens the folder, checks who may use it, and reaches the files through the descriptor. So nobody can put
 another folder in its place between the check and the use. No link is followed, and a file that somebody else could have
@@ -33,7 +33,7 @@ class PrivateFolder:
         self.path = path
 
     def create(self) -> None:
-        """Make the folder where there is none, and check the one that there is.
+        """Make the folder if it is missing, and check it.
 
         Raises:
             SaveError: others may use it, or it belongs to another user, or is a link.
@@ -60,7 +60,7 @@ class PrivateFolder:
             except OSError as error:
                 error.filename = f"{self.path}/{name}"
                 if error.errno == errno.ELOOP:
-                    raise self._refused(name, "is a link") from error
+                    raise self._refusal(name, "is a link") from error
                 raise
         try:
             self._check_file(name, os.fstat(fd))
@@ -93,12 +93,12 @@ class PrivateFolder:
             os.unlink(self._at(name, folder), dir_fd=folder)
 
     def status(self, name: str) -> os.stat_result:
-        """What the file system says of a file; of a link, and not of what it leads to."""
+        """The status of a file; a link is not followed."""
         with self._opened() as folder:
             return os.stat(self._at(name, folder), dir_fd=folder, follow_symlinks=False)
 
     def names(self) -> list[str]:
-        """The names of all that is in the folder; none when there is no folder."""
+        """The names of all files in the folder; an empty list for a missing folder."""
         try:
             with self._opened() as folder:
                 return os.listdir(self.path if folder is None else folder)
@@ -131,7 +131,7 @@ class PrivateFolder:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        """The descriptor of the folder, which is checked; `None` where the system has none."""
+        """Open and check the folder; gives its descriptor, or `None` on a system without such descriptors."""
         if not _BY_DESCRIPTOR:
             yield None
             return
@@ -143,7 +143,7 @@ class PrivateFolder:
         try:
             return os.open(self.path, os.O_RDONLY | system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC)
         except OSError as error:
-            # Linux says of a link that it is no folder.
+            # Linux says ENOTDIR of a link.
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(self.path):
                 real = os.path.realpath(self.path)
                 raise SaveError(
@@ -165,18 +165,18 @@ class PrivateFolder:
 
     def _check_file(self, name: str, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
-            raise self._refused(name, "is no plain file")
+            raise self._refusal(name, "is no plain file")
         if not _BY_DESCRIPTOR:
             return
         if status.st_uid != os.geteuid():
-            raise self._refused(name, f"belongs to the user {status.st_uid}")
+            raise self._refusal(name, f"belongs to the user {status.st_uid}")
         if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
-            raise self._refused(name, f"was open to other users (mode {mode:04o})")
+            raise self._refusal(name, f"was open to other users (mode {mode:04o})")
         if status.st_nlink > 1:
-            raise self._refused(name, "has a second name, a hard link")
+            raise self._refusal(name, "has a second name, a hard link")
 
-    def _refused(self, name: str, what: str) -> SaveError:
-        # `RemoteSave.naming` puts the URL in the place of a whole path, so this one is given in two parts.
+    def _refusal(self, name: str, what: str) -> SaveError:
+        # `RemoteSave.naming` replaces a whole path by the URL, so this path is given in two parts.
         remove = f"cd {shlex.quote(self.path)} && rm {shlex.quote(name)}"
         return SaveError(
             f"the file {name!r} in {self.path!r} {what}, so it may not be what was kept there: remove it: {remove}"

@@ -43,7 +43,7 @@ _PASSING_ERRNO = frozenset(
     getattr(errno, name, 0)
     for name in ("EIO", "EREMOTEIO", "EAGAIN", "EBUSY", "ETIMEDOUT", "ECONNRESET", "ECONNABORTED", "EPIPE")
 )
-# What clients of HTTP call the errors of a connection.
+# Parts of the names that clients of HTTP give to errors of a connection.
 _PASSING_NAMES = (
     "Timeout",
     "Disconnected",
@@ -60,7 +60,7 @@ _FINAL = {
     IsADirectoryError: errno.EISDIR,
     NotADirectoryError: errno.ENOTDIR,
 }
-# What says which content a file has, in the terms of various stores.
+# The fields by which various stores tell one content of a file from another.
 _TAGS = (
     "ETag",
     "etag",
@@ -81,7 +81,7 @@ T = TypeVar("T")
 
 
 def is_url(path: object) -> bool:
-    """Whether a path is a URL of something that is not local: `file://` is."""
+    """Tell whether a path is a URL that leads elsewhere; `file://` is local."""
     return scheme_of(path) not in ("", "file")
 
 
@@ -90,7 +90,7 @@ class RemoteFile:
     """A file behind a URL.
 
     Attributes:
-        name: its path below the URL, empty for that of the URL itself.
+        name: its path below the URL; empty for the file at the URL itself.
         size: in bytes.
         tag: a text that is another one when the content is: of the etag or, where there is none, the time.
         modified: when it was made, in seconds since 1970; `None` where the store does not say.
@@ -107,9 +107,9 @@ class _LengthError(OSError):
 
 
 class Remote:
-    """What is at a URL, and below it, for reading and writing of whole files and of ranges.
+    """The files at a URL and below it, to read and write them as a whole or by ranges.
 
-    The one door to what is not on this machine; data sets, too, read manifests and write shards through it::
+    It is the one door to other machines. Data sets, too, read manifests and write shards through it::
 
         store = Remote("s3://bucket/data", storage_options)
         store.put("shards/0.tdz", "/local/staged.tdz")      # a local file; readers see all of it or nothing
@@ -175,7 +175,7 @@ class Remote:
         self._root = _without_slashes(self._root)
 
     def for_fsspec(self) -> tuple[str, dict[str, Any]]:
-        """The URL with its secrets, and the options, by which fsspec makes the file system."""
+        """The URL with its secrets and the options, from which fsspec makes the file system."""
         url, options = self._full, self.storage_options.for_fsspec()
         if self.is_http:
             options.setdefault("get_client", _web(self.url).Client(self.storage_options.redirect_hosts))
@@ -184,13 +184,14 @@ class Remote:
                 # aiohttp does not send this to the target of a redirect, and no error of it has the password.
                 user, _, host = parts.netloc.rpartition("@")
                 login = base64.b64encode(unquote(user if ":" in user else f"{user}:").encode()).decode()
-                options["headers"] = {"Authorization": f"Basic {login}", **options.get("headers", {})}
+                options["headers"] = {
+                    "Authorization": f"Basic {login}",
+                    **_nested_option("headers", options, parts.scheme),
+                }
                 url = parts._replace(netloc=host).geturl()
         elif scheme_of(url) in ("gs", "gcs"):
-            options["session_kwargs"] = {
-                "response_class": _web(self.url).BoundedResponse,
-                **options.get("session_kwargs", {}),
-            }
+            bounded = {"response_class": _web(self.url).BoundedResponse}
+            options["session_kwargs"] = {**bounded, **_nested_option("session_kwargs", options, "gcs", "gs")}
         return url, options
 
     def redact(self, text: object) -> str:
@@ -199,7 +200,7 @@ class Remote:
 
     @property
     def _fs(self) -> Any:
-        # What fsspec has at work, threads and connections, does not go along with a fork.
+        # The threads and connections of fsspec do not survive a fork.
         if self._pid != os.getpid():
             self._connect()
         return self._known_fs
@@ -213,13 +214,17 @@ class Remote:
             return self.url
         return as_url(self._below(self._full, name), isinstance(self.url, Url) and self.url._allowed)
 
+    def identity_of(self, name: str) -> str:
+        """A text for hashes, another one for each file below; it has the query of a URL, and no password."""
+        return self._path(name) if self.is_http else str(self.url_of(name))
+
     def _path(self, name: str) -> str:
         return self._below(self._root, name) if name else self._root
 
     def _below(self, root: str, name: str) -> str:
         if not self.is_http:
             return f"{root}/{name}"
-        # What is percent-encoded in the name of a file is so once more in a URL. A query stays at the end.
+        # A name with percent signs is encoded once more in a URL. A query stays at the end.
         path, mark, query = root.partition("?")
         return f"{_without_slashes(path)}/{quote(name)}{mark}{query}"
 
@@ -227,7 +232,6 @@ class Remote:
 
     def find(self, name: str = "") -> RemoteFile | None:
         """The file of this name; `None` when there is none, or a folder."""
-
         return self._try("look for", name, partial(self._look, name))
 
     def _look(self, name: str) -> RemoteFile | None:
@@ -377,7 +381,7 @@ class Remote:
                 raise
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; those that are not there any more do not matter."""
+        """Delete files; missing ones do not matter."""
         self._refuse_http("delete")
         jobs = [partial(self._delete, name) for name in names]
         files.run_all(jobs, IN_FLIGHT)
@@ -408,12 +412,12 @@ class Remote:
 
 
 class Tries:
-    """How often one thing is tried with what is at a URL.
+    """Counts the attempts at one operation on a URL.
 
     Args:
         doing: what is tried, for errors.
         url: where.
-        redact: takes secrets out of what a library says.
+        redact: takes secrets out of messages of libraries.
     """
 
     def __init__(self, doing: str, url: str, redact: Callable[[object], str]) -> None:
@@ -490,7 +494,7 @@ def _own_error(error: BaseException) -> Any:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether it may go well when it is tried again."""
+    """Tell whether another attempt may succeed."""
     if isinstance(error, (TimeoutError, ConnectionError, EOFError, _LengthError)):
         return True
     status = _status(error)
@@ -533,6 +537,13 @@ def _named(error: Exception, doing: str, url: str, attempts: int, redact: Callab
 def _without_slashes(url: str) -> str:
     """A URL without slashes at its end; those in the query of HTTP are of a signature."""
     return url if scheme_of(url) in ("http", "https") and "?" in url else url.rstrip("/")
+
+
+def _nested_option(name: str, options: dict[str, Any], *schemes: str) -> dict[str, Any]:
+    """An option that is a mapping, or else the one in the configuration of fsspec, which a given one would replace."""
+    configuration = extras.require("fsspec.config", "remote").conf
+    given = [options, *(configuration.get(scheme, {}) for scheme in schemes)]
+    return dict(next((found[name] for found in given if isinstance(found.get(name), dict)), {}))
 
 
 def _web(url: str) -> Any:

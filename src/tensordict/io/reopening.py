@@ -20,7 +20,8 @@ from tensordict.core.errors import SaveError
 from tensordict.core.keys import joined
 from tensordict.io.comparing import Difference, differences
 from tensordict.io.specification import DICT, LAZY, is_typed, specification_of, to_container
-from tensordict.memory.mapped import FileSource, MemoryMappedTensor
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.mapped import MemoryMappedTensor
 
 # So many differences are told.
 _SHOWN = 4

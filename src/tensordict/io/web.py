@@ -1,4 +1,4 @@
-"""What is asked of servers of HTTP: no more is read than was asked for, and redirects stay where the caller allows.
+"""Sessions with servers of HTTP: answers are read up to the length asked for, and redirects stay on allowed hosts.
 
 A server decides what it answers. An answer without end would fill the memory, and a redirect could make this process
 read what only it can reach: its own machine, its network, the addresses at which clouds give out credentials.
@@ -21,7 +21,7 @@ from tensordict.core.redaction import redact
 
 # An answer that has no length, to a request that asks for no range, has at most so many bytes.
 _LONGEST = 64 << 20
-# So much is read of what a server says of an error.
+# The text of an error is read up to so many bytes.
 _LONGEST_ERROR = 1 << 20
 _STEP = 1 << 20
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -55,7 +55,7 @@ class Client:
 
 
 class BoundedResponse(aiohttp.ClientResponse):
-    """An answer of which no more is read than the request has asked for."""
+    """An answer that is read up to the length that the request has asked for."""
 
     async def read(self) -> bytes:
         """The content.
@@ -72,17 +72,17 @@ class BoundedResponse(aiohttp.ClientResponse):
                 self._body = await read_at_most(self.content.read, _LONGEST_ERROR)
             elif start and stop:
                 self._check_place(int(start))
-                self._body = await self._bounded(int(stop) - int(start) + 1)
+                self._body = await self._read_bounded(int(stop) - int(start) + 1)
             elif stop:
-                self._body = await self._bounded(int(stop))
+                self._body = await self._read_bounded(int(stop))
             elif self.content_length is None:
-                self._body = await self._bounded(_LONGEST)
+                self._body = await self._read_bounded(_LONGEST)
         except BaseException:
             self.close()
             raise
         return await super().read() if self._body is None else self._body
 
-    async def _bounded(self, limit: int) -> bytes:
+    async def _read_bounded(self, limit: int) -> bytes:
         content = await read_at_most(self.content.read, limit + 1)
         if len(content) > limit:
             raise AnswerError(f"the server sends more than the {limit} bytes that were asked for")
@@ -97,7 +97,7 @@ class BoundedResponse(aiohttp.ClientResponse):
 
 
 async def read_at_most(read: Callable[[int], Awaitable[bytes]], limit: int) -> bytes:
-    """What `read` gives until the end, or up to `limit` bytes."""
+    """Call `read` until the end, or up to `limit` bytes."""
     content = bytearray()
     while len(content) < limit and (piece := await read(min(_STEP, limit - len(content)))):
         content += piece
@@ -136,7 +136,7 @@ _hops: ContextVar[_Hops | None] = ContextVar("tensordict_hops", default=None)
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet: no loopback, link-local, private or reserved one."""
+    """Tell whether an IP address is public; loopback, link-local, private and reserved ones are not."""
     found = ipaddress.ip_address(address.partition("%")[0])
     return (getattr(found, "ipv4_mapped", None) or found).is_global
 
@@ -154,7 +154,7 @@ class Connector(aiohttp.TCPConnector):
             AnswerError: a redirect leads to an address that is not public.
         """
         connection = await super().connect(req, *args, **kwargs)
-        # The address of a proxy says nothing about that of the server.
+        # Behind a proxy, the address of the server is unknown.
         if (hops := _hops.get()) is not None and not req.proxy:
             transport = connection.transport
             peer = None if transport is None else transport.get_extra_info("peername")
@@ -171,7 +171,7 @@ class Connector(aiohttp.TCPConnector):
 
 
 def _trace(redirect_hosts: tuple[str, ...]) -> aiohttp.TraceConfig:
-    """What aiohttp tells of each request, and of each redirect before it follows it."""
+    """Hooks for the start of each request, and for each redirect before aiohttp follows it."""
 
     async def begin(*_: object) -> None:
         _hops.set(_Hops())
@@ -180,7 +180,7 @@ def _trace(redirect_hosts: tuple[str, ...]) -> aiohttp.TraceConfig:
         target = redirect.response.headers.get("Location") or redirect.response.headers.get("URI")
         if target is not None:
             try:
-                _check_redirect(redirect.url, _joined(redirect.url, target), redirect_hosts)
+                _check_redirect(redirect.url, _join_url(redirect.url, target), redirect_hosts)
             except BaseException:
                 redirect.response.close()
                 raise
@@ -191,7 +191,7 @@ def _trace(redirect_hosts: tuple[str, ...]) -> aiohttp.TraceConfig:
     return trace
 
 
-def _joined(url: yarl.URL, target: str) -> yarl.URL:
+def _join_url(url: yarl.URL, target: str) -> yarl.URL:
     try:
         return url.join(yarl.URL(target))
     except ValueError as error:
@@ -203,7 +203,7 @@ def _check_redirect(url: yarl.URL, target: yarl.URL, redirect_hosts: tuple[str, 
     shown = redact(str(target))
     if url.scheme == "https" and target.scheme != "https":
         raise AnswerError(f"the server redirects to {shown!r}, without encryption: it is not followed")
-    # The same host, at the same port or at that of its scheme.
+    # The same host, at the same port or at the default port of the scheme.
     is_same = target.host == url.host and (target.port == url.port or target.is_default_port())
     host = (target.host or "").lower()
     if not is_same and host not in redirect_hosts and f"{host}:{target.port}" not in redirect_hosts:

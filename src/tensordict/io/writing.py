@@ -15,7 +15,8 @@ from tensordict.io import checksums
 from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.transaction import Transaction
 from tensordict.memory import files, system
-from tensordict.memory.mapped import FileSource, MemoryMappedTensor, is_whole_file
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.mapped import MemoryMappedTensor, is_whole_file
 
 # A leaf larger than this is written by several threads, each its own range.
 _SPLIT = 64 << 20

@@ -11,7 +11,6 @@ import pickle
 import stat
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Union
 
@@ -22,6 +21,7 @@ from tensordict.core import ragged
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
 from tensordict.memory import files, system
+from tensordict.memory.file_source import FileSource, check_identity
 from tensordict.memory.names import local_path
 from tensordict.memory.rows import picks_rows, rows_of
 from tensordict.memory.stored_tensors import StoredTensor
@@ -34,23 +34,6 @@ Shape = Sequence[int] | Tensor
 
 _getitem = torch._C.TensorBase.__getitem__
 _as_subclass = torch._C.TensorBase.as_subclass
-
-
-@dataclass(eq=False, slots=True)
-class FileSource:
-    """The file that a tensor maps: its absolute path, and what tells whether that path still is the same file.
-
-    `shared` says whether what is written to the tensor goes to the file.
-    """
-
-    path: str
-    device: int
-    inode: int
-    shared: bool
-
-    def is_file(self, status: os.stat_result) -> bool:
-        """Whether `status` describes the mapped file."""
-        return status.st_ino == self.inode and status.st_dev == self.device
 
 
 class SharedBlock:
@@ -180,10 +163,10 @@ class MemoryMappedTensor(Tensor):
         if self.is_nested:
             shapes = self._nested_tensor_size().as_subclass(Tensor)
             if isinstance(source, FileSource):
-                return MemoryMappedTensor.from_filename, (source.path, self.dtype, shapes)
+                return _nested_from_file, (source.path, self.dtype, shapes, source.identify())
             return _from_bytes, (_nested_bytes(self, shapes), self.dtype, shapes)
         if isinstance(source, FileSource):
-            return _from_file, (source.path, *_layout(self))
+            return _from_file, (source.path, *_layout(self), source.identify())
         # As bytes, because torch does not unpickle tensors of every dtype.
         return _from_bytes, (files.to_bytes(_plain(self)), self.dtype, tuple(self.shape))
 
@@ -694,10 +677,22 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> in
 
 
 def _from_file(
-    path: str, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    path: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    identity: tuple[int, int] | None = None,
 ) -> MemoryMappedTensor:
     flat, source = _map(path, dtype, _extent(shape, strides, offset), shape, ())
+    check_identity(path, identity)
     return _wrap(flat.as_strided(shape, strides, offset if flat.numel() else 0), source)
+
+
+def _nested_from_file(path: str, dtype: torch.dtype, shapes: Tensor, identity: tuple[int, int]) -> MemoryMappedTensor:
+    result = MemoryMappedTensor.from_filename(path, dtype, shapes)
+    check_identity(path, identity)
+    return result
 
 
 def _from_bytes(content: bytes, dtype: torch.dtype, shape: Shape) -> MemoryMappedTensor:

@@ -64,8 +64,8 @@ class TDGraphModule(TensorDictModuleBase):
         def __getattr__(self, name: str) -> Any:
             try:
                 return super().__getattr__(name)
-            except AttributeError:
-                if name.startswith("__") or "_gm" not in self.__dict__.get("_modules", ()):
+            except AttributeError:  # guarded: as far as Dynamo guards any `__getattr__`
+                if name.startswith("__") or "_gm" not in self.__dict__.get("_modules", ()):  # guarded: always there
                     raise
                 return getattr(self._modules["_gm"], name)
 

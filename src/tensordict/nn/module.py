@@ -513,7 +513,7 @@ class TensorDictModule(TensorDictModuleBase):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:
+        except AttributeError:  # guarded: as far as Dynamo guards any `__getattr__`
             if name in ("module", "_modules") or name.startswith("__"):
                 raise
             return getattr(self.module, name)
@@ -564,7 +564,7 @@ class _PickledFunction:
     def __reduce__(self) -> tuple[object, ...]:
         try:
             pickle.dumps(self.function)
-        except (pickle.PicklingError, AttributeError):
+        except (pickle.PicklingError, AttributeError):  # not compiled: it pickles
             cloudpickle = require("cloudpickle", "cloudpickle")
             return cloudpickle.loads, (cloudpickle.dumps(self.function),)
         return _same, (self.function,)
@@ -623,8 +623,8 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:
-            if "td_module" not in self.__dict__.get("_modules", ()) or name.startswith("__"):
+        except AttributeError:  # guarded: as far as Dynamo guards any `__getattr__`
+            if "td_module" not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: always there
                 raise
             return getattr(self._modules["td_module"], name)
 

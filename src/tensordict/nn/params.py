@@ -34,7 +34,7 @@ Convert = Literal["auto", "parameter", "buffer"]
 _CHOICES = ("auto", "parameter", "buffer")
 
 
-class _Registered(MutableMapping[str, Any]):
+class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through all names
     """The leaves of a container that are parameters, or those that are not, as a module registers them.
 
     A view: what is written into the container, by whatever way, is registered. Nested keys are joined by dots.

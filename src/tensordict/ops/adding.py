@@ -14,7 +14,8 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.io import commit, meta
 from tensordict.io.specification import DICT, Specification, specification_of
-from tensordict.memory.mapped import FileSource, MemoryMappedTensor
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.memory.names import LEAF_SUFFIX, file_name, folder_name
 
 # How long an entry that is being added waits for another process that adds one, in seconds.

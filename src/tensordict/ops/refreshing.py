@@ -11,7 +11,8 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
 from tensordict.io.specification import DICT, LAZY, specification_of
-from tensordict.memory.mapped import FileSource, MemoryMappedTensor
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.ops.adding import adopt
 
 

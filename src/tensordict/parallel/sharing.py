@@ -10,7 +10,8 @@ from tensordict.core.contract import Contract, named_error
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import joined
 from tensordict.memory.file_maps import Finder
-from tensordict.memory.mapped import FileSource, MemoryMappedTensor, SharedBlock
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock
 from tensordict.memory.stored_tensors import StoredTensor
 
 

@@ -54,7 +54,7 @@ from tensordict.parallel.messages import CommonMemory, Handle, Message, OwnDescr
 _PATROL = 0.5
 # How long a process may take to end by itself.
 _PATIENCE = 5.0
-# What a process sends when it has started. The time for its first chunk counts from then.
+# A process sends this when it has started. The time for its first chunk counts from then.
 _UP = b"up"
 
 # A chunk, whether the job was done, and the result or the `Failure`.
@@ -75,7 +75,7 @@ class _Worker:
         ours = [worker.pipe for worker in (*others, self)] if forked else []
         self.chunk: Chunk | None = None
         self.done = 0
-        # Whether it has started, and the time at which it began its chunk.
+        # `_is_up` says that the process has started, `_since` when it began its chunk.
         self._is_up = False
         self._since = math.inf
         self.process = context.Process(
@@ -98,7 +98,7 @@ class _Worker:
             self.pipe.send_bytes(pickle.dumps(tuple(chunk)))
 
     def deadline(self, timeout: float) -> float:
-        """When it has had the chunk for so many seconds; never while it starts."""
+        """Return the time at which the process will have had its chunk for `timeout` seconds."""
         return self._since + timeout
 
     def outcome(self) -> tuple[Chunk, bool, Message] | None:
@@ -247,7 +247,7 @@ class WorkerPool:
                 raise self._loss(gone[0])
 
     def _patrol(self, busy: Iterable[_Worker]) -> float:
-        """How long to wait for a result, in seconds: until a process has had its chunk for too long, at most."""
+        """Return how many seconds to wait for a result: at most until the next deadline of a process."""
         if self._timeout is None:
             return _PATROL
         first = min(worker.deadline(self._timeout) for worker in busy)

@@ -31,6 +31,8 @@ class LazyCore(TensorDictBase):
     _size: torch.Size | None
     # Whether `lock_` was called on the stack itself; see `_locked`.
     _sealed: bool = False
+    # What was said of the stack itself; see `_backing`.
+    _own_backing: Backing = NOT_BACKED
     # Set while `torch.vmap` takes the stack apart; see `vmapping`.
     _after: int | None = None
 
@@ -160,7 +162,7 @@ class LazyCore(TensorDictBase):
 
     @property
     def _backing(self) -> Backing:
-        own: Backing = self.__dict__.get("_backing", NOT_BACKED)
+        own = self._own_backing
         members = self._entries.containers
         if not members or (own is NOT_BACKED and members[0]._backing is NOT_BACKED):
             return own
@@ -169,7 +171,7 @@ class LazyCore(TensorDictBase):
 
     @_backing.setter
     def _backing(self, backing: Backing) -> None:
-        self.__dict__["_backing"] = backing
+        self._own_backing = backing
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
@@ -184,7 +186,9 @@ class LazyCore(TensorDictBase):
         return result
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(pickled.as_ours(type(self), state))
+        state = pickled.as_ours(type(self), state)
+        # Earlier pickles have it under the name of the property.
+        self.__dict__.update(state, _own_backing=state.get("_own_backing", state.get("_backing", NOT_BACKED)))
         if self._sealed:
             self._lock_tree()
 

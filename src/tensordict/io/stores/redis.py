@@ -145,7 +145,7 @@ class Server(Store):
 
     @staticmethod
     def key_of(path: str) -> Path:
-        """The nested key of what is at a path."""
+        """Return the nested key of the entry at a path."""
         return tuple(map(decoded, path.split(".")))
 
     # --- what is known ------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class Server(Store):
         except BaseException as error:
             if scope.commands:
                 self.forget()
-            for undo in reversed(scope.undone):
+            for undo in reversed(scope.undos):
                 undo()
             if scope.uploads and not isinstance(error, ConnectionError):
                 self.wire.discard(scope.uploads)
@@ -493,7 +493,7 @@ class Server(Store):
             self._states.clear()
         with self.together():
             assert self.scope is not None
-            self.when_failed(functools.partial(self._take_back, self.header.copy(), self._own_header.copy()))
+            self.undo_on_failure(functools.partial(self._restore_header, self.header.copy(), self._own_header.copy()))
             if value is None:
                 self.header.pop(name, None)
                 self._own_header.pop(name, None)
@@ -502,13 +502,13 @@ class Server(Store):
                 self.header[name] = self._own_header[name] = value
                 self.scope.command("SET", self.wire.base + name, value)
 
-    def _take_back(self, header: dict[str, bytes], own: dict[str, bytes]) -> None:
-        """Have what is known of the container as a whole be as it was."""
+    def _restore_header(self, header: dict[str, bytes], own: dict[str, bytes]) -> None:
+        """Restore the header that is known, and the one for a server that has lost its own."""
         self.header, self._own_header = header, own
 
-    def when_failed(self, undo: Callable[[], None]) -> None:
+    def undo_on_failure(self, undo: Callable[[], None]) -> None:
         if self.scope is not None:
-            self.scope.undone.append(undo)
+            self.scope.undos.append(undo)
 
     def note(self, path: str, notes: Mapping[str, Any]) -> None:
         """Have the server keep what is noted of a nested container."""

@@ -150,7 +150,7 @@ class Scope:
     adds: whether leaves are added or deleted.
     touched: the paths of what is written, each once, in order; errors name them.
     uploads: the names that something was uploaded under ahead.
-    undone: what `Store.when_failed` was given.
+    undos: the functions that `Store.undo_on_failure` was given.
     pieces: of lazy stacks, what was read ahead of a leaf: the bytes that the pieces begin at, in order, and the pieces.
     values: of lazy stacks, the values at a path that were read, and what is noted of each.
     given: of lazy stacks, what elements were given at a path, by their numbers; it is written as one at the end.
@@ -168,7 +168,7 @@ class Scope:
         self.sizes: dict[str, dict[int, list[int]]] = {}
         self.moved: dict[str, str] = {}
         self.uploads: list[str] = []
-        self.undone: list[Callable[[], None]] = []
+        self.undos: list[Callable[[], None]] = []
         self.begin()
 
     def begin(self) -> None:

@@ -72,7 +72,7 @@ end
 return 0
 """
 
-# The same, with what was uploaded ahead under the second key.
+# Write pieces that were uploaded ahead, and lie behind one another under the second key.
 _PLACE = _WRITE.replace("ARGV[3]", "redis.call('GET', KEYS[2])")
 
 # Whether leaves (hash, data) are still of a shape (see `_STATE`), a dtype (of a value its form) and a length, or are
@@ -340,7 +340,7 @@ class Wire:
 
     @contextlib.contextmanager
     def errors(self, keys: Sequence[Path] = ()) -> Iterator[None]:
-        """A block in which errors of the server become those of Python, which name it and the entries."""
+        """Turn errors of the server into Python's, which name the server and the entries."""
         errors, entries = library().exceptions, entries_of(keys)
         try:
             yield
@@ -403,9 +403,9 @@ class Wire:
     def _look_up(self, commands: Sequence[Sequence[Word]], key: Path = ()) -> list[Any]:
         """Send commands that only read, and return their answers, which are of one state of the server.
 
-        A full server refuses each command of a transaction, those that read among them, but no command that reads by
-        itself. There the keys are watched meanwhile, and read anew when somebody has written to them. (One script would
-        do for both, and takes 4 times as long: 105 ms in place of 27 for 32 MiB.)
+        A full server refuses every command of a transaction, even a read, and accepts a read by itself. So the reads
+        are sent alone, while their keys are watched, and sent again if another client wrote to a key meanwhile. (A
+        single script would work in both cases, and takes 105 ms for 32 MiB. A transaction takes 27.)
         """
         if len(commands) == 1:
             return self.send(commands, [key])
@@ -457,7 +457,7 @@ class Wire:
         return "EVAL", _WRITE, 1, name, run, offsets, data
 
     def place(self, ahead: str, name: str, run: int, offsets: bytes) -> Sequence[Word]:
-        """The command that does what `put` does, with what was uploaded ahead."""
+        """Return the command that writes pieces of an array which were uploaded ahead; otherwise as `put`."""
         return "EVAL", _PLACE, 2, name, ahead, run, offsets
 
     def take(self, ahead: str, name: str) -> Sequence[Word]:

@@ -394,8 +394,8 @@ class Store(ABC):
         """
         return contextlib.nullcontext()
 
-    def when_failed(self, undo: Callable[[], None]) -> None:  # noqa: B027
-        """Call `undo` if the block of `together` fails in which this is called; without such a block, never."""
+    def undo_on_failure(self, undo: Callable[[], None]) -> None:  # noqa: B027
+        """Call `undo` if the surrounding block of `together` fails; does nothing outside of such a block."""
 
     @contextlib.contextmanager
     def unnoted(self) -> Iterator[None]:

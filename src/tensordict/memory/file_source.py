@@ -1,0 +1,59 @@
+"""The file that a tensor maps, and what tells it from another file that takes its path."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tensordict.core.errors import SaveError
+from tensordict.memory import system
+
+# The time at which a file was made, of one that no path leads to any more.
+_REPLACED = -1
+
+
+@dataclass(eq=False, slots=True)
+class FileSource:
+    """The file that a tensor maps: its absolute path, and what tells whether that path still is the same file.
+
+    `shared` says whether what is written to the tensor goes to the file.
+    """
+
+    path: str
+    device: int
+    inode: int
+    shared: bool
+
+    def is_file(self, status: os.stat_result) -> bool:
+        """Whether `status` describes the mapped file."""
+        return status.st_ino == self.inode and status.st_dev == self.device
+
+    def identify(self) -> tuple[int, int]:
+        """What tells the mapped file from those that take its path, for another process: see `system.identity_of`.
+
+        The time is `_REPLACED` when another file has the path already.
+        """
+        try:
+            found = system.identity_of(self.path)
+        except OSError:
+            return self.inode, _REPLACED
+        # While it is mapped, no other file has its number.
+        return found if found[0] == self.inode else (self.inode, _REPLACED)
+
+
+def check_identity(path: str, identity: tuple[int, int] | None) -> None:
+    """Refuse a file that took the path of the one that a pickle is of; `None` is what earlier versions pickled.
+
+    Raises:
+        SaveError: it is another file.
+    """
+    if identity is None:
+        return
+    (inode, made), (found, found_made) = identity, system.identity_of(path)
+    # Systems that do not tell the time give 0.
+    if made == _REPLACED or inode != found or (made and found_made and made != found_made):
+        raise SaveError(
+            f"the file {path!r} is not the one that was pickled: another save has its path, or it was copied there (a "
+            "pickle of a mapped tensor leads to its file, on one machine). Load what is there with load_memmap, or "
+            "pickle clone() of the container, which holds the content"
+        )
