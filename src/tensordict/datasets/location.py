@@ -303,6 +303,7 @@ class LocalLocation(Location):
         return [name for name in _names_in(self.root) if name not in (SCHEMA, SHARDS, WRITERS) and name[0] not in ".%"]
 
     def rows_of_schema(self) -> Any:
+        refuse_links(self.root, SCHEMA)
         return open_save(self.path(SCHEMA))
 
     def make_schema(self, sample: Any, durable: bool) -> None:

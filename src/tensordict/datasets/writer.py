@@ -360,7 +360,8 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
             return Schema(place.rows_of_schema()), ""
         except SchemaError as error:
             problem = f"{path!r} describes no rows: {error}"
-        except SaveError as error:
+        except (SaveError, FileNotFoundError) as error:
+            # Not found is a folder without a save.
             problem = str(error)
     elif others := place.strangers():
         raise SaveError(f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it")
