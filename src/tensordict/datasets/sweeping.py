@@ -148,7 +148,10 @@ def known_files(schema: Schema) -> IsOurs:
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
     def is_ours(name: str) -> bool:
-        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name.rstrip("/"))) is not None
+        # A save that is cut off may leave files in a folder of a temporary name.
+        first, _, rest = name.partition("/")
+        name = rest if TEMPORARY.fullmatch(first) is not None else name
+        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name)) is not None
 
     return is_ours
 
