@@ -769,15 +769,21 @@ def test_an_index_of_a_data_set_reads_from_the_shards_that_hold_its_rows(tmp_pat
         data[2]
 
 
-def test_a_folder_in_which_anything_else_lies_stays_as_it_is(tmp_path: pathlib.Path) -> None:
-    with DatasetWriter(tmp_path) as writer:
+def leave_incomplete_shard(folder: pathlib.Path) -> pathlib.Path:
+    """Make a data set of two rows, and beside it the shard of a writer that ended before it flushed."""
+    with DatasetWriter(folder) as writer:
         writer.extend(numbers(0, 2))
     if not (child := os.fork()):
-        killed = DatasetWriter(tmp_path)
+        killed = DatasetWriter(folder)
         killed.extend(numbers(2, 2))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    (shard,) = [path for path in (tmp_path / "shards").glob("*/*") if writer.writer not in str(path)]
+    (shard,) = [path for path in (folder / "shards").glob("*/*") if writer.writer not in str(path)]
+    return shard
+
+
+def test_a_folder_in_which_anything_else_lies_stays_as_it_is(tmp_path: pathlib.Path) -> None:
+    shard = leave_incomplete_shard(tmp_path)
     (shard / "notes.txt").write_text("mine")
     before = files_in(tmp_path)
     removed, left = tidy(tmp_path, older_than=0)
@@ -786,3 +792,13 @@ def test_a_folder_in_which_anything_else_lies_stays_as_it_is(tmp_path: pathlib.P
     (shard / "notes.txt").unlink()
     assert tidy(tmp_path, older_than=0).removed == [str(shard)] and not shard.exists()
     assert open_dataset(tmp_path)["x"].tolist() == [0, 1]
+
+
+def test_a_sweep_goes_by_the_clock_that_dates_the_files(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_incomplete_shard(tmp_path)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1e6)
+    removed, left = tidy(tmp_path)
+    assert removed == [] and "changed a short time ago" in str(left)

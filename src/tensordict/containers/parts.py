@@ -159,7 +159,8 @@ class Parts(Sequence[Any]):
             raise SaveError(f"{entry_of(path)}{self.read_only}")
 
     def refuse_values(self, path: Path, entries: Mapping[str, Any]) -> None:
-        """Raise a `SaveError` when one of these entries holds values that may not be written."""
+        """Raise a `SaveError` when nothing may be written, or one of these entries holds values that may not be."""
+        self.refuse_read_only(path)
         for name, entry in entries.items() if self.fixed_values else ():
             if not isinstance(entry.sample, Tensor):
                 raise SaveError(f"{entry_of((*path, name))}{self.fixed_values}")
