@@ -86,7 +86,7 @@ def writing(what: str, path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise SaveError(f"cannot write {what} {path!r}: {error}") from error
-        raise OSError(error.errno, f"cannot write {what} ({error})", path) from error
+        raise OSError(error.errno, f"cannot write {what} ({error})", str(path)) from error
 
 
 # Returns the first record of a file whose next record is the one of this number.

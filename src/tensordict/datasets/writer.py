@@ -111,8 +111,9 @@ class DatasetWriter:
     ) -> None:
         if rows_per_shard is not None and rows_per_shard < 1:
             raise ValueError(f"a shard has one row or more, got rows_per_shard={rows_per_shard}")
-        self.path = os.fspath(path)
         self._place = Location.of(path, Access(storage_options))
+        # The URL of a place hides its secrets where it is shown.
+        self.path = self._place.root if self._place.is_remote else os.fspath(path)
         self._options = shard_options(
             self._place, format or default_format(self._place), durable, checksum, compression, num_threads
         )
@@ -398,7 +399,7 @@ def schema_there(place: Location) -> Schema:
     found = read_schema(place)
     if found is None:
         what = f"there is no data set here, or nobody has flushed a row: {SCHEMA} is missing"
-        raise FileNotFoundError(errno.ENOENT, what, place.root)
+        raise FileNotFoundError(errno.ENOENT, what, str(place.root))
     return found
 
 
