@@ -65,26 +65,26 @@ def restored(form: object) -> Any:
         ValueError: the form is none that `exact` gives.
     """
     try:
-        return _restored(form)
+        return _restore(form)
     except RecursionError:
         raise ValueError(_DEEP) from None
 
 
-def _restored(form: Any) -> Any:
+def _restore(form: Any) -> Any:
     if type(form) is list:
-        return [_restored(item) for item in form]
+        return [_restore(item) for item in form]
     if type(form) is not dict:
         return form
     tags = [key for key in form if key.startswith("%")]
     if not tags:
-        return {key: _restored(item) for key, item in form.items()}
+        return {key: _restore(item) for key, item in form.items()}
     content = form[tags[0]]
     if form.keys() == {_TUPLE} and type(content) is list:
-        return tuple(_restored(item) for item in content)
+        return tuple(_restore(item) for item in content)
     if form.keys() == {_FLOAT} and content in _ODD_FLOATS:
         return float(content)
     if form.keys() == {_DICT} and type(content) is dict:
-        return {key: _restored(item) for key, item in content.items()}
+        return {key: _restore(item) for key, item in content.items()}
     raise ValueError(f"{form!r:.80} is no form of a value")
 
 
