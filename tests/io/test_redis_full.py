@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -429,3 +430,128 @@ def test_a_call_whose_connection_is_lost_has_written_all_or_nothing(
         if len(sent) <= last:
             break
     assert found[0] == before and found[-1] == after != before
+
+
+# --- what is uploaded ahead -------------------------------------------------------------------------------------------
+
+
+def _uploaded(server: RedisServer) -> list[bytes]:
+    return [key for key in server.dump() if b"}:t:" in key]
+
+
+def _in_place(td: Any) -> None:
+    td.select("a", "n").mul_(2)
+
+
+@pytest.mark.parametrize("write", [_in_place, lambda td: td.update({"a": torch.ones(8, 5)})], ids=["in place", "new"])
+def test_what_is_uploaded_ahead_is_gone_after_the_call_and_expires_without_it(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, write: Callable[[Any], Any]
+) -> None:
+    _limit(monkeypatch, 32)
+    store, real = dense().to_store(**where(server)), redis_wire.Wire.write
+    write(store)
+    assert not _uploaded(server)
+
+    def lost(self: Any, *args: Any) -> Any:
+        raise ConnectionError("the connection is lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redis_wire.Wire, "write", lost)
+        with pytest.raises(ConnectionError):
+            write(store)
+    left = _uploaded(server)
+    with redis.Redis(unix_socket_path=server.socket) as client:
+        assert left and all(0 < client.pttl(key) <= 3_600_000 for key in left)
+
+    def forgetting(self: Any, *args: Any) -> Any:
+        with redis.Redis(unix_socket_path=server.socket) as client:
+            client.delete(*_uploaded(server))
+        return real(self, *args)
+
+    before = plain(opened(store).to_local())
+    with monkeypatch.context() as patched:
+        patched.setattr(redis_wire.Wire, "write", forgetting)
+        with pytest.raises(OSError, match="'[an]'.*lost what was uploaded.*nothing was"):
+            write(store)
+    assert plain(opened(store).to_local()) == plain(store) == before and not _uploaded(server)
+
+
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_a_server_that_has_lost_a_piece_of_an_upload_is_found_out(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    _limit(monkeypatch, 1 << 10)
+    store, real, sent = dense().to_store(**where(server)), redis_wire.Wire.send, []
+    before = server.dump()
+
+    def send(self: Any, commands: Any, *args: Any) -> Any:
+        if any(words[0] == "SETRANGE" for words in commands):
+            sent.append(commands)
+        if len(sent) == 3:
+            # As a server that was started anew, and had not written its last pieces to the disk.
+            with redis.Redis(unix_socket_path=server.socket) as client:
+                (name,) = _uploaded(server)
+                kept = client.getrange(name, 0, 512 * pieces - 1) if pieces else b""
+                client.delete(name)
+                client.append(name, kept)
+        return real(self, commands, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redis_wire.Wire, "send", send)
+        with pytest.raises(OSError, match="'large'.*lost what was uploaded.*nothing was written"):
+            store["large"] = torch.ones(8, 500, dtype=torch.uint8)
+    assert server.dump() == before
+
+
+def test_a_large_write_in_place_whose_answer_is_lost_is_sent_again(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _limit(monkeypatch, 32)
+    store, real, sent = dense().to_store(**where(server)), redis_wire._exchanged, []
+
+    def twice(connection: Any, commands: Any) -> Any:
+        answers = real(connection, commands)
+        if commands[0][0] == "WATCH" and not sent:
+            sent.append(commands)
+            raise redis.ConnectionError("the answer is lost")
+        return answers
+
+    monkeypatch.setattr(redis_wire, "_exchanged", twice)
+    _in_place(store)
+    assert sent and torch.equal(store["a"], dense()["a"] * 2) and torch.equal(store["n", "b"], torch.arange(8) * 2)
+    assert not _uploaded(server)
+
+
+def test_a_tensor_that_is_larger_than_the_server_takes_is_named_and_leaves_nothing(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _limit(monkeypatch, 1 << 19)
+    store = dense().to_store(**where(server))
+    before = server.dump()
+    with redis.Redis(unix_socket_path=server.socket) as client:
+        known = client.config_get("proto-max-bulk-len")["proto-max-bulk-len"]
+        client.config_set("proto-max-bulk-len", 1 << 20)
+        try:
+            with pytest.raises(OSError, match="entry 'large': .*proto-max-bulk-len"):
+                store["large"] = torch.zeros(8, 3 << 17, dtype=torch.uint8) + 1
+        finally:
+            client.config_set("proto-max-bulk-len", known)
+    assert server.dump() == before and "large" not in store
+
+
+def test_the_number_of_elements_on_a_server_is_fixed(server: RedisServer) -> None:
+    store = uneven().to_store(**where(server))
+    before = server.dump()
+    for change in (store.append, lambda member: store.insert(0, member)):
+        with pytest.raises(RuntimeError, match="number of elements .*is fixed"):
+            change(uneven()[0])
+    assert server.dump() == before and len(store) == 4
+
+
+def test_a_class_that_the_program_has_not_imported_is_not_looked_for(server: RedisServer) -> None:
+    store = TensorDict(a=torch.zeros(3), batch_size=3).to_store(**where(server))
+    with redis.Redis(unix_socket_path=server.socket) as client:
+        client.set(store._store.wire.base + "__tensorclass__", "this.Sample")
+    with pytest.raises(NotImplementedError, match="this.Sample"):
+        opened(store)
+    assert "this" not in sys.modules

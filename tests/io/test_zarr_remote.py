@@ -11,13 +11,16 @@ import pytest
 import torch
 from remote_server import DROP, FAIL, REFUSE, SHORT, Fault, Proxy
 
-from tensordict import PersistentTensorDict, TensorDict, from_zarr, load, verify
+from tensordict import PersistentTensorDict, TensorDict, from_zarr, lazy_stack, load, verify
 from tensordict.core.errors import SaveError
 from tensordict.io.formats import describe_save
 from tensordict.io.remote import Remote
 from tensordict_cli.runners import main
 
 pytest.importorskip("zarr", minversion="3")
+
+from zarr.storage import MemoryStore
+
 Bucket = tuple[str, Proxy, dict[str, Any]]
 
 
@@ -185,3 +188,21 @@ def test_stores_of_obstore(bucket: Bucket) -> None:
     with from_zarr(store, mode="r+") as data:
         data["z"] = torch.ones(100)
     assert load(f"{url}/x.zarr", storage_options=options)["z"].sum() == 100
+
+
+def test_a_group_is_not_saved_over_itself(base: str) -> None:
+    """The old group is deleted first, so that nothing would be left to read."""
+    url = f"{base}/x.zarr"
+    make(1).to_zarr(url).close()
+    nested = TensorDict({"inner": load(url)}, [100])
+    for data in (load(url), nested, load(url).select("a"), lazy_stack([load(url), load(url)])):
+        with pytest.raises(SaveError, match=rf"'a'.* {url}.*to_tensordict\(\)"):
+            data.to_zarr(url, overwrite=True)
+    assert same(load(url), make(1)) and verify(url).ok
+    load(url).to_tensordict().to_zarr(url, overwrite=True)
+    assert same(load(url), make(1))
+    store = MemoryStore()
+    make(1).to_zarr(store).close()
+    with pytest.raises(SaveError, match="to_tensordict"):
+        from_zarr(store).to_zarr(store, overwrite=True)
+    assert same(from_zarr(store), make(1))

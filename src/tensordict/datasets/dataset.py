@@ -271,13 +271,14 @@ class Dataset(LazyConcatenatedTensorDict):
         self._mode = mode
         template = schema.sample()
         super().__init__(self._shards, lengths=[part.rows for part in parts], template=template)
-        self._joint.fixed_values = (
-            "values that are no tensors are not written in place: assign the tensors alone, "
-            "data.select(...)[i] = rows, or write the data set anew with map_into"
-        )
         if mode == "r":
             self._joint.read_only = (
                 f"{self.path!r} is open for reading only: open_dataset(path, mode='r+') can be written"
+            )
+        else:
+            self._joint.fixed_values = (
+                "values that are no tensors are not written in place: assign the tensors alone, "
+                "data.select(...)[i] = rows, or write the data set anew with map_into"
             )
 
     def _read_manifests(self, *, thorough: bool = False) -> None:

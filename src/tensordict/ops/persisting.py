@@ -330,7 +330,7 @@ class Persisting(Contract):
         if kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
         if not isinstance(filename, (str, bytes, os.PathLike)):
-            check_container(kind, self)
+            check_container(kind, filename, self)
             write_store(kind.create(filename, overwrite), self, options, progress)
             return open_store(filename, backend=backend, mode="r+", options=kwargs)
 

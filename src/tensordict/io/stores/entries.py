@@ -22,6 +22,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked, columns
 from tensordict.io.progress import progress_bar
+from tensordict.io.remote import Remote
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -346,11 +347,18 @@ def _made_node(
     return node
 
 
-def check_container(store: type[Store], container: Contract, key: Path = ()) -> None:
-    """Check that a kind of store can hold a container, where writing it would not leave what is there alone.
+def check_container(store: type[Store], target: object, container: Contract, key: Path = ()) -> None:
+    """Check that a container can be saved in a store whose content is deleted first.
+
+    Args:
+        store: the kind of store.
+        target: where the store is, as `Store.open` takes it.
+        container: what is to be saved.
+        key: what errors name.
 
     Raises:
         UnsupportedEntryError: an entry cannot be stored; it is named.
+        SaveError: an entry is read from `target`.
     """
     form = specification_of(container, key, unread=True)
     if form.is_tensorclass:
@@ -359,7 +367,7 @@ def check_container(store: type[Store], container: Contract, key: Path = ()) -> 
     if form.kind == LAZY:
         _check_even(container, key)
         for member in container._members() or ():
-            check_container(store, member, key)
+            check_container(store, target, member, key)
     elif form.is_value:
         _json_of(store, form.value, key)
     elif form.kind != DICT:
@@ -367,9 +375,22 @@ def check_container(store: type[Store], container: Contract, key: Path = ()) -> 
     else:
         for name, value in form.entries.items():
             if isinstance(value, Contract):
-                check_container(store, value, (*key, name))
+                check_container(store, target, value, (*key, name))
             else:
                 check_leaf(store, value, (*key, name))
+                _check_elsewhere(target, value, (*key, name))
+
+
+def _check_elsewhere(target: object, value: Tensor, key: Path) -> None:
+    array: object = value.array if isinstance(value, StoredTensor) else None
+    if not isinstance(array, Item):
+        return
+    source = array.store.source
+    if source is target or (isinstance(source, Remote) and isinstance(target, Remote) and source.url == target.url):
+        raise SaveError(
+            f"entry {joined(key)!r} is read from {array.store.name}, which would be deleted first: save elsewhere, or "
+            "read all of it into memory by to_tensordict()"
+        )
 
 
 def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> UnsupportedEntryError:

@@ -321,7 +321,7 @@ class Server(Store):
             for undo in reversed(scope.undos):
                 undo()
             if scope.uploads and not isinstance(error, ConnectionError):
-                self.wire.discard(scope.uploads)
+                self.wire.discard([*scope.uploads])
             raise
         finally:
             self._local.scope = None
@@ -425,7 +425,7 @@ class Server(Store):
             raise
         if not failed:
             if scope.uploads:
-                self.wire.discard(scope.uploads)
+                self.wire.discard([*scope.uploads])
                 scope.uploads.clear()
             self._renew(adds)
             return
@@ -433,10 +433,7 @@ class Server(Store):
         path, key = checked_[failed - 1]
         if checks[failed - 1][2]:
             raise self._stale(path, key)
-        raise SaveError(
-            f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it is "
-            "started anew; nothing was written: the same call works again"
-        )
+        raise self.wire.lost_upload(key)
 
     def _renew(self, always: bool) -> None:
         ttl = self.address.ttl
@@ -452,10 +449,11 @@ class Server(Store):
 
         They are deleted when the scope fails.
         """
-        name = name or self.wire.ahead()
-        if self.scope is not None:
-            self.scope.uploads.append(name)
-        self.wire.upload(name, offset, data, key)
+        scope, name = self.scope, name or self.wire.ahead()
+        assert scope is not None
+        held = scope.uploads.setdefault(name, 0)
+        self.wire.upload(name, offset, data, key, held)
+        scope.uploads[name] = max(held, offset + len(data))
         return name
 
     def write_pieces(self, array: WireArray, run: int, offsets: bytes, data: memoryview) -> None:
@@ -477,7 +475,7 @@ class Server(Store):
                 if scope.size + len(piece) > LIMIT:
                     ahead = self.upload("", 0, piece, array.key)
                     # It stays until the answer has come, so that the write may be sent again.
-                    scope.check(path, array.key, (ahead, name, b"", b"", -1))
+                    scope.check(path, array.key, (ahead, name, b"", b"", 0))
                     scope.commands.append(wire.place(ahead, name, part.run, part.offsets))
                 else:
                     scope.commands.append(wire.put(name, part.run, part.offsets, piece))

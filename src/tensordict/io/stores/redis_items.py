@@ -185,7 +185,7 @@ class WireArray(ArrayItem):
             self._ahead = self.store.upload("", 0, data, self.key)
         if self._ahead:
             # What was not written is zero.
-            scope.check(path, self.key, (self._ahead, name, b"", b"", size))
+            scope.check(path, self.key, (self._ahead, name, b"", b"", 0))
             scope.commands.append(wire.take(self._ahead, name))
             return
         scope.command("DEL", name)

@@ -149,7 +149,7 @@ class Scope:
         `written` where in the leaves they write, from one byte up to another.
     adds: whether leaves are added or deleted.
     touched: the paths of what is written, each once, in order; errors name them.
-    uploads: the names that something was uploaded under ahead.
+    uploads: the names that something was uploaded under ahead, and how many bytes.
     undos: the functions that `Store.undo_on_failure` was given.
     pieces: of lazy stacks, what was read ahead of a leaf: the bytes that the pieces begin at, in order, and the pieces.
     values: of lazy stacks, the values at a path that were read, and what is noted of each.
@@ -167,7 +167,7 @@ class Scope:
         self.given: dict[str, dict[int, Any]] = {}
         self.sizes: dict[str, dict[int, list[int]]] = {}
         self.moved: dict[str, str] = {}
-        self.uploads: list[str] = []
+        self.uploads: dict[str, int] = {}
         self.undos: list[Callable[[], None]] = []
         self.begin()
 

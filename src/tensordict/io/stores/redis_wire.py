@@ -75,17 +75,18 @@ return 0
 # Write pieces that were uploaded ahead, and lie behind one another under the second key.
 _PLACE = _WRITE.replace("ARGV[3]", "redis.call('GET', KEYS[2])")
 
-# Whether leaves (hash, data) are still of a shape (see `_STATE`), a dtype (of a value its form) and a length, or are
-# not there; or, where no shape is told, whether what was uploaded ahead is still there, or was taken over by then. 0,
-# or the number of the first that is not: then the first key, which the transaction behind it watches, is written to, so
-# that nothing of that is carried out. A full server refuses SET. It takes RENAME, which touches that key as well.
+# Check that leaves (hash, data) still have a shape (see `_STATE`), a dtype (a value: its form) and a length, or are not
+# there; or, without a shape, that an upload (its name, the name that it is for) is still there. Returns 0, or the
+# number of the first check that fails. Then the first key is written to, which the transaction behind this script
+# watches, so that the transaction is not carried out. A full server refuses SET. It takes RENAME, which touches that
+# key as well.
 _CHECK = """
 for i = 1, #KEYS / 2 do
   local one, other, at, fits = KEYS[2 * i], KEYS[2 * i + 1], 3 * i - 2, nil
-  local size = redis.call('STRLEN', other) == tonumber(ARGV[at + 2])
   if ARGV[at] == '' then
-    fits = size or redis.call('EXISTS', one) == 1
+    fits = redis.call('EXISTS', one) == 1
   else
+    local size = redis.call('STRLEN', other) == tonumber(ARGV[at + 2])
     local shape, dtype, shapes, form = unpack(redis.call('HMGET', one, 'shape', 'dtype', 'shapes', '_form'))
     shape = shapes and redis.sha1hex(shapes) or shape or 'none'
     fits = size and shape == ARGV[at] and (dtype or form or '') == ARGV[at + 1]
@@ -105,11 +106,12 @@ end
 return 0
 """
 
-# Take over what was uploaded ahead, unless that was done: the answer may have been lost.
+# Take over an upload, and leave an empty one: the same request, sent again after its answer was lost, finds that.
 _TAKE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then
+if redis.call('STRLEN', KEYS[1]) > 0 then
   redis.call('RENAME', KEYS[1], KEYS[2])
   redis.call('PERSIST', KEYS[2])
+  redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
 end
 return 0
 """
@@ -268,8 +270,7 @@ class Request(NamedTuple):
 
 
 # What has to be so for a write: a hash, its data, the shape and dtype (of a value its form) of the one, the length of
-# the other (`ABSENT` where neither is there); or a name that was uploaded under, the name that it is for, nothing
-# twice, the length.
+# the other (`ABSENT` where neither is there); or the name of an upload, the name that it is for, nothing twice, and 0.
 Check = tuple[str, str, bytes, bytes, int]
 ABSENT = (b"none", b"", 0)
 
@@ -443,12 +444,27 @@ class Wire:
         """A name that nothing knows, for what is uploaded ahead."""
         return f"{self.base}t:{uuid.uuid4()}"
 
-    def upload(self, name: str, offset: int, data: memoryview, key: Path) -> None:
-        """Bytes at an offset of what is uploaded ahead, in as many requests as they need."""
+    def upload(self, name: str, offset: int, data: memoryview, key: Path, held: int) -> None:
+        """Send bytes at an offset of an upload, in as many requests as they need; `held` bytes were sent earlier.
+
+        Raises:
+            SaveError: the server has fewer. It would fill the gap with zeros.
+        """
         step = LIMIT // 2
         for start in range(0, len(data), step):
-            piece = data[start : start + step]
-            self.send([("SETRANGE", name, offset + start, piece), ("PEXPIRE", name, _FORGOTTEN)], [key])
+            piece, at = data[start : start + step], offset + start
+            write = ("SETRANGE", name, at, piece)
+            before, *_ = self.send([("STRLEN", name), write, ("PEXPIRE", name, _FORGOTTEN)], [key])
+            if before < held:
+                raise self.lost_upload(key)
+            held = max(held, at + len(piece))
+
+    def lost_upload(self, key: Path) -> SaveError:
+        """Return the error of a write whose upload is not there any more."""
+        return SaveError(
+            f"{entries_of([key])}of the container {self.address}: the server has lost what was uploaded, as when it is "
+            "started anew; nothing was written: the same call works again"
+        )
 
     def put(self, name: str, run: int, offsets: bytes, data: memoryview) -> Sequence[Word]:
         """The command that writes pieces of an array, all of one length, behind one another in `data`."""
@@ -462,7 +478,7 @@ class Wire:
 
     def take(self, ahead: str, name: str) -> Sequence[Word]:
         """The command that has a name stand for what was uploaded ahead."""
-        return "EVAL", _TAKE, 2, ahead, name
+        return "EVAL", _TAKE, 2, ahead, name, _FORGOTTEN
 
     def discard(self, names: Sequence[str]) -> None:
         """Delete what was uploaded ahead."""
