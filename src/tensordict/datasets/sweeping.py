@@ -148,10 +148,10 @@ def known_files(schema: Schema) -> IsOurs:
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
     def is_ours(name: str) -> bool:
-        # A save that was killed leaves the folder in which it staged its files.
-        stage, _, inner = name.partition("/")
-        name = inner if TEMPORARY.fullmatch(stage) else name
-        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name.rstrip("/"))) is not None
+        # A save that is cut off may leave files in a folder of a temporary name.
+        first, _, rest = name.partition("/")
+        name = rest if TEMPORARY.fullmatch(first) is not None else name
+        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name)) is not None
 
     return is_ours
 
