@@ -143,8 +143,8 @@ KINDS: dict[str, Callable[..., Any]] = {
     "shared": lambda content, **state: dense(content, **state).share_memory_().unlock_(),
 }
 QUICK = ["dense", "tensorclass", "lazy stack"]
-# Dynamo refuses to trace the operation of a lazy view, and the reading of parts.
-LEAVES_GRAPH = {"view", "concatenation"}
+# Dynamo refuses to trace the operation of a lazy view, the reading of parts, and the module that copies parameters.
+LEAVES_GRAPH = {"view", "concatenation", "params"}
 
 
 # --- what two containers differ in ------------------------------------------------------------------------------------
@@ -467,6 +467,21 @@ def test_an_entry_that_one_member_of_a_stack_has() -> None:
     for second in makers[1:3]:
         assert differing(reads, "lazy stack", makers[0], second, True) == []
     assert differing(reads, "lazy stack", makers[2], makers[3], True) == []
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_parameter_that_is_there_from_the_second_call_on(fullgraph: bool) -> None:
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        bias = held.get("bias", None)
+        return x if bias is None else x + bias
+
+    held, x = TensorDictParams(TensorDict(weight=torch.ones(2))), torch.ones(2)
+    compiled = torch.compile(shifted, fullgraph=fullgraph, backend="eager")
+    assert compiled(x).tolist() == [1, 1]
+    held["bias"] = torch.ones(2)
+    assert compiled(x).tolist() == [2, 2]
+    del held["bias"]
+    assert compiled(x).tolist() == [1, 1]
 
 
 def test_out_keys_that_are_selected_after_the_first_call() -> None:

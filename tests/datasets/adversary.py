@@ -462,8 +462,9 @@ def _plant_files(place: Place, scene: Scene) -> Iterator[Attack]:
             "%save",
         ):
             name = f"{folder}/{last}" if folder else last
-            # By this name, and in a shard, it is the journal of a save that was killed.
-            if (folder or last[0] in ".%") and (last != "%save" or folder.count("/") < 2):
+            # In a shard, these are the names of the journal of a killed save, and of a chunk of Zarr.
+            ours = (last == "%save" and folder.count("/") > 1) or (last.isdigit() and ".zarr" in folder)
+            if (folder or last[0] in ".%") and not ours:
                 yield Attack("plant", name, lambda name=name: place.put(name, b"mine"), (), (name,))
 
 

@@ -19,6 +19,7 @@ from remote_server import LATE, Fault, Proxy, new_bucket, options_of, s3_server
 
 from tensordict import DatasetWriter, open_dataset, verify
 from tensordict.datasets import compact, tidy
+from tensordict.io.remote import Remote
 
 PROGRAM = pathlib.Path(__file__).with_name("adversary.py")
 QUICK = [name for name in SCENES if not name.endswith(("zarr", "mixed"))]
@@ -160,5 +161,57 @@ def test_objects_whose_names_lead_out_of_a_shard(tmp_path: pathlib.Path, monkeyp
     file = type(memory.store[f"{shard}/meta.json"])
     memory.store[f"{shard}/../../owned"] = file(memory, f"{shard}/../../owned", b"mine")
     problems = verify(url, raises=False).problems
-    assert list(tmp_path.iterdir()) == [] and len(problems) == 1 and "leads out" in problems[0]
+    assert not (tmp_path / "owned").exists() and len(problems) == 1 and "leads out" in problems[0]
     assert open_dataset(url)["number"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("what", ["a shard", "a folder", "nothing"])
+def test_a_schema_that_is_a_link_is_not_followed(tmp_path: pathlib.Path, what: str) -> None:
+    """The schema is read from a shard, before and after the one that the link leads to was merged and removed."""
+    data = tmp_path / "data"
+    with DatasetWriter(data, rows_per_shard=3, format="archive") as writer:
+        writer.extend(make_rows(0, 6))
+    shard = data / "shards" / writer.writer / "00000000.tdz"
+    (data / "schema.tdz").unlink()
+    (data / "schema.tdz").symlink_to({"a shard": shard, "a folder": tmp_path, "nothing": tmp_path / "none"}[what])
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="schema.tdz.*is a link.*read from a shard"):
+            assert open_dataset(data)["number"].tolist() == list(range(6))
+        with pytest.warns(UserWarning, match="schema.tdz"):
+            compact(data)
+        assert not verify(data, raises=False).ok
+    assert (data / "schema.tdz").is_symlink()
+
+
+def test_a_schema_that_is_a_folder(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path) as writer:
+        writer.extend(make_rows(0, 2))
+    (tmp_path / "schema.tdz").unlink()
+    (tmp_path / "schema.tdz").mkdir()
+    with pytest.warns(UserWarning, match="schema.tdz.*read from a shard"):
+        assert open_dataset(tmp_path)["number"].tolist() == [0, 1]
+
+
+def test_the_stage_of_a_save_that_was_killed_is_removed(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path) as writer:
+        writer.extend(make_rows(0, 2))
+    shard = tmp_path / "shards" / writer.writer / "00000001"
+    stage = shard / "%tmp-0123456789abcdef"
+    for name in ("number.memmap", "name/meta.json", "notes.txt"):
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (stage / name).write_text("{}")
+    assert list(tidy(tmp_path, older_than=0).left) == [str(shard)] and (stage / "notes.txt").exists()
+    (stage / "notes.txt").unlink()
+    assert tidy(tmp_path, older_than=0) == ([str(shard)], {}) and not shard.exists()
+
+
+def test_an_object_whose_name_is_no_range_of_lines_stays() -> None:
+    url = f"memory://{uuid.uuid4().hex}/data"
+    with DatasetWriter(url, rows_per_shard=2) as writer:
+        writer.extend(make_rows(0, 4))
+    store = Remote(url)
+    mine = f"writers/{writer.writer}/00000007-00000002.jsonl"
+    store.put(mine, b"mine")
+    compact(url)
+    tidy(url, older_than=0)
+    assert store.read(mine) == b"mine" and open_dataset(url)["number"].tolist() == [0, 1, 2, 3]

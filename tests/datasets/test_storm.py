@@ -43,7 +43,7 @@ def test_a_short_storm_on_a_server() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_long_storm_on_a_folder(tmp_path: pathlib.Path, seed: int) -> None:
     tally = raise_storm(str(tmp_path / "data"), 60, seed)
-    assert min(tally[f"killed: {role}"] for role in ("write", "read", "compact", "sweep")) > 5
+    assert min(tally[f"killed: {role}"] for role in ("write", "read", "compact", "sweep")) > 0
 
 
 @pytest.mark.slow
@@ -52,4 +52,4 @@ def test_a_long_storm_on_a_server(seed: int) -> None:
     pytest.importorskip("s3fs")
     with s3_server() as proxy:
         tally = raise_storm(f"s3://{new_bucket(proxy)}/data", 60, seed, options_of(proxy))
-    assert min(tally[f"killed: {role}"] for role in ("write", "read", "compact", "sweep")) > 5
+    assert min(tally[f"killed: {role}"] for role in ("write", "read", "compact", "sweep")) > 0

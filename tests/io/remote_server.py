@@ -9,6 +9,7 @@ import logging
 import random
 import re
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -212,12 +213,20 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client that is killed closes its connection.
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextlib.contextmanager
 def proxied(server: tuple[str, int]) -> Iterator[Proxy]:
     """A proxy before a server."""
     proxy = Proxy(server)
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(proxy))
-    httpd.daemon_threads = True
+    httpd = _Server(("127.0.0.1", 0), _handler(proxy))
     proxy.url = f"http://127.0.0.1:{httpd.server_address[1]}"
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

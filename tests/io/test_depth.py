@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from redis_server import shared_socket
-from tensordict import TensorClass, TensorDict, lazy_stack, load_memmap, unpack_memmap, verify
+from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, load_memmap, unpack_memmap, verify
 from tensordict.core.errors import SaveError
 from tensordict.io.specification import MAX_LEVELS
 from tensordict.store import TensorDictStore
@@ -218,3 +218,18 @@ def test_writing_into_an_open_store_has_the_limit(tmp_path: pathlib.Path) -> Non
         assert data[(*deep, "below", "y")].tolist() == [0, 0]
         assert (*deep, "more") not in data.keys(True)
     assert verify(tmp_path / "x.h5").ok
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_nested_as_deep_as_they_can_be_read(name: str, tmp_path: pathlib.Path) -> None:
+    save, load = FORMATS[name]
+    deep: Any = "x"
+    for _ in range(MAX_LEVELS):
+        deep = {"k": [deep]}
+    save(TensorDict(v=NonTensorData(deep)), tmp_path / "saved")
+    assert load(tmp_path / "saved")["v"] == deep
+    for _ in range(1000):
+        deep = [deep]
+    with pytest.raises(SaveError, match=r"entry 'v'.*nested too deeply"):
+        save(TensorDict(v=NonTensorData(deep)), tmp_path / "deeper")
+    assert "deeper" not in str(os.listdir(tmp_path))

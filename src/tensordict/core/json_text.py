@@ -16,13 +16,13 @@ def parse_json(content: str | bytes, constants: bool = True) -> Any:
 
     Args:
         content: the text; bytes are UTF-8, or UTF-16 or UTF-32 as RFC 4627 tells them apart.
-        constants: whether `NaN` and the infinities, which are no JSON, are read as Python writes them.
+        constants: read `NaN` and the infinities, which Python writes and JSON lacks; `False` refuses them.
 
     Returns:
         The value: a dict, a list, a str, an int, a float, a bool or `None`.
 
     Raises:
-        ValueError: the text is no JSON, is nested deeper than Python's parser goes, or has a name twice.
+        ValueError: the text cannot be parsed, is nested deeper than Python's parser goes, or has a name twice.
 
     Example:
         >>> from tensordict.core.json_text import parse_json

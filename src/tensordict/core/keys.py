@@ -141,7 +141,7 @@ def unravel_key_list(keys: Iterable[Any]) -> list[Key]:
 
 
 def find_doubled(names: Iterable[str]) -> str | None:
-    """Find the first name that has been there before; `None` when there is none. The time is linear."""
+    """Find the first name that repeats an earlier one, in linear time; `None` when all names differ."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

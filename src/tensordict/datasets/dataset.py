@@ -154,7 +154,7 @@ class Shards(Sequence[Any]):
         """The error for a part that is gone."""
         place = self._manifests.place
         what = f"a shard of the data set {place.root!r} is missing"
-        return FileNotFoundError(errno.ENOENT, what, place.path(part.path))
+        return FileNotFoundError(errno.ENOENT, what, str(place.path(part.path)))
 
     def _opened(self, part: Stretch) -> Any:
         place = self._manifests.place
@@ -253,9 +253,10 @@ class Dataset(LazyConcatenatedTensorDict):
     ) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"a data set is opened with mode='r' or 'r+', got {mode!r}")
-        self.path = os.fspath(path)
         self._access = access or Access()
         place = Location.of(path, self._access)
+        # The URL of a place hides its secrets where it is shown.
+        self.path = place.root if place.is_remote else os.fspath(path)
         if place.is_remote and mode != "r":
             raise ValueError(f"mode='r+' writes to the files, and {self.path!r} is only read: mode='r' can be had")
         schema = schema_there(place)

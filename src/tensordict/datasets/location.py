@@ -86,7 +86,7 @@ def writing(what: str, path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise SaveError(f"cannot write {what} {path!r}: {error}") from error
-        raise OSError(error.errno, f"cannot write {what} ({error})", path) from error
+        raise OSError(error.errno, f"cannot write {what} ({error})", str(path)) from error
 
 
 # Returns the first record of a file whose next record is the one of this number.
@@ -303,6 +303,7 @@ class LocalLocation(Location):
         return [name for name in _names_in(self.root) if name not in (SCHEMA, SHARDS, WRITERS) and name[0] not in ".%"]
 
     def rows_of_schema(self) -> Any:
+        refuse_links(self.root, SCHEMA)
         return open_save(self.path(SCHEMA))
 
     def make_schema(self, sample: Any, durable: bool) -> None:

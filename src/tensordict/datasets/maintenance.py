@@ -252,7 +252,7 @@ def tidy(
     """
     place = Location.of(path, Access(storage_options))
     if not place.begun():
-        raise FileNotFoundError(errno.ENOENT, "there is no data set here", place.root)
+        raise FileNotFoundError(errno.ENOENT, "there is no data set here", str(place.root))
     named = names_of(place, shards)
     schema = schema_there(place)
     with place.alone() as now:

@@ -143,7 +143,7 @@ def list_manifests(place: Location) -> dict[str, list[ManifestFile]]:
         if not segment and name.endswith(_SUFFIX):
             writer = name.removesuffix(_SUFFIX)
             file = ManifestFile(f"{WRITERS}/{name}", 0, None, size)
-        elif known := _RANGE.fullmatch(segment):
+        elif (known := _RANGE.fullmatch(segment)) and int(known[1]) <= int(known[2]):
             file = ManifestFile(f"{WRITERS}/{name}", int(known[1]), int(known[2]), size)
         else:
             continue

@@ -111,8 +111,9 @@ class DatasetWriter:
     ) -> None:
         if rows_per_shard is not None and rows_per_shard < 1:
             raise ValueError(f"a shard has one row or more, got rows_per_shard={rows_per_shard}")
-        self.path = os.fspath(path)
         self._place = Location.of(path, Access(storage_options))
+        # The URL of a place hides its secrets where it is shown.
+        self.path = self._place.root if self._place.is_remote else os.fspath(path)
         self._options = shard_options(
             self._place, format or default_format(self._place), durable, checksum, compression, num_threads
         )
@@ -360,7 +361,8 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
             return Schema(place.rows_of_schema()), ""
         except SchemaError as error:
             problem = f"{path!r} describes no rows: {error}"
-        except SaveError as error:
+        except (SaveError, FileNotFoundError) as error:
+            # Not found is a folder without a save.
             problem = str(error)
     elif others := place.strangers():
         raise SaveError(f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it")
@@ -397,7 +399,7 @@ def schema_there(place: Location) -> Schema:
     found = read_schema(place)
     if found is None:
         what = f"there is no data set here, or nobody has flushed a row: {SCHEMA} is missing"
-        raise FileNotFoundError(errno.ENOENT, what, place.root)
+        raise FileNotFoundError(errno.ENOENT, what, str(place.root))
     return found
 
 

@@ -270,12 +270,12 @@ class _Unpacker(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Whether the end of the stream was reached."""
+        """True once the end of the stream was reached."""
         ...
 
     @property
     def needs_input(self) -> bool:
-        """Whether `decompress` can give nothing more without more input."""
+        """True when `decompress` can give nothing more without more input."""
         ...
 
     @property
@@ -305,8 +305,8 @@ class _DeflateDecompressor:
 
     def decompress(self, content: Any, max_length: int) -> bytes:
         piece = self._inner.decompress(content or self._inner.unconsumed_tail, max_length)
-        # zlib can have taken all of the input and still hold output of it: only output that leaves room in
-        # `max_length` says that there is no more.
+        # zlib can have taken all of the input and still hold output. Only output that leaves room in `max_length` is
+        # the last output of the input so far.
         self.needs_input = len(piece) < max_length
         return piece
 

@@ -432,7 +432,7 @@ def _refuse_unless(sure: bool, real: str, found: str) -> None:
 
 @dataclass(frozen=True)
 class _Identity:
-    """What tells a file or a folder that a save made from any other one of its name.
+    """The identity of a file or a folder that a save made, which another one of its name lacks.
 
     The number of the inode alone would not: a file system gives it to another file when the first one is removed.
     """
@@ -489,7 +489,7 @@ def recover(real: str) -> None:
     """
     stage, stage_inode, entries = _read_journal(f"{real}/{JOURNAL}")
     trash = f"{real}/{stage}"
-    # What is in the stage needs no journal to be removed, so that this may be cut off, too.
+    # Entries are moved into the stage first: all of the stage is removed, so that recovery may be cut off, too.
     there = _Identity.of(trash) if stage else None
     has_trash = there is not None and there.inode == stage_inode and os.path.isdir(trash)
     is_saved = os.path.lexists(f"{real}/{META}")
@@ -510,7 +510,7 @@ def _read_journal(path: str) -> tuple[str, int, dict[str, _Identity]]:
     """The name of the stage, its inode number, and the identities of the entries that a journal names.
 
     Raises:
-        SaveError: it is no file that a save of this user wrote at this path.
+        SaveError: the file was not written at this path by a save of this user.
     """
     try:
         with open(os.open(path, os.O_RDONLY | system.NONBLOCK | system.NOFOLLOW | system.CLOEXEC), "rb") as file:
@@ -535,7 +535,7 @@ def _read_journal(path: str) -> tuple[str, int, dict[str, _Identity]]:
 
 
 def _is_name(name: object) -> bool:
-    """Whether this is the name of an entry of a folder, rather than a path that leads elsewhere."""
+    """Tell the name of an entry of a folder from a path that leads elsewhere."""
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", os.sep, "\0"} & set(name)
 
 

@@ -343,7 +343,7 @@ def _value_node(kind: str, meta: dict[str, Any]) -> FolderSpecification:
     elif _EXACT in own:
         try:
             node.value = restored(own[_EXACT])
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"its value is broken: {error}") from error
     elif _DATA in meta:
         node.value = meta[_DATA]

@@ -12,11 +12,11 @@ A process that is killed at any moment leaves the old save or the new one, and w
 A save that is one file is written beside its path, as `.NAME.tensordict-new`, and renamed. The lock is on another file,
 `.NAME.tensordict-lock`, so that nobody finds the save itself locked.
 
-A save that is a folder is built in a *stage*, another folder. Where nothing of the same names is there, the stage is in
-the folder itself. Its entries are renamed into the folder one after the other, `meta.json` last, without which there is
-no save. Where something is in the way, the stage is beside the old folder (leaves that stay are hard links to their
-files), and the two change places in one step of the file system. What lies in the old folder and belongs to no save of
-ours is moved over, and the rest is removed: a reader that has mapped it keeps it. The lock is on the folder.
+A save that is a folder is built in a *stage*, another folder. If the folder has nothing of the same names, the stage is
+in the folder itself. Its entries are renamed into the folder one after the other. `meta.json` comes last and makes it a
+save. If something is in the way, the stage is beside the old folder (leaves that stay are hard links to their files),
+and the two change places in one step of the file system. Files of the old folder that belong to no save of ours are
+moved over, and the rest is removed: a reader that has mapped it keeps it. The lock is on the folder.
 
 A *journal*, the file `%save`, says which stage belongs to a save that has not committed. Before the first entry leaves
 the stage, the journal says of each by what it is known again: nothing else is ever removed because a journal names it.
@@ -402,7 +402,7 @@ class FolderTransaction(Transaction):
         self._kept = kept
         self._overwrite = overwrite
 
-        # Whether the stage will take the place of a folder that holds a save.
+        # True if the stage will be exchanged for a folder that holds a save.
         self.is_replacing = False
 
     def _begin(self) -> None:
@@ -528,6 +528,6 @@ class FolderTransaction(Transaction):
         elif self.staged != self.path:
             commit.unless_it_fails(commit.recover, self._real)
         if self.staged != self.path:
-            # Where the disk takes nothing any more, not even a journal.
+            # A full disk takes nothing, not even a journal.
             shutil.rmtree(self.staged, ignore_errors=True)
         self._remove_folders()

@@ -53,8 +53,6 @@ def files_of_value(
         return ValueFiles(value_meta(form, outer, shared))
     except NotJson as error:
         reason = str(error)
-    except RecursionError:
-        reason = "a value that is nested too deeply, or in itself, has no form in JSON"
     if not allow_pickle:
         raise UnsupportedEntryError(
             f"{entry_of(key)}{reason}. Pass allow_pickle=True to pickle it; it is then loaded with allow_pickle=True "

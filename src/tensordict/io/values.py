@@ -12,6 +12,7 @@ from typing import Any
 # Larger ints are read by Python's own reader, but not by that of the reference.
 _INT_BITS = 64
 _TUPLE, _FLOAT, _DICT = "%tuple", "%float", "%dict"
+_DEEP = "a value that is nested too deeply, or in itself, has no form in JSON"
 _ODD_FLOATS = {"nan", "inf", "-inf"}
 
 
@@ -25,7 +26,10 @@ def plain(value: object) -> Any:
     Raises:
         NotJson: when not even that is possible; its message names the type and where it is.
     """
-    return _plain(value, "")
+    try:
+        return _plain(value, "")
+    except RecursionError:
+        raise NotJson(_DEEP) from None
 
 
 def exact(value: Any) -> Any:
@@ -34,13 +38,20 @@ def exact(value: Any) -> Any:
     Raises:
         NotJson: as `plain`.
     """
+    try:
+        return _exact(value)
+    except RecursionError:
+        raise NotJson(_DEEP) from None
+
+
+def _exact(value: Any) -> Any:
     kind = type(value)
     if kind is tuple:
-        return {_TUPLE: [exact(item) for item in value]}
+        return {_TUPLE: [_exact(item) for item in value]}
     if kind is list:
-        return [exact(item) for item in value]
+        return [_exact(item) for item in value]
     if kind is dict:
-        items = {_checked_key(key, ""): exact(item) for key, item in value.items()}
+        items = {_checked_key(key, ""): _exact(item) for key, item in value.items()}
         return {_DICT: items} if any(key.startswith("%") for key in items) else items
     if kind is float and not math.isfinite(value):
         return {_FLOAT: repr(value)}
@@ -53,20 +64,27 @@ def restored(form: object) -> Any:
     Raises:
         ValueError: the form is none that `exact` gives.
     """
+    try:
+        return _restore(form)
+    except RecursionError:
+        raise ValueError(_DEEP) from None
+
+
+def _restore(form: Any) -> Any:
     if type(form) is list:
-        return [restored(item) for item in form]
+        return [_restore(item) for item in form]
     if type(form) is not dict:
         return form
     tags = [key for key in form if key.startswith("%")]
     if not tags:
-        return {key: restored(item) for key, item in form.items()}
+        return {key: _restore(item) for key, item in form.items()}
     content = form[tags[0]]
     if form.keys() == {_TUPLE} and type(content) is list:
-        return tuple(restored(item) for item in content)
+        return tuple(_restore(item) for item in content)
     if form.keys() == {_FLOAT} and content in _ODD_FLOATS:
         return float(content)
     if form.keys() == {_DICT} and type(content) is dict:
-        return {key: restored(item) for key, item in content.items()}
+        return {key: _restore(item) for key, item in content.items()}
     raise ValueError(f"{form!r:.80} is no form of a value")
 
 

@@ -1,4 +1,4 @@
-"""The file that a tensor maps, and what tells it from another file that takes its path."""
+"""The file that a tensor maps, and its identity, which another file at its path lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tensordict.core.errors import SaveError
 from tensordict.memory import system
 
-# The time at which a file was made, of one that no path leads to any more.
+# Stands for the time of birth of a file that has lost its path.
 _REPLACED = -1
 
 
@@ -29,7 +29,7 @@ class FileSource:
         return status.st_ino == self.inode and status.st_dev == self.device
 
     def identify(self) -> tuple[int, int]:
-        """What tells the mapped file from those that take its path, for another process: see `system.identity_of`.
+        """Give the identity of the mapped file for another process, as `system.identity_of` does.
 
         The time is `_REPLACED` when another file has the path already.
         """

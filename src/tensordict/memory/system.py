@@ -64,7 +64,7 @@ def _own_library() -> Any:
 libc: Any = _own_library()
 
 
-# Where `statx` keeps what it was asked for: flags that say what is there, the number of the inode, the time of birth.
+# Offsets in the answer of `statx`: flags of what it knows are at 0, then come the inode number and the time of birth.
 _STATX_SIZE, _STATX_INODE, _STATX_BIRTH = 256, 32, 80
 _AT_FDCWD, _ASK_INODE, _ASK_BIRTH = -100, 0x100, 0x800
 

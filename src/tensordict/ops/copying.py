@@ -118,7 +118,7 @@ class Copying(Leaves):
         for name in TRANSIENT:
             state.pop(name, None)
         # Under the names that earlier versions have for them.
-        backing = state.pop("_backing", NOT_BACKED)
+        backing = state.pop("_own_backing", state.pop("_backing", NOT_BACKED))
         state.update({f"_{name}": value for name, value in zip(backing._fields, backing, strict=True) if value})
         if "_consolidated" in state and not is_whole(self._leaves(), self._consolidated):
             del state["_consolidated"]

@@ -186,9 +186,9 @@ class LazyCore(TensorDictBase):
         return result
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = pickled.as_ours(type(self), state)
-        # Earlier pickles have it under the name of the property.
-        self.__dict__.update(state, _own_backing=state.get("_own_backing", state.get("_backing", NOT_BACKED)))
+        state = dict(pickled.as_ours(type(self), state))
+        self._own_backing = state.pop("_backing", NOT_BACKED)
+        self.__dict__.update(state)
         if self._sealed:
             self._lock_tree()
 
