@@ -52,7 +52,7 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.datasets import tidy
 from tensordict.io import cache, commit
 from tensordict.io.cache import RemoteCache
-from tensordict.io.remote import Remote, Tries
+from tensordict.io.remote import Remote
 from tensordict.memory import kernel
 from tensordict.memory.copy_on_write import writable
 from tensordict_cli import main
@@ -76,9 +76,8 @@ def test_archive_entries_that_overlap_are_refused(tmp_path: pathlib.Path) -> Non
     path = tmp_path / "x.tdz"
     TensorDict(a=torch.zeros(64), b=torch.ones(64)).save(path)
     content = path.read_bytes()
-    reaches_into_b = four(320)
     for local, field in ((True, 18), (False, 20)):
-        content = patched(content, b"a.memmap", field, reaches_into_b * 2, local)
+        content = patched(content, b"a.memmap", field, four(320) * 2, local)
     path.write_bytes(content)
     with pytest.raises(SaveError, match=r"'b\.memmap'.*lies over the entry 'a\.memmap'"):
         load_memmap(path)
@@ -494,8 +493,7 @@ def test_at_most_eight_requests_are_under_way_at_once(monkeypatch: pytest.Monkey
                 under_way -= 1
 
     monkeypatch.setattr(Remote, "read", counted)
-    file = cache.CachedFile(store, found, cache.LocalCopies(None))
-    file.ensure()
+    cache.CachedFile(store, found, cache.LocalCopies(None)).ensure()
     assert 1 < most <= 8
 
 
@@ -594,23 +592,23 @@ class AnsweredError(Exception):
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 def test_answers_that_may_pass_are_tried_six_times(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENSORDICT_REMOTE_ATTEMPTS", raising=False)
-    tries = Tries("read", "s3://bucket/x")
+    tries = Remote("memory://bucket").tries("read", "x")
     delays = [tries.delay_after(AnsweredError(status)) for _ in range(5)]
     longest = [0.1, 0.2, 0.4, 0.8, 1.6]
     assert all(most / 2 <= delay <= most for delay, most in zip(delays, longest, strict=True))
-    with pytest.raises(SaveError, match="'s3://bucket/x' after 6 attempts"):
+    with pytest.raises(SaveError, match="'memory://bucket/x' after 6 attempts"):
         tries.delay_after(AnsweredError(status))
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 409, 412, 416, 501])
 def test_answers_that_are_final_are_not_tried_again(status: int) -> None:
-    with pytest.raises(SaveError, match=r"'s3://bucket/x': AnsweredError"):
-        Tries("read", "s3://bucket/x").delay_after(AnsweredError(status))
+    with pytest.raises(SaveError, match=r"'memory://bucket/x': AnsweredError"):
+        Remote("memory://bucket").tries("read", "x").delay_after(AnsweredError(status))
 
 
 def test_delays_grow_to_ten_seconds_and_the_environment_says_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORDICT_REMOTE_ATTEMPTS", "20")
-    tries = Tries("read", "s3://bucket/x")
+    tries = Remote("memory://bucket").tries("read", "x")
     delays = [tries.delay_after(ConnectionResetError()) for _ in range(19)]
     assert all(5 <= delay <= 10 for delay in delays[7:])
     with pytest.raises(SaveError, match="after 20 attempts"):
@@ -749,12 +747,10 @@ def test_there_is_no_data_set_on_an_http_server(bucket: Bucket) -> None:
     url, proxy, options = bucket
     with DatasetWriter(f"{url}/data", storage_options=options) as writer:
         writer.extend(numbers(0, 4))
-    store = Remote(url, options)
-    for file in store.files():
+    for file in (store := Remote(url, options)).files():
         store._fs.chmod(store._path(file.name), acl="public-read")
-    web = f"{proxy.url}/{url.removeprefix('s3://')}/data"
-    with pytest.raises(SaveError, match=f"{web}.*cannot be listed"):
-        open_dataset(web)
+    with pytest.raises(SaveError, match=f"{proxy.url}/.*/data.*cannot be listed"):
+        open_dataset(f"{proxy.url}/{url.removeprefix('s3://')}/data")
 
 
 def test_an_index_of_a_data_set_reads_from_the_shards_that_hold_its_rows(tmp_path: pathlib.Path) -> None:

@@ -19,6 +19,7 @@ from dataset_rows import assert_rows, rows
 from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.datasets import DatasetLoader, compact, tidy
+from tensordict.datasets.location import Location, RemoteLocation
 from tensordict.io.remote import Remote
 from tensordict_cli.main import main
 
@@ -360,3 +361,24 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
     TensorDict(x=torch.zeros(2)).save(f"{url}-3")
     with pytest.raises(SaveError, match=f"'{url}-3'.*something else"):
         DatasetWriter(f"{url}-3")
+
+
+def test_what_was_fetched_of_the_shards_that_were_used_last_is_kept(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    with DatasetWriter(url, rows_per_shard=1, storage_options=options) as writer:
+        writer.extend(TensorDict(x=torch.arange(6), batch_size=[6]))
+    data = open_dataset(url, storage_options=options)
+    for number in range(6):
+        assert data[number]["x"] == number
+    proxy.clear()
+    assert data[0]["x"] == 0 and proxy.count("GET") == 0
+
+
+def test_a_line_of_a_manifest_replaces_no_other_object() -> None:
+    place = Location.of(f"memory://{uuid.uuid4().hex}")
+    assert isinstance(place, RemoteLocation)
+    place.put_new("writers/id/00000000-00000001.jsonl", b"one")
+    place.put_new("writers/id/00000000-00000001.jsonl", b"one")
+    with pytest.raises(SaveError, match="there is another object at .*00000000-00000001"):
+        place.put_new("writers/id/00000000-00000001.jsonl", b"another")
+    assert Remote(place.root).read("writers/id/00000000-00000001.jsonl") == b"one"
