@@ -709,15 +709,17 @@ class Tally:
         return json.dumps({"attacks": sum(self.counts.values()), "kinds": table, "broken": self.broken})
 
 
-def choose(attacks: list[Attack], count: int, seed: int) -> list[Attack]:
+def choose(attacks: list[Attack], count: int, seed: str) -> list[Attack]:
     """So many attacks, with as many of each kind as there can be."""
     chance = random.Random(seed)
     by_kind: dict[str, list[Attack]] = {}
     for attack in attacks:
         by_kind.setdefault(attack.kind, []).append(attack)
-    for kind in by_kind.values():
+    kinds = list(by_kind.values())
+    chance.shuffle(kinds)
+    for kind in kinds:
         chance.shuffle(kind)
-    turns = itertools.zip_longest(*by_kind.values())
+    turns = itertools.zip_longest(*kinds)
     return [attack for turn in turns for attack in turn if attack is not None][:count]
 
 
@@ -727,7 +729,7 @@ def sweep(
     """Attack a scene, in every way or `count` times; `note` is told of each attack before it is made."""
     scene = build_scene(place, name)
     attacks = list(list_attacks(place, scene, seed))
-    attacks = choose(attacks, count, seed) if count else attacks
+    attacks = choose(attacks, count, f"{seed} {name}") if count else attacks
     nothing = Attack("nothing", "", lambda: None)
     for attack in (nothing, *attacks):
         note(f"{name}: {attack}")

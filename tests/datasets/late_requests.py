@@ -192,7 +192,7 @@ class Trial:
         self.counts["rows acknowledged"] += len(self.acknowledged)
 
 
-def run_trials(proxy: Proxy, options: dict[str, Any], urls: list[str], seed: int) -> Counter[str]:
+def run_trials(proxy: Proxy, options: dict[str, Any], urls: list[str], seed: int, steps: int = 20) -> Counter[str]:
     """One trial at each URL; what was done in all of them.
 
     Raises:
@@ -202,7 +202,7 @@ def run_trials(proxy: Proxy, options: dict[str, Any], urls: list[str], seed: int
     for number, url in enumerate(urls):
         proxy.clear()
         trial = Trial(url, proxy, options, seed + number)
-        trial.run()
+        trial.run(steps)
         counts += trial.counts
         counts["trials"] += 1
     proxy.clear()
