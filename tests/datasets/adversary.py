@@ -251,7 +251,7 @@ def build_scene(place: Place, name: str) -> Scene:
 
 
 def _write(place: Place, format: str, first: int, count: int) -> str:
-    checksum = format == "folder" and isinstance(place, LocalPlace)
+    checksum = format == "folder"
     with DatasetWriter(
         place.path, rows_per_shard=3, format=format, checksum=checksum, storage_options=place.options
     ) as writer:

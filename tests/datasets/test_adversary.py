@@ -18,7 +18,8 @@ from late_requests import run_trials
 from remote_server import LATE, Fault, Proxy, new_bucket, options_of, s3_server
 
 from tensordict import DatasetWriter, open_dataset, verify
-from tensordict.datasets import compact, tidy
+from tensordict.core.errors import SaveError
+from tensordict.datasets import compact, index, tidy
 from tensordict.io.remote import Remote
 
 PROGRAM = pathlib.Path(__file__).with_name("adversary.py")
@@ -215,3 +216,44 @@ def test_an_object_whose_name_is_no_range_of_lines_stays() -> None:
     compact(url)
     tidy(url, older_than=0)
     assert store.read(mine) == b"mine" and open_dataset(url)["number"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_manifest_that_a_sweep_removes_while_it_is_read(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    with DatasetWriter(tmp_path) as writer:
+        writer.extend(make_rows(0, 2))
+    other = DatasetWriter(tmp_path)
+    other.extend(make_rows(2, 1))
+    manifest = tmp_path / "writers" / f"{other.writer}.jsonl"
+    head = manifest.read_bytes()
+    with pytest.warns(RuntimeWarning, match="1 rows are lost"):
+        del other
+    # As it is after a kill.
+    manifest.write_bytes(head)
+    kept = index.list_manifests
+
+    def list_then_remove(place: Any) -> Any:
+        found = kept(place)
+        manifest.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(index, "list_manifests", list_then_remove)
+    assert open_dataset(tmp_path)["number"].tolist() == [0, 1] and not manifest.exists()
+
+
+def test_a_claim_that_is_given_back_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{uuid.uuid4().hex}/data"
+    with DatasetWriter(url) as writer:
+        writer.extend(make_rows(0, 2))
+    store = Remote(url)
+    store.put(".compacting", b"somebody")
+    read = Remote.read
+
+    def end_before(self: Remote, name: str = "", *arguments: Any) -> bytes:
+        if name == ".compacting":
+            store.delete([name])
+        return read(self, name, *arguments)
+
+    monkeypatch.setattr(Remote, "read", end_before)
+    with pytest.raises(SaveError, match="another process .which has ended meanwhile"):
+        tidy(url)
+    assert tidy(url) == ([], {})

@@ -17,7 +17,7 @@ from tensordict.core.errors import SaveError
 from tensordict.core.locks import Lock
 from tensordict.datasets.lines import SHARDS, Line, is_id
 from tensordict.datasets.location import Location
-from tensordict.datasets.manifest import Manifest, list_manifests, read_manifest
+from tensordict.datasets.manifest import Manifest, ManifestFile, list_manifests, read_manifest
 from tensordict.memory import files
 from tensordict.memory.names import SCHEMA
 
@@ -109,12 +109,7 @@ class Manifests:
         with self._lock.held:
             # Folders first: a writer makes its manifest before its folder.
             folders = self.place.writers() if thorough else []
-            found = list_manifests(self.place)
-            jobs = [
-                partial(self._read_one, self.manifests.setdefault(writer, Manifest(writer)), found[writer])
-                for writer in found
-            ]
-            files.run_all(jobs, self.place.in_flight)
+            found = self._read_files()
             for writer, manifest in self.manifests.items():
                 for line in manifest.lines[self._seen.get(writer, 0) :]:
                     if line.holds:
@@ -126,6 +121,29 @@ class Manifests:
                 for writer in sorted({*folders, *damaged}):
                     if is_id(writer) and (writer not in found or self.manifests[writer].problem):
                         self._search(writer, writer not in found)
+
+    def _read_files(self) -> dict[str, list[ManifestFile]]:
+        """Read all files of manifests; returns those that there are, by writer.
+
+        While we read, a sweep may remove a manifest that lists nothing, and a compaction may merge objects. Then this
+        lists again.
+        """
+        while True:
+            found = list_manifests(self.place)
+            jobs = [
+                partial(self._read_one, self.manifests.setdefault(writer, Manifest(writer)), found[writer])
+                for writer in found
+            ]
+            try:
+                files.run_all(jobs, self.place.in_flight)
+            except FileNotFoundError:
+                if list_manifests(self.place) == found:
+                    raise
+                continue
+            for writer in [name for name, manifest in self.manifests.items() if not manifest.lines]:
+                if writer not in found:
+                    del self.manifests[writer]
+            return found
 
     def _read_one(self, manifest: Manifest, found: list[Any]) -> None:
         try:

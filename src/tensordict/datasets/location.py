@@ -651,7 +651,9 @@ class RemoteLocation(Location):
         try:
             self._remote.put(_LOCK, claim, new=True)
         except FileExistsError:
-            who = self._remote.read(_LOCK).decode(errors="replace")
+            who = "which has ended meanwhile"
+            with contextlib.suppress(FileNotFoundError):
+                who = self._remote.read(_LOCK).decode(errors="replace")
             raise SaveError(
                 f"{self.root!r} is compacted or tidied by another process ({who}); if that was killed, delete "
                 f"{self.path(_LOCK)!r}"

@@ -377,8 +377,15 @@ class Remote:
         try:
             self._try("upload", name, call)
         except FileExistsError:
-            if not isinstance(content, bytes) or self.read(name) != content:
+            if not isinstance(content, bytes) or not self._is_there(name, content):
                 raise
+
+    def _is_there(self, name: str, content: bytes) -> bool:
+        """Whether a file has these bytes; its owner may have deleted it meanwhile."""
+        try:
+            return self.read(name) == content
+        except FileNotFoundError:
+            return False
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; missing ones do not matter."""
