@@ -101,7 +101,8 @@ def compact(
         tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
     place = Location.of(path, Access(storage_options))
-    schema = schema_there(place)
+    with quiet(progress):
+        schema = schema_there(place)
     with place.alone(), quiet(progress):
         index = _read_index(place, schema)
         _warn(index.problems)

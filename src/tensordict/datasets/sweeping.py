@@ -167,7 +167,7 @@ def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Repo
     try:
         check_label(place.label(line.path), line.path, report.path)
         with place.local(line.path) as path:
-            report = verify(path, raises=False, num_threads=num_threads)
+            report = verify(path, raises=False, num_threads=num_threads, progress=False)
             problems += [problem.replace(path, place.path(line.path)) for problem in report.problems]
             nbytes, digest = describe_shard(path) if not problems else (None, "")
         if line.nbytes is not None and nbytes is not None and nbytes != line.nbytes:
