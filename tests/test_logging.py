@@ -78,7 +78,7 @@ def test_data_sets(tmp_path: Path, lines: list[str]) -> None:
             writer.append(TensorDict(x=torch.tensor(1.0)))
     compact(folder)
     assert f"INFO compacted {folder!r}: 2 shards became 1" in lines
-    assert sum(line.startswith("INFO removing ") for line in lines) == 2
+    assert sum(line.startswith("INFO removed ") for line in lines) == 2
     tidy(folder, older_than=0)
 
 

@@ -117,6 +117,8 @@ class Elements(Members):
                 try:
                     column = self._column(name)
                     break
+                except KeyError:  # not compiled: a server is asked
+                    return None
                 except StaleError:
                     # What it is was known from before, and another process has replaced it.
                     if last:

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from zarr.abc.store import OffsetByteRequest, SuffixByteRequest
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, WrapperStore
 
 from tensordict.core.errors import SaveError
 from tensordict.io.commit import JOURNAL
+from tensordict.io.web import AnswerError
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
@@ -63,11 +64,23 @@ class RemoteStore(WrapperStore[Any]):
         if byte_range is None and key.endswith(".json"):
             # s3fs asks how long a whole object is before it reads it.
             byte_range = OffsetByteRequest(0)
-        found: Buffer | None = await self._tried("read", key, lambda path: self._store.get(path, prototype, byte_range))
-        if found is not None and isinstance(byte_range, SuffixByteRequest):
-            # Servers may pass over a range that is counted from the end, and send all.
-            found = found[-byte_range.suffix :]
-        return found
+
+        async def read(path: str) -> Buffer | None:
+            found: Buffer | None
+            try:
+                found = await self._store.get(path, prototype, byte_range)
+            except AnswerError:
+                if not isinstance(byte_range, SuffixByteRequest):
+                    raise
+                # Some servers pass over a range that is counted from the end, and send all.
+                size = await self._store.getsize(path)
+                whole = RangeByteRequest(max(0, size - byte_range.suffix), size)
+                found = await self._store.get(path, prototype, whole)
+            return found
+
+        found: Buffer | None = await self._tried("read", key, read)
+        # Of HTTP, such servers are read to the end where they say how long the file is.
+        return found[-byte_range.suffix :] if found is not None and isinstance(byte_range, SuffixByteRequest) else found
 
     async def getsize(self, key: str) -> int:
         return await self._tried("look for", key, self._store.getsize)
