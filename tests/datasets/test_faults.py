@@ -17,6 +17,7 @@ import torch
 from tensordict import DatasetWriter, TensorDict, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.datasets import compact, tidy
+from tensordict.memory import system
 
 KILLING = pathlib.Path(__file__).with_name("killing_writers.py")
 
@@ -280,6 +281,23 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert tidy(tmp_path, older_than=0) == ([str(left / "00000000")], {})
     assert not left.exists() and not (tmp_path / "writers" / f"{left.name}.jsonl").exists()
     assert len(open_dataset(tmp_path)) == 7
+
+
+def test_a_sweep_that_meets_a_writer_as_it_begins(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer has made its manifest, and not locked it yet."""
+    written(tmp_path)
+    real, swept = system.lock, []
+
+    def lock(fd: int) -> None:
+        if not swept and os.fstat(fd).st_size == 0 and b"jsonl" in os.readlink(f"/proc/self/fd/{fd}").encode():
+            swept.append(fd)
+            assert tidy(tmp_path, older_than=-60).removed == []
+        real(fd)
+
+    monkeypatch.setattr(system, "lock", lock)
+    with DatasetWriter(tmp_path) as writer:
+        writer.append(TensorDict(x=torch.tensor(9), y=torch.zeros(3)))
+    assert swept and verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist()[-1] == 9
 
 
 def cut_line(manifest: pathlib.Path) -> None:

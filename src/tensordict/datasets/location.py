@@ -236,8 +236,8 @@ class Location(ABC):
         """Remove the folder of a writer's shards when nothing is in it."""
 
     @abstractmethod
-    def remove_log(self, name: str) -> None:
-        """Remove the files of a log."""
+    def remove_log(self, name: str, limit: float) -> None:
+        """Remove the files of a log that did not change after `limit`, unless its writer is at work."""
 
     @abstractmethod
     def alone(self) -> contextlib.AbstractContextManager[float]:
@@ -374,10 +374,15 @@ class LocalLocation(Location):
         with contextlib.suppress(FileNotFoundError), open_item(self.root, SHARDS) as fd:
             remove_empty_folder(fd, writer)
 
-    def remove_log(self, name: str) -> None:
+    def remove_log(self, name: str, limit: float) -> None:
         folder, _, log = _log_name(name).rpartition("/")
-        with contextlib.suppress(FileNotFoundError), open_item(self.root, folder) as fd:
-            os.unlink(log, dir_fd=fd)
+        with contextlib.suppress(FileNotFoundError), open_item(self.root, folder) as parent:
+            fd = os.open(log, _READ | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
+            with files.closing(fd), contextlib.suppress(BlockingIOError):
+                # A writer that has just made the file waits for the lock, and makes another one.
+                system.lock(fd)
+                if os.fstat(fd).st_mtime < limit:
+                    os.unlink(log, dir_fd=parent)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[float]:
@@ -405,11 +410,7 @@ class _GrowingLog(Log):
         folder = os.path.dirname(self._path)
         with files.naming("write the manifest", self._path):
             os.makedirs(folder, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            self._fd = open_below(root, _log_name(name), flags)
-            if system.HAS_LOCKS:
-                # On a file system without locks, `tidy` refuses to work.
-                commit.unless_it_fails(system.lock, self._fd)
+            self._fd = self._create()
             if durable:
                 files.sync_folder(folder)
                 files.sync_folder(os.path.dirname(folder))
@@ -418,6 +419,19 @@ class _GrowingLog(Log):
         except OSError:
             self.close()
             raise
+
+    def _create(self) -> int:
+        """Create the file and lock it; once more when a sweep took it for one that a killed writer left."""
+        while True:
+            fd = open_below(self._root, _log_name(self._name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+            try:
+                _wait_for_lock(fd)
+                if os.path.lexists(self._path) and os.path.samestat(os.lstat(self._path), os.fstat(fd)):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
 
     def add(self, item: list[Any]) -> None:
         self._append(item)
@@ -449,6 +463,22 @@ class _GrowingLog(Log):
             if system.HAS_LOCKS:
                 commit.unless_it_fails(system.unlock, self._fd)
             os.close(self._fd)
+
+
+def _wait_for_lock(fd: int) -> None:
+    """Lock a file that others lock for a moment only; go on without a lock on a file system that has none."""
+    limit = time.monotonic() + _PATIENCE
+    while system.HAS_LOCKS:
+        try:
+            system.lock(fd)
+            return
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.001)
+        except OSError:
+            # Whoever tidies refuses to work there.
+            return
 
 
 def _log_name(name: str) -> str:
@@ -629,8 +659,9 @@ class RemoteLocation(Location):
     def remove_empty(self, writer: str) -> None:
         """A store of objects has no folders."""
 
-    def remove_log(self, name: str) -> None:
-        self._remote.delete([file.name for file in self._remote.files(name)])
+    def remove_log(self, name: str, limit: float) -> None:
+        found = self._remote.files(name)
+        self._remote.delete([file.name for file in found if file.modified is not None and file.modified < limit])
 
     def put_new(self, name: str, content: bytes) -> None:
         """Put an object under a name that is free, or has the same content.

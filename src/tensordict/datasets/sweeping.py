@@ -126,7 +126,7 @@ class Sweeper:
             return
         self._place.remove_empty(writer)
         if not manifest.lines:
-            self._place.remove_log(f"{WRITERS}/{writer}")
+            self._place.remove_log(f"{WRITERS}/{writer}", limit)
 
     def _first_problem(self) -> str:
         problems = self._index.problems
