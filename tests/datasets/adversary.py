@@ -731,12 +731,16 @@ def sweep(
     attacks = list(list_attacks(place, scene, seed))
     attacks = choose(attacks, count, f"{seed} {name}") if count else attacks
     nothing = Attack("nothing", "", lambda: None)
-    for attack in (nothing, *attacks):
-        note(f"{name}: {attack}")
-        faulthandler.dump_traceback_later(_PATIENCE, exit=True)
-        found = attack_once(place, scene, attack)
-        tally.counts[attack.kind, found.outcome] += 1
-        tally.broken += [f"{name}: {attack}: {text}" for text in found.broken]
+    try:
+        for attack in (nothing, *attacks):
+            note(f"{name}: {attack}")
+            faulthandler.dump_traceback_later(_PATIENCE, exit=True)
+            found = attack_once(place, scene, attack)
+            tally.counts[attack.kind, found.outcome] += 1
+            tally.broken += [f"{name}: {attack}: {text}" for text in found.broken]
+    finally:
+        # A test calls this in a process that goes on.
+        faulthandler.cancel_dump_traceback_later()
 
 
 def main() -> None:
