@@ -263,6 +263,7 @@ SIZES_VARY = {
     "mean of a distribution": in_distribution,
     "lazy update_": lambda td: lazy_stack([td.clone(), td.clone()]).update_(lazy_stack([td * 2, td * 3])),
     "lazy set": lambda td: copied(lazy_stack([td.copy(), td.copy()]), lambda td: td.set("z", td["a"] * 2)),
+    "lazy get as a list": lambda td: lazy_stack([td.copy(), lazy_stack([td, td * 2])[0]]).get("a", as_list=True),
     "block over a view": viewed,
 }
 

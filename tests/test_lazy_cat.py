@@ -457,3 +457,14 @@ def test_arithmetic_in_place_on_ragged_rows_is_refused(change: Callable[[Any], o
     for changed, fresh in zip(parts, (part(1), part(10)), strict=True):
         assert torch.equal(changed["flat"], fresh["flat"])
         assert torch.equal(changed["ragged"].values(), fresh["ragged"].values())
+
+
+@pytest.mark.parametrize(
+    "call", ["clone()", "add(1)", "mul(2)", "neg()", "exp()", "isnan()", "clamp(0, 1)", "lerp(td, 0.5)"]
+)
+def test_values_of_the_parts_stay_what_they_are(call: str) -> None:
+    """The structure of a concatenation says `<values of 2 parts>` of a value. A result has the value itself."""
+    rows = TensorDict({"a": torch.ones(1), "v": "text", "n": TensorDict({"b": torch.ones(1), "w": "deep"}, [1])}, [1])
+    td = lazy_cat([rows, rows.clone()])
+    result = eval(f"td.{call}", {"td": td})
+    assert result.get("v").tolist() == ["text", "text"] and result.get(("n", "w")).tolist() == ["deep", "deep"]

@@ -118,6 +118,8 @@ def test_values_survive_copies_and_arithmetic(holding: Any, kind: Kind) -> None:
         copy.deepcopy(holding),
         pickle.loads(pickle.dumps(holding)),
         holding.float() + 1,
+        holding + 1,
+        holding.clone(),
         holding.apply(lambda leaf: leaf),
         holding.to("cpu"),
         tree_map(lambda leaf: leaf, holding),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,9 +20,14 @@ def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], 
     """Note on `result` that `undo(result)` has the form of `source` again; returns `result`.
 
     The source is held weakly: a loop that rebinds one name to view after view would otherwise keep every container
-    it went through alive. Compiled code, which cannot trace weak references, holds it strongly.
+    it went through alive. Compiled code, which cannot trace weak references, holds it strongly. It also notes the
+    leaves that the operation made, because it cannot compare addresses at the end of the block.
     """
-    result._undo = (source if torch.compiler.is_dynamo_compiling() else weakref.ref(source), undo)
+    if torch.compiler.is_dynamo_compiling():
+        made = dict(result.items(True, True)) if result._members() is None else {}  # type: ignore[attr-defined]
+        result._undo = (source, undo, made)
+    else:
+        result._undo = (weakref.ref(source), undo)
     return result
 
 
@@ -38,11 +43,13 @@ class _Before(NamedTuple):
     leaves: the keys of the leaves of the container that is written back to.
     nodes: the keys of the nested containers of the one that the block is over.
     views: the entries of the latter, where they are tensors and those of the former in another form.
+    made: in compiled code, the leaves of the latter when the operation made them.
     """
 
     leaves: set[Key]
     nodes: set[Key]
     views: dict[str, Any] | None = None
+    made: dict[Key, Any] | None = None
 
 
 class BlockContext(Contract):
@@ -66,7 +73,7 @@ class BlockContext(Contract):
                 "`with` needs an operation that can be undone, as in `with td.unlock_():` or "
                 "`with td.view(-1) as flat:`; this container does not come from one"
             )
-        source, undo = pending
+        source, undo, *made = pending
         if isinstance(source, weakref.ref):
             source = source()
             if source is None:
@@ -76,6 +83,8 @@ class BlockContext(Contract):
                 )
         if source is None:
             before = _Before(set(), set())
+        elif made:
+            before = _Before(set(source.keys(True, True)), _node_keys(self), None, *made)
         elif getattr(undo, "is_view", False) and _is_plain(source) and _is_plain(self) and _in_place(self, source):
             before = _Before(set(source._entries), set(), dict(self._entries))
         else:
@@ -88,7 +97,7 @@ class BlockContext(Contract):
     def __exit__(self, *exc_info: object) -> None:
         """Undo the operation; what was written in the block is kept, also when it raised."""
         assert self._blocks is not None
-        source, undo, (leaves, nodes, views) = self._blocks.pop()
+        source, undo, (leaves, nodes, views, made) = self._blocks.pop()
         if not self._blocks:
             del self._blocks
         written = self
@@ -98,14 +107,18 @@ class BlockContext(Contract):
             written = self._build(changed, self._batch_size, self._device, self._names)
             leaves = {name for name in views if name not in self._entries}
         restored = undo(written)
-        if source is not None:
-            source._write_back(restored, leaves, nodes - _node_keys(self) if nodes else nodes)
+        if source is None:
+            return
+        kept = set()
+        if made:
+            kept = {key for key, value in self.items(True, True) if value is made.get(key)}  # type: ignore[attr-defined]
+        source._write_back(restored, leaves, nodes - _node_keys(self) if nodes else nodes, kept)
 
-    def _write_back(self, restored: Any, leaves: set[Key], gone_nodes: set[Key]) -> None:
+    def _write_back(self, restored: Any, leaves: set[Key], gone_nodes: set[Key], kept: Collection[Key] = ()) -> None:
         """Bring this container to the entries of `restored`: delete what has gone, write what is new or has moved.
 
         `leaves` are the leaves that this container had when the block began, `gone_nodes` the nested containers that
-        were deleted in it.
+        were deleted in it. Compiled code gives `kept`: the leaves that are still the tensors the operation made.
         """
         members = self._members()
         if members and restored._batch_size == self._batch_size:
@@ -118,7 +131,7 @@ class BlockContext(Contract):
         entries = self._entries
         if isinstance(entries, EntryStore) and (written := entries.write_back(restored, leaves)):
             restored, leaves = restored.exclude(*written), leaves - written
-        _write_back(self, restored, leaves, gone_nodes)
+        _write_back(self, restored, leaves, gone_nodes, kept)
 
 
 def _is_plain(container: Any) -> bool:
@@ -140,7 +153,7 @@ def _node_keys(container: Any) -> set[Key]:
     return set(container.keys(True)) - set(container.keys(True, True))
 
 
-def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Key]) -> None:
+def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Key], kept: Collection[Key] = ()) -> None:
     """See :meth:`BlockContext._write_back`."""
     # What is stacked when it is read looks new to every reader: nested lazy stacks are brought up to date by members.
     stacks = list(_stacks(source, restored))
@@ -168,7 +181,7 @@ def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Ke
         path = path_of(key)
         if any(path[:depth] in added for depth in range(1, len(path))):
             continue  # it comes with its container
-        if path in added or (not _is_branch(value) and _differs(source._peek(path), value)):
+        if path in added or (not _is_branch(value) and _differs(source._peek(path), value, key in kept)):
             changed[key] = value
     if changed:
         source.update(changed)
@@ -179,8 +192,12 @@ def _is_branch(value: Any) -> bool:
     return is_node(value) and not value._is_non_tensor
 
 
-def _differs(current: object, value: object) -> bool:
-    """Whether an entry is another one than it was."""
+def _differs(current: object, value: object, kept: bool = False) -> bool:
+    """Whether an entry is another one than it was.
+
+    Compiled code cannot compare addresses. It gives `kept`: `value` is made of the very tensor that the operation made
+    of `current`. That one has the same base unless it is a copy.
+    """
     if current is None or current is value:
         return current is None
     if (
@@ -190,7 +207,13 @@ def _differs(current: object, value: object) -> bool:
         and value._is_non_tensor
     ):
         return not same_value(current.tolist(), value.tolist())  # type: ignore[attr-defined]
+    if kept and _same_form(current, value) and _base_of(current) is _base_of(value):
+        return False
     return not same_memory(current, value)
+
+
+def _base_of(tensor: Any) -> Any:
+    return tensor if tensor._base is None else tensor._base
 
 
 def _stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
@@ -246,7 +269,13 @@ def _as_written(member: Any, stack: Any) -> Any:
 
 
 def same_memory(a: object, b: object) -> bool:
+    """Whether two leaves are the same elements in the same memory; compiled code cannot know, and says no."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return _same_form(a, b) and a.data_ptr() == b.data_ptr()  # type: ignore[attr-defined]
+
+
+def _same_form(a: object, b: object) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
-    same_form = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
-    return same_form and a.data_ptr() == b.data_ptr()
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()

@@ -438,7 +438,11 @@ class Contract:
                 if not members:
                     return self.copy()
                 return self._restacked([member._rebuilt(leaves) for member in members])
-            mapping = self._structure()
+            # The structure describes a value without reading it. The result needs the value itself.
+            mapping = {
+                name: mapping[name] if type(value) is not Tensor and isinstance(value, Contract) else value
+                for name, value in self._structure().items()
+            }
         if is_flat(mapping):
             entries = dict(zip(mapping, leaves))
         else:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from operator import setitem
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -151,7 +150,7 @@ class Assign(Write):
         if node._locked:
             raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
         fresh = node._admit(_allocated(item, self.at, self.indexed, self.size, path), path)
-        self.plan.steps.append((setitem, (node._entries, name, fresh)))
+        self.plan.steps.append((_add_entry, (node._entries, name, fresh)))
 
 
 class AssignWithin(Write):
@@ -271,3 +270,8 @@ def _allocated(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size, pa
     fresh = item.new_zeros(indexed + item.shape[len(new_size) :])
     fresh[at] = item
     return fresh
+
+
+def _add_entry(entries: MutableMapping[str, Any], name: str, value: Any) -> None:
+    """Add an entry at the end of a plan; Dynamo does not trace `operator.setitem` of a dict."""
+    entries[name] = value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -460,6 +459,7 @@ class _Flatten:
 
     def __init__(self, separator: str, source: Contract) -> None:
         self.separator = separator
+        self._names: dict[Path, str] | None = None
         structures = [member._structure() for member in source._members() or (source,)]
         self.flat_names = [name for structure in structures for name in structure]
         self.nodes = {
@@ -469,10 +469,15 @@ class _Flatten:
             if type(value) is not Tensor and is_node(value)
         }
 
-    @cached_property
+    @property
     def names(self) -> dict[Path, str]:
-        """The names by what they are split into; made at the end of a block, which most calls do not have."""
-        return {tuple(name.split(self.separator)): name for name in self.flat_names}
+        """The names by what they are split into; made at the end of a block, which most calls do not have.
+
+        `functools.cached_property` takes a lock before Python 3.12, which Dynamo does not trace.
+        """
+        if self._names is None:
+            self._names = {tuple(name.split(self.separator)): name for name in self.flat_names}
+        return self._names
 
     def __call__(self, tree: Any) -> Any:
         if (members := tree._members(or_template=True)) is not None:

@@ -29,6 +29,9 @@ def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] 
     if not all(issubclass(kind, (Contract, Tensor)) for kind in types):
         return NotImplemented
     name = getattr(func, "__name__", repr(func))
+    if name == "wrapped":
+        # Dynamo of torch 2.15 gives the name of the decorator's inner function for operators written in Python.
+        name = func.__wrapped__.__name__
     if name in _REGIONS:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

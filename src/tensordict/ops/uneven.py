@@ -30,12 +30,15 @@ def column(stack: Any, name: str) -> list[Any]:
 
 
 def _column(stack: Any, name: str) -> list[Any]:
-    return [
-        entries[name]
-        if type(entries := member._entries) is dict or member._members() is None
-        else _column(member, name)
-        for member in stack._entries.containers
-    ]
+    found: list[Any] = []
+    # A comprehension that assigns and recurses is no code that Dynamo can trace.
+    for member in stack._entries.containers:
+        entries = member._entries
+        if type(entries) is dict or member._members() is None:
+            found.append(entries[name])
+        else:
+            found.append(_column(member, name))
+    return found
 
 
 def as_nested(stack: object, path: Path, layout: torch.layout) -> Tensor:
