@@ -314,7 +314,7 @@ class _Slot(NamedTuple):
     # The container that the new tensor comes from, and that which keeps the old one.
     source: Any
     kept: dict[str, Any]
-    # The table that the new tensor goes to, if it is another one: a parameter becomes a plain attribute, or the reverse.
+    # The table that the new tensor goes to, if another: a parameter becomes a plain attribute, or the reverse.
     target: dict[str, Any] | None = None
 
 
