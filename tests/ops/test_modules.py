@@ -148,6 +148,18 @@ def test_without_preserving_a_plain_tensor_is_an_attribute():
     assert state_of(net) == before
 
 
+@pytest.mark.parametrize("preserve", [True, False])
+def test_a_parameter_in_the_place_of_a_plain_attribute_is_registered(preserve):
+    net = nn.Linear(2, 2)
+    TensorDict.from_module(net).data.to_module(net, preserve_module_state=False)
+    before = state_of(net)
+    params = TensorDict.from_module(nn.Linear(2, 2))
+    with params.to_module(net, preserve_module_state=preserve):
+        assert [name for name, _ in net.named_parameters()] == ["weight", "bias"]
+        assert net.weight is params["weight"] and "weight" not in vars(net)
+    assert state_of(net) == before and list(net.parameters()) == []
+
+
 def test_buffers_assigned_anew_go_to_the_container():
     net = Counting()
     params = TensorDict.from_module(net).clone()

@@ -81,9 +81,8 @@ class TensorDictSequential(TensorDictModule):
                 if not _is_within(key, out_keys):
                     in_keys[key] = None
             for key in module.out_keys:
-                if key != "_":
-                    out_keys.pop(key, None)
-                    out_keys[key] = None
+                out_keys.pop(key, None)
+                out_keys[key] = None
         return list(in_keys), list(out_keys)
 
     def _update_keys(self) -> None:
