@@ -10,8 +10,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl docs test redis chromium test-slow test-pythons test-clients differ lint format bench bench-keep \
-	bench-compare bench-clients
+.PHONY: help demo demo-rl docs test redis chromium test-slow test-pythons test-clients test-clients-slow differ lint \
+	format bench bench-keep bench-compare bench-clients
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make redis          install the server that the tests start, where there is none"
 	@echo "make chromium       install the browser in which the tests open pages, where there is none"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
+	@echo "make test-clients-slow   run those that take more than two seconds each, which make test-clients leaves out"
 	@echo "make differ         run random programs here and on the reference; choose with DIFFER='--seconds 60 --seed 7'"
 	@echo "make lint           check format, style, types and the plan of the house"
 	@echo "make format         bring the code in format"
@@ -95,6 +96,10 @@ chromium:
 # Programs of libraries that are built on this API, each run on this package and on the reference.
 test-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
 	.venv/bin/python -m pytest tests/clients $(TESTS)
+
+# Those that take more than two seconds each: training, torch.compile.
+test-clients-slow: .venv/installed .venv-clients/installed .venv-clients-reference/installed
+	.venv/bin/python -m pytest -m slow tests/clients $(TESTS)
 
 # Random programs, each run on this package and on the reference; prints where they differ.
 differ: .venv/installed .venv-reference/installed

@@ -16,25 +16,33 @@ pytestmark = pytest.mark.clients
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 ENVIRONMENTS = {"ours": ROOT / ".venv-clients", "reference": ROOT / ".venv-clients-reference"}
-SECONDS = 240
+# The decorators of cases; what each lets a program take in all.
+SECONDS = {"case": 240, "slow_case": 900}
+
+
+def _names(program: str, decorator: str) -> list[str]:
+    """The functions of `program` that are decorated with `decorator`."""
+    body = ast.parse((PROGRAMS / f"{program}.py").read_text()).body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in functions if [ast.unparse(name) for name in node.decorator_list] == [decorator]]
 
 
 def _cases() -> list[Any]:
-    """Every case of every program: the functions that are decorated with `case`."""
+    """Every case of every program; those that are decorated with `slow_case` are marked `slow`."""
     found = []
-    for path in sorted(PROGRAMS.glob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and [ast.unparse(name) for name in node.decorator_list] == ["case"]:
-                found.append(pytest.param(path.stem, node.name, id=f"{path.stem}-{node.name}"))
+    for program in sorted(path.stem for path in PROGRAMS.glob("*.py")):
+        for decorator, marks in (("case", ()), ("slow_case", (pytest.mark.slow,))):
+            for name in _names(program, decorator):
+                found.append(pytest.param(program, name, decorator, id=f"{program}-{name}", marks=marks))
     return found
 
 
-def _start(environment: Path, program: str, folder: str) -> subprocess.Popen[str]:
+def _start(environment: Path, program: str, decorator: str, folder: str) -> subprocess.Popen[str]:
     python = environment / "bin" / "python"
     assert python.exists(), f"{environment.name} is not there: run `make test-clients`"
     settings = {"OMP_NUM_THREADS": "1", "RL_WARNINGS": "0", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     return subprocess.Popen(
-        [python, PROGRAMS / f"{program}.py", f"{folder}/{environment.name}.pt"],
+        [python, PROGRAMS / f"{program}.py", f"{folder}/{environment.name}.pt", *_names(program, decorator)],
         env={**os.environ, **settings},
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -44,14 +52,15 @@ def _start(environment: Path, program: str, folder: str) -> subprocess.Popen[str
 
 
 @functools.cache
-def _outcomes(program: str) -> dict[str, dict[str, Any]] | str:
-    """What each case of `program` recorded in each environment, or why it ended; both run at once."""
+def _outcomes(program: str, decorator: str) -> dict[str, dict[str, Any]] | str:
+    """What each such case of `program` did in each environment, or why the program ended; both run at once."""
+    seconds = SECONDS[decorator]
     with tempfile.TemporaryDirectory() as folder:
-        processes = {name: _start(environment, program, folder) for name, environment in ENVIRONMENTS.items()}
+        processes = {name: _start(python, program, decorator, folder) for name, python in ENVIRONMENTS.items()}
         try:
-            printed = {name: process.communicate(timeout=SECONDS)[0] for name, process in processes.items()}
+            printed = {name: process.communicate(timeout=seconds)[0] for name, process in processes.items()}
         except subprocess.TimeoutExpired as error:
-            return f"{program}.py runs for more than {SECONDS} seconds: {(error.stdout or b'').decode()}"
+            return f"{program}.py runs for more than {seconds} seconds: {(error.stdout or b'').decode()}"
         finally:
             for process in processes.values():
                 process.kill()
@@ -74,9 +83,9 @@ def _difference(ours: Any, reference: Any) -> str:
     return "" if ours == reference else f"{ours!r} here, {reference!r} on the reference"
 
 
-@pytest.mark.parametrize(("program", "case"), _cases())
-def test_a_program_records_what_it_does_on_the_reference(program: str, case: str) -> None:
-    outcomes = _outcomes(program)
+@pytest.mark.parametrize(("program", "case", "decorator"), _cases())
+def test_a_program_does_what_it_does_on_the_reference(program: str, case: str, decorator: str) -> None:
+    outcomes = _outcomes(program, decorator)
     assert not isinstance(outcomes, str), outcomes
     ours, reference = (outcomes[name][case] for name in ("ours", "reference"))
     assert not reference["error"], f"the program is wrong, the reference raises:\n{reference['error']}"
@@ -85,6 +94,7 @@ def test_a_program_records_what_it_does_on_the_reference(program: str, case: str
     assert any(isinstance(value, torch.Tensor) for value in there.values()), "the case records no tensor"
     assert sorted(here) == sorted(there)
     differences = {name: _difference(here[name], there[name]) for name in there}
+    differences |= {name: _difference(ours[name], reference[name]) for name in ("printed", "files")}
     if any(differences.values()):
         pytest.fail("\n".join(f"{name}: {text}" for name, text in differences.items() if text))
 

@@ -2,8 +2,8 @@
 
 import importlib
 import pkgutil
-import sys
 import warnings
+from pathlib import Path
 
 import torch
 import torchrl.collectors
@@ -19,13 +19,13 @@ def imported(record: Record, library: str) -> None:
     names += [
         module.name for module in pkgutil.walk_packages(package.__path__, f"{library}.", onerror=lambda name: None)
     ]
-    failures = 0
+    failures, installed = 0, str(Path(package.__path__[0]).parent)
     for name in names:
         try:
             importlib.import_module(name)
         except Exception as error:
             failures += 1
-            record(name, f"{type(error).__name__}: {error}".splitlines()[0].replace(sys.prefix, ""))
+            record(name, f"{type(error).__name__}: {error}".splitlines()[0].replace(installed, ""))
         else:
             record(name, "imported")
     record("imported", torch.tensor(len(names) - failures))
