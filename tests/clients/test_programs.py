@@ -40,7 +40,13 @@ def _cases() -> list[Any]:
 def _start(environment: Path, program: str, decorator: str, folder: str) -> subprocess.Popen[str]:
     python = environment / "bin" / "python"
     assert python.exists(), f"{environment.name} is not there: run `make test-clients`"
-    settings = {"OMP_NUM_THREADS": "1", "RL_WARNINGS": "0", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "RL_WARNINGS": "0",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONWARNINGS": "ignore",
+    }
     return subprocess.Popen(
         [python, PROGRAMS / f"{program}.py", f"{folder}/{environment.name}.pt", *_names(program, decorator)],
         env={**os.environ, **settings},
