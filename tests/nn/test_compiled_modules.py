@@ -375,6 +375,13 @@ def test_set_interaction_type_as_a_decorator():
     assert_one_graph(set_interaction_type("random")(lambda td: module(td)))
 
 
+@pytest.mark.parametrize("partial_tolerant", [False, True])
+def test_a_value_that_an_earlier_module_has_written(partial_tolerant):
+    write = TensorDictModule(lambda x: (x, x.exp(), x + 7), ["x"], ["loc", "scale", "y"])
+    draw = normal(default_interaction_type="random")[-1]
+    assert_one_graph(ProbabilisticTensorDictSequential(write, draw, partial_tolerant=partial_tolerant))
+
+
 def test_set_composite_lp_aggregate_around():
     params = TensorDict(a={"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)}, batch_size=[3])
 

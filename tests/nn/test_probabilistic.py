@@ -208,7 +208,9 @@ def test_several_samples(samples, shape, kind):
 def test_where_values_go():
     module, td, out = normal(return_log_prob=True), params(3), TensorDict(batch_size=[3])
     assert module(td, tensordict_out=out) is out and set(out.keys()) == {"a", "a_log_prob"}
-    assert set(td.keys()) == {"loc", "scale"} and module(td, _requires_sample=False) is td and "a" not in td.keys()
+    assert set(td.keys()) == {"loc", "scale"} and normal()(td, _requires_sample=False) is td and "a" not in td.keys()
+    with pytest.raises(KeyError, match="scores 'a', not found in the container"):
+        module(td, _requires_sample=False)
     assert module(td) is td
     torch.testing.assert_close(td["a_log_prob"], D.Normal(0.0, 2.0).log_prob(td["a"]))
     with set_skip_existing(True):
@@ -464,6 +466,74 @@ def test_several_distributions_are_composed():
     assert set(td.keys()) == {"x"} and (dist.dists["s1"].loc == 3).all()
     built = net.build_dist_from_params(net(td))
     assert set(built.dists) == {"s0", "s1"}
+
+
+def keeping(*keys, **options):
+    """A sequence whose first module writes the parameters and 7 at the keys."""
+    write = TensorDictModule(lambda x: (x, x.exp(), *[x + 7 for _ in keys]), ["x"], ["loc", "scale", *keys])
+    return ProbabilisticTensorDictSequential(write, normal(return_log_prob=True), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"return_composite": True}, {"partial_tolerant": True}, {"inplace": False}])
+def test_a_value_that_an_earlier_module_has_written_is_kept_and_scored(options):
+    net = keeping("a", **options)
+    nets = [net, pickle.loads(pickle.dumps(net[1:])), copy.deepcopy(net), net[:], net.select_subsequence(["x"])]
+    for each, keeps in zip(nets, [True, False, True, True, True]):
+        td = each(TensorDict(x=torch.zeros(3), a=torch.ones(3), loc=torch.zeros(3), scale=torch.ones(3)))
+        assert (td["a"] == (7 if keeps else 0)).all()
+        torch.testing.assert_close(td["a_log_prob"], D.Normal(0.0, 1.0).log_prob(td["a"]))
+    net[0] = keeping("b")[0]
+    assert (net(TensorDict(x=torch.zeros(3)))["a"] == 0).all()
+    net[0] = keeping("a")[0]
+    assert (net(TensorDict(x=torch.zeros(3)))["a"] == 7).all()
+    if "partial_tolerant" not in options:
+        net[0].select_out_keys("loc", "scale")
+        assert (net(TensorDict(x=torch.zeros(3)))["a"] == 0).all()
+
+
+def test_a_value_is_kept_by_a_sequence_that_is_the_last_module_too():
+    inner = ProbabilisticTensorDictSequential(step("x", "y"), normal(return_log_prob=True))
+    net = ProbabilisticTensorDictSequential(keeping("a")[0], inner)
+    assert (net(TensorDict(x=torch.zeros(3)))["a"] == 7).all()
+    assert (inner(TensorDict(x=torch.zeros(3), loc=torch.zeros(3), scale=torch.ones(3)))["a"] == 0).all()
+    inner.append(step("a", "z"))
+    td = ProbabilisticTensorDictSequential(keeping("a")[0], inner)(TensorDict(x=torch.zeros(3)))
+    assert (td["a"] == 0).all() and (td["z"] == 1).all()
+
+
+@pytest.mark.parametrize("aggregate", [True, False])
+def test_the_values_of_a_composite_distribution_are_kept(aggregate):
+    with set_composite_lp_aggregate(aggregate):
+        write = TensorDictModule(lambda x: (x + 7, x[..., 0].long() + 2), ["x"], ["cont", ("n", "disc")])
+        last = composite(return_log_prob=True, default_interaction_type="random")
+        td = ProbabilisticTensorDictSequential(write, last)(composite_params().set("x", torch.zeros(3, 4)))
+        assert (td["cont"] == 7).all() and (td["n", "disc"] == 2).all()
+        cont, disc = D.Normal(0.0, 1.0).log_prob(td["cont"]), torch.full((3,), 0.2).log()
+        torch.testing.assert_close(td["cont_log_prob"], cont)
+        torch.testing.assert_close(td["n", "disc_log_prob"], disc)
+        if aggregate:
+            torch.testing.assert_close(td["sample_log_prob"], cont.sum(-1) + disc)
+
+
+def test_a_nested_sequence_takes_its_values_by_its_own_interaction_types():
+    seen = []
+
+    def look(x):
+        seen.append(interaction_type())
+        return x
+
+    random, mode = InteractionType.RANDOM, InteractionType.MODE
+    inner = two("random", "mode")
+    inner.insert(0, TensorDictModule(look, ["x"], ["x"]))
+    net = ProbabilisticTensorDictSequential(TensorDictModule(look, ["x"], ["x"]), inner)
+    td = net(TensorDict(x=torch.ones(3)))
+    assert seen == [mode, None] and (td["s0"] != td["l0"]).all() and (td["s1"] == td["l1"]).all()
+    inner.return_composite = False
+    td = net(TensorDict(x=torch.ones(3)))
+    assert seen[2:] == [mode, mode] and (td["s0"] == td["l0"]).all()
+    with set_interaction_type(random):
+        td = net(TensorDict(x=torch.ones(3)))
+    assert seen[4:] == [random, random] and (td["s1"] != td["l1"]).all()
 
 
 def test_log_probabilities_of_later_values_are_conditional():

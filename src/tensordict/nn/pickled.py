@@ -10,7 +10,7 @@ from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
 
 # What is not kept: it follows from the rest, or holds a part of the modules a second time.
-_FOLLOWING = ("_complete_out_keys", "_ordered_dict", "_requires_sample", "_det_part", "_dist", "_generator_key")
+_FOLLOWING = ("_complete_out_keys", "_ordered_dict", "_det_part", "_dist", "_generator_key")
 _ONLY_THERE = (*_FOLLOWING, "_trigger_warning_lpk")
 
 

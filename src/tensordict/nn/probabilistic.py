@@ -23,7 +23,7 @@ from tensordict.nn.distributions.continuous import Delta
 from tensordict.nn.generators import use_generator as _use_generator
 from tensordict.nn.interaction import InteractionType, Sample, interaction_type, set_interaction_type, value_of
 from tensordict.nn.module import C, TensorDictModuleBase
-from tensordict.nn.sequence import TensorDictSequential
+from tensordict.nn.sequence import TensorDictSequential, run_where_possible
 from tensordict.nn.skipping import is_skipped
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.together import set_all
@@ -268,16 +268,18 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             if isinstance(log_prob, TensorCollection):
                 self._update_td_lp(log_prob)
             return log_prob
-        return dist.log_prob(*[self._value(tensordict, key) for key in self._out_keys])
+        return dist.log_prob(*self._values(tensordict))
 
-    def _value(self, tensordict: TensorCollection, key: Key) -> Any:
-        value = tensordict.get(key, None)
-        if value is None:
-            raise KeyError(
-                f"{type(self).__name__} scores {key!r}, not found in the container, which has the keys "
-                f"{list(tensordict.keys(True, True))}"
-            )
-        return value
+    def _values(self, tensordict: TensorCollection) -> tuple[Any, ...]:
+        """The values that a container has at the keys of the samples."""
+        values = tuple(tensordict.get(key, None) for key in self._out_keys)
+        for key, value in zip(self._out_keys, values):
+            if value is None:
+                raise KeyError(
+                    f"{type(self).__name__} scores {key!r}, not found in the container, which has the keys "
+                    f"{list(tensordict.keys(True, True))}"
+                )
+        return values
 
     def _update_td_lp(self, lp: TensorCollection) -> None:
         """Rename the log-probabilities of the parts, in a container of a composite distribution, to `log_prob_keys`."""
@@ -295,6 +297,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         Args:
             tensordict: a container, or (by :class:`dispatch`) the parameters.
             tensordict_out: a container to write into, in the place of the one that is read.
+            _requires_sample: `False` keeps the value that the container has, and writes only its log-probability. A
+                :class:`ProbabilisticTensorDictSequential` passes it to its last module.
 
         Returns:
             the container that was written into; with `num_samples` an expanded one.
@@ -305,7 +309,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             tensordict_out = tensordict
         dist = self.get_dist(tensordict)
         if not _requires_sample:
-            return tensordict_out
+            if not self.return_log_prob:
+                return tensordict_out
+            composite = isinstance(dist, CompositeDistribution)
+            kept = tensordict.select(*self._out_keys) if composite else self._values(tensordict)
+            return self._write(tensordict_out, dist, kept)
         if self._generator is None:
             value = self._dist_sample(dist, interaction_type())
         else:
@@ -401,6 +409,9 @@ def _as_sample_shape(num_samples: int | Sequence[int] | None) -> torch.Size | No
 class ProbabilisticTensorDictSequential(TensorDictSequential):
     """A sequence of modules of which some write values of distributions, usually the last one.
 
+    A value that earlier modules have written is kept: if they write all values of the last probabilistic module, which
+    is the last module, it draws none, and only writes the log-probability of what is there.
+
     Args:
         *modules: as for :class:`TensorDictSequential`.
         partial_tolerant: as there.
@@ -434,6 +445,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         (torch.Size([5, 2]), torch.Size([5, 2]))
     """
 
+    # `False` where the modules before the last one write all of its values.
+    _requires_sample: bool = True
+
     def __init__(
         self,
         *modules: object,
@@ -456,6 +470,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 "ProbabilisticTensorDictModule or a ProbabilisticTensorDictSequential"
             )
         self.return_composite = return_composite
+        self._requires_sample = self._find_whether_to_draw()
         if selected_out_keys is not None:
             self.select_out_keys(*selected_out_keys)
 
@@ -469,8 +484,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return [module for module in reversed(self._held()) if isinstance(module, _PROBABILISTIC)]
 
     def _last_probabilistic(self) -> _Probabilistic:
-        for module in self._probabilistic:
-            return module
+        for module in reversed(self._held()):
+            if isinstance(module, _PROBABILISTIC):
+                return module
         raise TypeError(f"none of the modules of this {type(self).__name__} is probabilistic")
 
     def _part_class(self, modules: Sequence[nn.Module]) -> Callable[..., TensorDictSequential]:
@@ -518,7 +534,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         with set_interaction_type(interaction_type() or self.default_interaction_type):
             if tensordict_out is None and isinstance(tensordict, Contract):
                 # Without a module that is made for one call: 90 us.
-                return self._through(tensordict, self._held()[:-1])
+                return super()._through(tensordict, self._held()[:-1])
             return self.det_part(tensordict, tensordict_out=tensordict_out, **kwargs)
 
     def get_dist(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Distribution:
@@ -583,15 +599,38 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     ) -> Sample:
         return self._last_probabilistic()._dist_sample(dist, interaction_type, generator=generator)
 
-    def forward(self, tensordict: Any = None, *args: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
-        """Run the modules on a container; see :meth:`TensorDictSequential.forward`.
+    def _through(self, tensordict: C, modules: Sequence[Callable[[C], C]], _requires_sample: bool = True) -> C:
+        """Run modules one after the other.
 
-        Where only the last distribution counts (`return_composite=False`), all values are taken in its way.
+        With `return_composite=False`, the modules before the last one see the `default_interaction_type` of the
+        sequence, unless the caller has set a type. The last module sees the type of the caller, and has a default of
+        its own. It draws no value if the modules before it have written one.
         """
-        if self.return_composite or interaction_type() is not None or len(self._probabilistic) == 1:
-            return super().forward(tensordict, *args, tensordict_out=tensordict_out, **kwargs)
-        with set_interaction_type(self.default_interaction_type):
-            return super().forward(tensordict, *args, tensordict_out=tensordict_out, **kwargs)
+        if self.return_composite or interaction_type() is not None:
+            tensordict = super()._through(tensordict, modules[:-1])
+        else:
+            with set_interaction_type(self.default_interaction_type):
+                tensordict = super()._through(tensordict, modules[:-1])
+        last: Any = modules[-1] if modules else None
+        if (_requires_sample and self._requires_sample) or not isinstance(last, _PROBABILISTIC):
+            return super()._through(tensordict, modules[-1:])
+        if self.partial_tolerant:
+            return run_where_possible(last, tensordict, _requires_sample=False)  # type: ignore[no-any-return]
+        # A module whose out-keys were selected after this sequence was made may leave the value to be drawn.
+        kept = all(tensordict._has(path_of(key)) for key in last.dist_sample_keys)
+        return last(tensordict, _requires_sample=not kept)
+
+    def _update_keys(self) -> None:
+        super()._update_keys()
+        self._requires_sample = self._find_whether_to_draw()
+
+    def _find_whether_to_draw(self) -> bool:
+        """Whether the modules before the last one leave any of its values to be drawn."""
+        *before, last = self._held() or [None]
+        if not isinstance(last, _PROBABILISTIC):
+            return True
+        _, written = self._compute_in_and_out_keys(before)
+        return not all(key in written for key in last.dist_sample_keys)
 
 
 _PROBABILISTIC = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)

@@ -174,7 +174,14 @@ class TensorDictSequential(TensorDictModule):
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    def forward(self, tensordict: Any = None, *args: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+    def forward(
+        self,
+        tensordict: Any = None,
+        *args: Any,
+        tensordict_out: Any = None,
+        _requires_sample: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         """Run the modules on a container.
 
         Args:
@@ -200,18 +207,18 @@ class TensorDictSequential(TensorDictModule):
         own = self.__dict__
         inplace = self.inplace
         if tensordict_out is None and own.get("_out_keys_apparent") is None and (inplace is None or inplace is True):
-            result = self._through(tensordict, self._held())
+            result = self._through(tensordict, self._held(), _requires_sample)
             return result if result is tensordict or inplace is None else tensordict.update(result)
-        result = self._through(tensordict.copy(), self._held())
+        result = self._through(tensordict.copy(), self._held(), _requires_sample)
         if tensordict_out is None:
             tensordict_out = output_of(tensordict, inplace)
         return tensordict_out.update(result.select(*self.out_keys, strict=False))
 
-    def _through(self, tensordict: C, modules: Sequence[Callable[[C], C]]) -> C:
+    def _through(self, tensordict: C, modules: Sequence[Callable[[C], C]], _requires_sample: bool = True) -> C:
         """Run modules one after the other; what the last one returns."""
         if self.partial_tolerant:
             for module in modules:
-                tensordict = _run_where_possible(module, tensordict)
+                tensordict = run_where_possible(module, tensordict)
             return tensordict
         for module in modules:
             tensordict = module(tensordict)
@@ -340,13 +347,13 @@ def _touch(one: Key, other: Key) -> bool:
     return left[:shared] == right[:shared]
 
 
-def _run_where_possible(module: Any, tensordict: C) -> Any:
+def run_where_possible(module: Any, tensordict: C, **options: object) -> Any:
     """Run a module on a container, or on those members of a lazy stack, that have its in-keys."""
     paths = [path_of(key) for key in module.in_keys]
     if all(map(tensordict._has, paths)):
-        return module(tensordict)
+        return module(tensordict, **options)
     members: Sequence[Contract] | None = getattr(tensordict, "tensordicts", None)
     for member in members or ():
         if all(map(member._has, paths)):
-            module(member)
+            module(member, **options)
     return tensordict

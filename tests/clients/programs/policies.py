@@ -31,6 +31,8 @@ from torchrl.modules import (
     reset_noise,
     set_recurrent_mode,
 )
+from torchrl.modules.distributions import IndependentNormal
+from torchrl.modules.models.exploration import gSDEModule
 
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
@@ -73,6 +75,27 @@ def actors(record: Record) -> None:
             with set_exploration_type(kind), torch.no_grad():
                 record(f"{distribution.__name__} {kind.name}", policy(observations()))
         record(f"{distribution.__name__} log prob", policy.log_prob(policy(observations())))
+
+
+@case
+def state_dependent_exploration(record: Record) -> None:
+    """gSDE draws its noise as the exploration type of the whole policy says, and the action that it writes is kept."""
+    modules = Sequence(
+        TensorDictModule(nn.Linear(OBSERVED, 5), ["observation"], ["state"]),
+        TensorDictModule(nn.Linear(5, ACTIONS), ["state"], ["mu"]),
+        TensorDictModule(
+            gSDEModule(action_dim=ACTIONS, state_dim=5),
+            in_keys=["mu", "state", "_eps_gSDE"],
+            out_keys=["loc", "scale", "action", "_eps_gSDE"],
+        ),
+    )
+    for default in (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC):
+        policy = ProbabilisticActor(
+            modules, in_keys=["loc", "scale"], distribution_class=IndependentNormal, default_interaction_type=default
+        )
+        for kind in (None, ExplorationType.RANDOM, ExplorationType.MEAN):
+            with set_exploration_type(kind):
+                record(f"{default.name} {kind}", policy(observations()))
 
 
 @case
