@@ -193,6 +193,8 @@ CALLS = {
         td.load_memmap_(saved)
         td.is_memmap()
         td.saved_path
+    """,
+    "Adding": """
         td.make_memmap("x", (3, 4))
         td.make_memmap_from_tensor("x", torch.ones(3, 4))
     """,

@@ -253,6 +253,27 @@ def test_entries_of_a_folder(td: Any, plain: Plain, kind: Kind, tmp_path: pathli
     assert_matches(saved, expected, kind.batch_size, kind.extra)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_ragged_entries_of_a_folder(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
+    saved = td.densify().memmap(tmp_path / "folder", copy_existing=True)
+    rest = kind.batch_size[1:] if kind.batch_size else torch.Size()
+    count = kind.batch_size[0] if kind.batch_size else 2
+    table = torch.tensor([[*rest, n + 1, 2] for n in range(count)])
+    made = [saved.make_memmap(("new2", "deep"), table, dtype=torch.int32)]
+    rows = [torch.full(shape, float(n)) for n, shape in enumerate(table.tolist())]
+    made.append(saved.make_memmap_from_tensor("new0", torch.nested.nested_tensor(rows)))
+    storage = torch.cat([row.flatten() for row in rows]).untyped_storage()
+    made.append(saved.make_memmap_from_storage("new1", storage, table, dtype=torch.float32))
+    table.zero_()
+    for found in (saved, TensorDict.load_memmap(tmp_path / "folder")):
+        for key, leaf in zip([("new2", "deep"), "new0", "new1"], made, strict=True):
+            assert type(found.get(key)) is MemoryMappedTensor and found.get(key).filename == leaf.filename
+            for row, expected in zip(found.get(key).unbind(), rows, strict=True):
+                assert torch.equal(row, expected.int() * 0 if key == ("new2", "deep") else expected)
+    saved["new2", "deep"].unbind()[-1].fill_(7)
+    assert all(row.eq(7).all() for row in TensorDict.load_memmap(tmp_path / "folder")["new2", "deep"].unbind()[-1:])
+
+
 def test_modules(td: Any) -> None:
     layer = nn.Linear(2, 3)
     held = TensorDict.from_module(layer)

@@ -433,8 +433,11 @@ def test_make_memmap_refuses(tmp_path: pathlib.Path) -> None:
     storage = torch.UntypedStorage.from_file(str(tmp_path / "saved" / "a.memmap"), True, 12)
     with pytest.raises(RuntimeError, match=r"'x'.*a\.memmap"):
         saved.make_memmap_from_storage("x", storage, (3,))
-    with pytest.raises(NotImplementedError, match="'x'"):
-        saved.make_memmap("x", torch.ones(3, 2, dtype=torch.int64))
+    for shape in (torch.tensor([2, 3]), torch.ones(3, 2), torch.full((3, 1), -1), torch.ones(3, 0).long()):
+        with pytest.raises(TypeError, match=r"'x'.*int64 tensor of shape \(rows, dims\)"):
+            saved.make_memmap("x", shape)
+    with pytest.raises(RuntimeError, match=r"'x'.*\[2, 1, 1\].*\[3\]"):
+        saved.make_memmap("x", torch.ones(2, 2, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="refresh"):
         make().memmap_refresh_()
     with pytest.raises(RuntimeError, match="refresh"):
@@ -442,10 +445,59 @@ def test_make_memmap_refuses(tmp_path: pathlib.Path) -> None:
     assert_same(TensorDict.load_memmap(tmp_path / "saved"), make())
 
 
+def test_ragged_entries_that_are_refused(tmp_path: pathlib.Path) -> None:
+    saved = make().memmap_(tmp_path)
+    table = torch.tensor([[1], [2], [3]])
+    saved.make_memmap("x", table).unbind()[2].fill_(4)
+    saved.make_memmap("y.shape", (3,), dtype=torch.int64)
+    (tmp_path / "z.shape.memmap").write_bytes(files.to_bytes(table + 1))
+    (tmp_path / "other.memmap").write_bytes(bytes(4))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for key, shape, what in (
+        ("x.shape", (3,), r"'x' and 'x.shape' would both have the file x\.shape\.memmap"),
+        ("y", table, r"'y.shape' and 'y' would both have the file y\.shape\.memmap"),
+        ("z", table, r"'z'.*z\.shape\.memmap' is there, with the shapes of other rows"),
+        ("other", table, r"'other'.*4 bytes.*needs 24"),
+    ):
+        with pytest.raises(SaveError, match=what):
+            saved.make_memmap(key, shape, dtype=torch.int64 if key == "x.shape" else None)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert [row.tolist() for row in saved["x"].unbind()] == [[0], [0, 0], [4, 4, 4]]
+    # What a call that was killed has left is taken.
+    (tmp_path / "z.shape.memmap").write_bytes(files.to_bytes(table))
+    assert len(saved.make_memmap("z", table).unbind()) == 3
+
+
+def test_storage_of_a_file_that_another_save_has_removed(tmp_path: pathlib.Path) -> None:
+    """So TorchRL's checkpointers give a new shape to what they have written: over the folder of the old save."""
+    old = TensorDict().memmap_(tmp_path)
+    storage = old.make_memmap("x", (6,)).fill_(3).untyped_storage()
+    new = TensorDict(batch_size=[2]).memmap_(tmp_path)
+    assert not (tmp_path / "x.memmap").exists()
+    table = torch.tensor([[1, 2], [2, 2]])
+    new.make_memmap_from_storage("x", storage, table, dtype=torch.float32)
+    rows = TensorDict.load_memmap(tmp_path)["x"].unbind()
+    assert [row.tolist() for row in rows] == [[[3.0, 3.0]], [[3.0, 3.0], [3.0, 3.0]]]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_ragged_entry_in_several_batch_dims(tmp_path: pathlib.Path) -> None:
+    rows = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(3, 5)])
+    TensorDict({"a": rows}, [2, 3]).memmap(tmp_path / "saved")
+    assert TensorDict.load_memmap(tmp_path / "saved")["a"].unbind()[1].shape == (3, 5)
+    path = tmp_path / "saved" / "meta.json"
+    path.write_text(path.read_text().replace('"shape":[2,3]', '"shape":[2,4]'))
+    with pytest.raises(SaveError, match=r"\[2, 3, -1\] of 'a' does not begin with \[2, 4\]"):
+        TensorDict.load_memmap(tmp_path / "saved")
+
+
 def test_make_memmap_in_anonymous_memory() -> None:
     saved = make().memmap_()
     assert saved.make_memmap(("n", "x"), (3,)).tolist() == [0, 0, 0]
     assert type(saved.make_memmap_from_tensor("y", torch.ones(3))) is MemoryMappedTensor
+    rows = saved.make_memmap("rows", torch.tensor([[1], [2], [3]]))
+    rows.unbind()[1].fill_(2)
+    assert saved["rows"] is rows and [row.tolist() for row in rows.unbind()] == [[0], [2, 2], [0, 0, 0]]
     assert saved["n"].is_locked
 
 

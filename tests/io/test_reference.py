@@ -81,6 +81,59 @@ def test_reference_reads_preallocated_and_added_entries(reference: Reference, tm
     assert sum(found['"a"'][2]) == 2 * sum(torch.tensor(7.0).view(1).view(torch.uint8).tolist())
 
 
+RAGGED = """
+import sys
+import torch
+from tensordict import MemoryMappedTensor, TensorDict
+table = torch.tensor([[2, 3], [1, 3]])
+td = TensorDict({}, [2]).memmap_(sys.argv[1])
+made = td.make_memmap("zeros", table, dtype=torch.int64)
+made[1].fill_(5)
+elements = MemoryMappedTensor.from_tensor(torch.arange(9.0), filename=sys.argv[1] + "/stored.memmap")
+td.make_memmap_from_storage("stored", elements.untyped_storage(), table, dtype=torch.float32)
+td.make_memmap_from_tensor(("deep", "given"), torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)]))
+# Of the calls that it refuses, the reference leaves entries in the folder.
+td = TensorDict({"zeros": torch.zeros(2)}, [2]).memmap_(sys.argv[1] + "-refused")
+for call in (
+    lambda: td.make_memmap("short", torch.tensor([[1, 1]])),
+    lambda: td.make_memmap("zeros", table),
+    lambda: td.make_memmap_from_storage("long", torch.arange(3.0).untyped_storage(), table),
+):
+    try:
+        call()
+    except RuntimeError:
+        print("refused")
+"""
+READ_RAGGED = """
+import json, sys
+import torch
+from tensordict import TensorDict
+td = TensorDict.load_memmap(sys.argv[1])
+keys = ["zeros", "stored", ("deep", "given")]
+print(json.dumps([[str(td[key].dtype), [row.tolist() for row in torch.Tensor.unbind(td[key], 0)]] for key in keys]))
+print(json.dumps([list(td["stored"]._nested_tensor_size().shape), type(td["zeros"]).__name__]))
+"""
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_ragged_entries_are_made_as_the_reference_makes_them(
+    behaviour: Reference, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ours(program: str, path: pathlib.Path) -> str:
+        monkeypatch.setattr("sys.argv", ["-c", str(path)])
+        exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+        return capsys.readouterr().out
+
+    assert ours(RAGGED, tmp_path / "ours") == behaviour.run(RAGGED, tmp_path / "theirs") == "refused\n" * 3
+    found = [ours(READ_RAGGED, tmp_path / name) for name in ("ours", "theirs")]
+    found += [behaviour.run(READ_RAGGED, tmp_path / name) for name in ("ours", "theirs")]
+    assert found == [found[0]] * 4 and "[5, 5, 5]" in found[0]
+    names = ["zeros", "stored", "deep/given"]
+    for name in [f"{name}{suffix}" for name in names for suffix in (".memmap", ".shape.memmap")]:
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
 @pytest.mark.reference
 def test_ours_reads_the_reference(reference: Reference, tmp_path: pathlib.Path) -> None:
     reference.run(WRITE, tmp_path / "x")

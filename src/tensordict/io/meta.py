@@ -413,7 +413,7 @@ def _read_entry(node: FolderSpecification, name: str, spec: object, batch_size: 
         raise ValueError(f"its dtype {dtype_name!r} is unknown")
     shape = checked.shape(spec.get("shape"))
     ragged, row = bool(spec.get("is_nested")), spec.get(_ROW)
-    if ragged and (len(shape) != 2 or shape[: len(batch_size)] != batch_size[:1]):
+    if ragged and (len(shape) != 2 or shape[: min(1, len(batch_size))] != batch_size[:1]):
         raise ValueError(f"its table of sizes has shape {list(shape)}, in a batch of size {list(batch_size)}")
     if not ragged and shape[: len(batch_size)] != batch_size:
         raise ValueError(f"its shape {list(shape)} does not begin with the batch size {list(batch_size)}")

@@ -2,31 +2,190 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.io import commit, meta
+from tensordict.io.columns import Column, elements_of_rows, is_ragged, ragged_leaf, taken
 from tensordict.io.specification import DICT, Specification, specification_of
+from tensordict.memory import files
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor
-from tensordict.memory.names import LEAF_SUFFIX, file_name, folder_name
+from tensordict.memory.names import LEAF_SUFFIX, TABLE_SUFFIX, file_name, folder_name
 
 # How long an entry that is being added waits for another process that adds one, in seconds.
 _PATIENCE = 10.0
 
 
-def add(container: Contract, key: Key, content: Tensor, copy_data: bool, robust: bool) -> MemoryMappedTensor:
+class Adding(Contract):
+    """`make_memmap` and its kin: new entries in a saved folder."""
+
+    def make_memmap(
+        self, key: Key, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool | None = True
+    ) -> MemoryMappedTensor:
+        """Add an entry of zeros to a memory-mapped container, in its folder too.
+
+        A file of the entry's name and size that no entry has yet is opened, and its content kept.
+
+        Args:
+            key: the nested key; containers on the way are created.
+            shape: the shape, which begins with the batch size. An int64 tensor of shape (rows, dims) has the shape of
+                each row of a ragged entry: a nested tensor of the strided layout, in two files, `NAME.memmap` and
+                `NAME.shape.memmap`.
+            dtype: the dtype, torch's default when `None`.
+            robust_key: as in :meth:`memmap`.
+
+        Returns:
+            The new entry; what is written to it is written to its file.
+
+        Raises:
+            RuntimeError: the container is not memory-mapped, the entry exists (also when another process has made it
+                in the folder), the shape does not fit (also that of a file that is there, which
+                :meth:`make_memmap_from_tensor` replaces), or another process is saving to the folder.
+            TypeError: the shape is a tensor of another dtype or shape.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     td = TensorDict(batch_size=[2]).memmap_(folder)
+            ...     x = td.make_memmap("x", (2, 3), dtype=torch.int64)
+            ...     x[0] = 1
+            ...     again = TensorDict.load_memmap(folder)
+            ...     rows = td.make_memmap("rows", torch.tensor([[1, 4], [3, 4]]))
+            >>> again["x"]
+            MemoryMappedTensor([[1, 1, 1],
+                                [0, 0, 0]])
+            >>> [row.shape for row in rows.unbind()]
+            [torch.Size([1, 4]), torch.Size([3, 4])]
+        """
+        size, table = _stored_shape(shape, key)
+        content = torch.empty((), dtype=dtype, device="cpu").expand(size)
+        return _add(self, key, _NewEntry(content, table), False, robust_key is not False)
+
+    def make_memmap_from_tensor(
+        self, key: Key, tensor: Tensor, *, copy_data: bool = True, robust_key: bool | None = True
+    ) -> MemoryMappedTensor:
+        """Add a copy of a tensor to a memory-mapped container, in its folder too.
+
+        Args:
+            key: the nested key; containers on the way are created.
+            tensor: the tensor, whose shape begins with the batch size; it may be nested (ragged), of either layout.
+            copy_data: `False` takes only shape and dtype, and leaves the entry zero, as :meth:`make_memmap` does; with
+                `True`, a file of the entry's name that no entry has yet is replaced.
+            robust_key: as in :meth:`memmap`.
+
+        Returns:
+            The new entry.
+
+        Raises:
+            RuntimeError: as :meth:`make_memmap`.
+        """
+        return _add(self, key, _NewEntry.of(tensor), copy_data, robust_key is not False)
+
+    def make_memmap_from_storage(
+        self,
+        key: Key,
+        storage: Any,
+        shape: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+    ) -> MemoryMappedTensor:
+        """Add an entry over an existing storage to a memory-mapped container.
+
+        Args:
+            key: the nested key; containers on the way are created.
+            storage: an `UntypedStorage` or `TypedStorage`. One that maps the entry's own file is used as it is; the
+                content of one without a file, or whose file was removed, is copied to it.
+            shape: the shape, which begins with the batch size; a tensor as in :meth:`make_memmap`, where the rows lie
+                one behind the other in the storage.
+            dtype: the dtype of the elements, torch's default when `None`.
+            robust_key: as in :meth:`memmap`.
+
+        Returns:
+            The new entry.
+
+        Raises:
+            RuntimeError: as :meth:`make_memmap`, and when the storage maps another file.
+        """
+        size, table = _stored_shape(shape, key)
+        # A file that another save has removed lives on in its maps alone: their content is copied to a new one.
+        file = storage.filename if storage.filename and os.path.exists(storage.filename) else None
+        content = MemoryMappedTensor.from_storage(storage, shape=size, dtype=dtype, filename=file)
+        return _add(self, key, _NewEntry(content, table), True, robust_key is not False)
+
+
+@dataclass(slots=True)
+class _NewEntry:
+    """The elements of a new entry.
+
+    Args:
+        flat: the tensor, or the elements of a ragged one, row after row.
+        sizes: of a ragged one, the int64 table of the shapes of its rows.
+        row: of a jagged one, the shape of every row, with -1 for the dim in which they differ.
+    """
+
+    flat: Tensor
+    sizes: Tensor | None = None
+    row: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _NewEntry:
+        """Take a tensor, ragged or not."""
+        return cls(*taken(tensor)) if is_ragged(tensor) else cls(tensor)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the entry, with -1 for the dims in which its rows differ."""
+        return self.flat.shape if self.sizes is None else Column(self.flat, self.sizes).shape
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the entry as `meta.json` does."""
+        if self.sizes is None:
+            return meta.leaf_spec(self.flat.dtype, tuple(self.flat.shape))
+        return meta.ragged_spec(self.flat.dtype, tuple(self.sizes.shape), self.row)
+
+    def over(self, flat: MemoryMappedTensor) -> Any:
+        """Make the entry of its elements in a file."""
+        if self.sizes is None:
+            return flat
+        return ragged_leaf(flat, self.sizes, self.row, False, ragged.SharedOffsets())
+
+
+def _stored_shape(shape: Any, key: Key) -> tuple[torch.Size, Tensor | None]:
+    """Turn the shape of a new entry into that of its elements, and the table of the shapes of its rows, if any.
+
+    Raises:
+        TypeError: the shape is a tensor, and no int64 table of shape (rows, dims).
+    """
+    if not isinstance(shape, Tensor):
+        return torch.Size(shape), None
+    table = shape.detach().cpu().clone()
+    try:
+        return torch.Size([elements_of_rows(table, None)]), table
+    except ValueError:
+        raise TypeError(
+            f"entry {joined(path_of(key))!r}: the shape of a ragged entry is an int64 tensor of shape (rows, dims), "
+            f"the shape of each row, and not {shape.dtype} of shape {list(shape.shape)}: {shape.tolist()!r:.80}"
+        ) from None
+
+
+def _add(container: Contract, key: Key, content: _NewEntry, copy_data: bool, robust: bool) -> MemoryMappedTensor:
     """Add a tensor to a memory-mapped container and to its folder."""
     path = path_of(key)
-    if content.is_nested:
-        refuse_nested_shape(content, key)
     if not container._is_memmap:
         raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
     parent, missing = _parent_of(container, path)
@@ -41,10 +200,12 @@ def add(container: Contract, key: Key, content: Tensor, copy_data: bool, robust:
             f"{list(parent._batch_size)}"
         )
     try:
-        spec = meta.leaf_spec(content.dtype, tuple(content.shape))
+        spec = content.spec()
     except UnsupportedEntryError as error:
         raise UnsupportedEntryError(f"entry {joined(path)!r}: {error}") from None
-    file = file_name(path[-1], robust) + LEAF_SUFFIX
+    file = file_name(path[-1], robust)
+    if not missing:
+        _refuse_file_of_other(parent, content, path)
     for index, name in enumerate(missing, len(path) - 1 - len(missing)):
         parent = _new_node(parent, name, path[: index + 1], robust)
     if parent._memmap_prefix is None:
@@ -53,15 +214,60 @@ def add(container: Contract, key: Key, content: Tensor, copy_data: bool, robust:
                 f"entry {joined(path)!r}: the member of a ragged lazy stack has no folder of its own for a new entry: "
                 "add it to all members before the stack is saved"
             )
-        leaf = MemoryMappedTensor.from_tensor(content, copy_data=copy_data)
+        flat = MemoryMappedTensor.from_tensor(content.flat, copy_data=copy_data)
     else:
         folder = os.path.abspath(parent._memmap_prefix)
-        with commit.locked(folder, patience=_PATIENCE):
+        target, table = f"{folder}/{file}{LEAF_SUFFIX}", f"{folder}/{file}{TABLE_SUFFIX}"
+        with commit.locked(folder, patience=_PATIENCE), _new_files(target, table):
             meta.refuse_entry(folder, path[-1], path)
-            leaf = _leaf_in(f"{folder}/{file}", content, copy_data, path)
+            if content.sizes is not None:
+                _write_table(table, content.sizes, copy_data, path)
+            flat = _leaf_in(target, content.flat, copy_data, path)
             meta.add_entry(folder, path[-1], spec, path)
+    leaf: MemoryMappedTensor = content.over(flat)
     parent._entries[path[-1]] = leaf
     return leaf
+
+
+@contextlib.contextmanager
+def _new_files(*paths: str) -> Iterator[None]:
+    """Remove these files when the block fails, except those that are there at its beginning."""
+    missing = [path for path in paths if not os.path.lexists(path)]
+    try:
+        yield
+    except BaseException:
+        for path in missing:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        raise
+
+
+def _refuse_file_of_other(parent: Contract, content: _NewEntry, path: Path) -> None:
+    """Refuse an entry that would share a file with another one, as a ragged `x` and a tensor `x.shape` do."""
+    name = path[-1]
+    suffix = TABLE_SUFFIX.removesuffix(LEAF_SUFFIX)
+    other = name + suffix if content.sizes is not None else name.removesuffix(suffix)
+    value = parent._entries.get(other)
+    if other != name and isinstance(value, Tensor) and (content.sizes is not None or value.is_nested):
+        raise SaveError(
+            f"entries {joined((*path[:-1], other))!r} and {joined(path)!r} would both have the file "
+            f"{min(name, other)}{TABLE_SUFFIX}; give the new one another name"
+        )
+
+
+def _write_table(target: str, sizes: Tensor, replace: bool, path: Path) -> None:
+    """Write the file of the shapes of rows; without `replace`, a file that is there must have the same content."""
+    content = files.to_bytes(sizes)
+    with files.naming("write the file", target, path):
+        if not replace and os.path.lexists(target):
+            with open(target, "rb") as file:
+                there = file.read(len(content) + 1)
+            if there and there != content:
+                raise SaveError(
+                    f"entry {joined(path)!r}: the file {target!r} is there, with the shapes of other rows, and is left "
+                    "as it is: remove it, or give the entry another name"
+                )
+        files.write_file(target, content)
 
 
 def _is_row(container: Contract) -> bool:
@@ -136,10 +342,3 @@ def adopt(parent: Any, name: str, child: Any) -> None:
         child._mark(memmap=True)
     if parent._locked and is_node(child):
         child._lock_tree(weakref.ref(parent))
-
-
-def refuse_nested_shape(shape: object, key: Key) -> None:
-    if isinstance(shape, Tensor):
-        raise UnsupportedEntryError(
-            f"entry {key!r}: a ragged entry cannot be made in a saved container; set it before saving with memmap()"
-        )

@@ -8,6 +8,7 @@ from typing import Any
 from tensordict.core import registry
 from tensordict.core.context import BlockContext
 from tensordict.ops import torch_functions
+from tensordict.ops.adding import Adding
 from tensordict.ops.applying import Applying
 from tensordict.ops.arithmetic import Arithmetic
 from tensordict.ops.autograd import Autograd
@@ -67,6 +68,7 @@ class TensorCollection(
     Consolidating,
     Foreign,
     Saving,
+    Adding,
     TableFiles,
     Persisting,
     Checkpointing,

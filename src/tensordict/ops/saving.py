@@ -9,13 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
-from torch import Tensor
-
 from tensordict.core.contract import ContainerT, Contract, underlying
 from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Key
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
 from tensordict.io.credentials import as_url
@@ -27,9 +23,8 @@ from tensordict.io.remote_saves import Access, RemoteSave, read_remote
 from tensordict.io.specification import specification_of
 from tensordict.io.uploads import save_file, save_folder
 from tensordict.io.value_files import unpickle
-from tensordict.memory.mapped import MemoryMappedTensor, PathLike
+from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of, without_scheme
-from tensordict.ops.adding import add, refuse_nested_shape
 from tensordict.ops.refreshing import check_fit, take_over
 
 if TYPE_CHECKING:
@@ -658,95 +653,6 @@ class Saving(Contract):
         check_fit(target, loaded, ())
         take_over(target, loaded)
         return self
-
-    # --- new entries in a saved folder ----------------------------------------------------------------------------
-
-    def make_memmap(
-        self, key: Key, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool | None = True
-    ) -> MemoryMappedTensor:
-        """Add an entry of zeros to a memory-mapped container, in its folder too.
-
-        A file of the entry's name and size that no entry has yet is opened, and its content kept.
-
-        Args:
-            key: the nested key; containers on the way are created.
-            shape: the shape, which begins with the batch size.
-            dtype: the dtype, torch's default when `None`.
-            robust_key: as in :meth:`memmap`.
-
-        Returns:
-            The new entry; what is written to it is written to its file.
-
-        Raises:
-            RuntimeError: the container is not memory-mapped, the entry exists (also when another process has made it
-                in the folder), the shape does not fit (also that of a file that is there, which
-                :meth:`make_memmap_from_tensor` replaces), or another process is saving to the folder.
-
-        Example:
-            >>> import tempfile
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     td = TensorDict(batch_size=[2]).memmap_(folder)
-            ...     x = td.make_memmap("x", (2, 3), dtype=torch.int64)
-            ...     x[0] = 1
-            ...     again = TensorDict.load_memmap(folder)
-            >>> again["x"]
-            MemoryMappedTensor([[1, 1, 1],
-                                [0, 0, 0]])
-        """
-        refuse_nested_shape(shape, key)
-        content = torch.empty((), dtype=dtype, device="cpu").expand(torch.Size(shape))
-        return add(self, key, content, False, robust_key is not False)
-
-    def make_memmap_from_tensor(
-        self, key: Key, tensor: Tensor, *, copy_data: bool = True, robust_key: bool | None = True
-    ) -> MemoryMappedTensor:
-        """Add a copy of a tensor to a memory-mapped container, in its folder too.
-
-        Args:
-            key: the nested key; containers on the way are created.
-            tensor: the tensor, whose shape begins with the batch size.
-            copy_data: `False` takes only shape and dtype, and leaves the entry zero, as :meth:`make_memmap` does; with
-                `True`, a file of the entry's name that no entry has yet is replaced.
-            robust_key: as in :meth:`memmap`.
-
-        Returns:
-            The new entry.
-
-        Raises:
-            RuntimeError: as :meth:`make_memmap`.
-        """
-        return add(self, key, tensor, copy_data, robust_key is not False)
-
-    def make_memmap_from_storage(
-        self,
-        key: Key,
-        storage: Any,
-        shape: Any,
-        *,
-        dtype: torch.dtype | None = None,
-        robust_key: bool | None = True,
-    ) -> MemoryMappedTensor:
-        """Add an entry over an existing storage to a memory-mapped container.
-
-        Args:
-            key: the nested key; containers on the way are created.
-            storage: an `UntypedStorage` or `TypedStorage`. One that maps the entry's own file is used as it is; the
-                content of one without a file is copied to it.
-            shape: the shape, which begins with the batch size.
-            dtype: the dtype of the elements, torch's default when `None`.
-            robust_key: as in :meth:`memmap`.
-
-        Returns:
-            The new entry.
-
-        Raises:
-            RuntimeError: as :meth:`make_memmap`, and when the storage maps another file.
-        """
-        refuse_nested_shape(shape, key)
-        content = MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype, filename=storage.filename)
-        return add(self, key, content, True, robust_key is not False)
 
 
 def _save(
