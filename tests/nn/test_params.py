@@ -18,6 +18,7 @@ from tensordict import (
     TensorDictBase,
     TensorDictParams,
     UnbatchedTensor,
+    from_module,
     lazy_stack,
 )
 from tensordict.core.errors import FieldError
@@ -187,6 +188,11 @@ def test_in_a_module():
     net.to("meta")
     assert params["a"].device.type == "meta" and params["b", "i"].device.type == "meta"
     assert TensorDict.from_module(net)["p"] is params
+
+
+def test_a_state_dict_has_the_order_of_the_entries():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
+    assert list(from_module(net, as_module=True).state_dict()) == list(net.state_dict())
 
 
 def test_state_dict_of_its_own():

@@ -14,7 +14,7 @@ from tensordict.containers.wrapper import Wrapper
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Clones, Contract, is_node
 from tensordict.core.errors import ContainerExpected, ModuleError, SaveError
-from tensordict.core.keys import Path, entry_of, is_nested_key
+from tensordict.core.keys import Path, entry_of, is_nested_key, path_of
 from tensordict.io import pickled
 from tensordict.io.specification import is_typed
 from tensordict.memory.mapped import MemoryMappedTensor
@@ -449,6 +449,14 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         """
         nn.Module.load_state_dict(self, _with_dots(state_dict), strict=strict, assign=assign)
         return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        # In the order of the entries: torch puts all parameters before all buffers.
+        found: dict[str, Any] = {}
+        super()._save_to_state_dict(found, "", keep_vars)
+        places = {".".join(path_of(key)): place for place, key in enumerate(self._tensordict.keys(True, True))}
+        for name in sorted(found, key=lambda name: places.get(name, len(places))):
+            destination[prefix + name] = found[name]
 
     def _load_from_state_dict(
         self,

@@ -23,7 +23,7 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, Tens
 from torchrl.envs import GymEnv, TransformedEnv, VecNormV2
 
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictParams
 
 
 def network() -> nn.Module:
@@ -76,6 +76,14 @@ def modules_over_containers(record: Record) -> None:
         return TensorDictModule(network(), in_keys=["a"], out_keys=["b"])
 
     there_and_back(record, make, lambda module: trained(module.module), lambda module: module.state_dict())
+
+
+@case
+def parameters(record: Record) -> None:
+    def make() -> TensorDictParams:
+        return TensorDictParams(TensorDict.from_module(network()).detach().clone())
+
+    there_and_back(record, make, lambda params: params.data.add_(1), lambda params: params.data.clone())
 
 
 @case
