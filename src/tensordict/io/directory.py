@@ -442,7 +442,8 @@ def _write_into(
                 leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
                 moving.append(leaf)
             if options.checksum and not file.zero:
-                leaf.spec[TABLE_CHECKSUM if leaf.path.endswith(TABLE_SUFFIX) else CHECKSUM] = file.checksum()
+                is_table = leaf.always and leaf.spec["is_nested"]
+                leaf.spec[TABLE_CHECKSUM if is_table else CHECKSUM] = file.checksum()
         for node in reversed(nodes):
             if node.value is not None and node.value.pickle_file:
                 save.write(f"{node.folder}/{node.value.pickle_file}", node.value.pickled, node.key)
