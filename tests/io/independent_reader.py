@@ -12,7 +12,8 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,17 +93,45 @@ Entry = Leaf | Rows | Value | Node
 # --- what the formats have in common ----------------------------------------------------------------------------------
 
 
-def restored(form: Any) -> Any:
-    """A value of its exact form in JSON."""
-    if isinstance(form, list):
-        return [restored(item) for item in form]
-    if not isinstance(form, dict):
-        return form
-    if "%tuple" in form:
-        return tuple(restored(item) for item in form["%tuple"])
-    if "%float" in form:
-        return float(form["%float"])
-    return {key: restored(item) for key, item in form.get("%dict", form).items()}
+@dataclass
+class Array:
+    """A NumPy array in a value."""
+
+    leaf: Leaf
+
+
+def restored(form: Any, tensors: Sequence[Leaf] = ()) -> Any:
+    """A value of its exact form in JSON, and the tensors in it."""
+
+    def one(form: Any) -> Any:
+        if isinstance(form, list):
+            return [one(item) for item in form]
+        if not isinstance(form, dict):
+            return form
+        if "%tuple" in form:
+            return tuple(one(item) for item in form["%tuple"])
+        if "%float" in form:
+            return float(form["%float"])
+        if "%items" in form:
+            return {one(key): one(item) for key, item in form["%items"]}
+        if "%ordered" in form:
+            made = OrderedDict((one(key), one(item)) for key, item in form["%ordered"])
+            vars(made).update({"_metadata": one(form["_metadata"])} if "_metadata" in form else {})
+            return made
+        if "%scalar" in form:
+            return np.frombuffer(bytes.fromhex(form["%scalar"][1]), np.dtype(form["%scalar"][0]).newbyteorder("<"))[0]
+        if "%tensor" in form:
+            return tensors[form["%tensor"]]
+        if "%array" in form:
+            return Array(tensors[form["%array"]])
+        return {key: one(item) for key, item in form.get("%dict", form).items()}
+
+    return one(form)
+
+
+def numbered(entries: Mapping[str, Any]) -> list[Leaf]:
+    """The tensors in a value, which are called by their numbers."""
+    return [entries[str(at)] for at in range(len(entries))]
 
 
 def ragged(dtype: str, elements: bytes, table: bytes, shape: tuple[int, ...], itemsize: int) -> Rows:
@@ -199,7 +228,7 @@ def read_folder(source: Folder, at: str = "", outer: tuple[int, ...] = ()) -> No
     meta = json.loads(source.read(f"{at}meta.json"))
     kind = kind_of(meta)
     if kind in HOLDERS or kind == VALUE_STACK:
-        return value_in(meta, kind, outer)
+        return value_in(meta, kind, outer, numbered(entries_in(source, at, meta.get("_entries", []), ())))
     if kind == LAZY:
         return stack_in(source, at, meta)
     if kind not in (DICT, UNBATCHED):
@@ -272,10 +301,10 @@ def check_sum(content: bytes, recorded: str | None) -> None:
         assert f"{zlib.crc32(content):08x}" == recorded.removeprefix("crc32:")
 
 
-def value_in(meta: Mapping[str, Any], kind: str, outer: tuple[int, ...]) -> Value:
+def value_in(meta: Mapping[str, Any], kind: str, outer: tuple[int, ...], tensors: list[Leaf]) -> Value:
     """What is no tensor."""
     own = (meta if kind == VALUE_STACK else meta.get("_metadata")) or {}
-    value = restored(own["_exact"]) if "_exact" in own else meta["data"]
+    value = restored(own["_exact"], tensors) if "_exact" in own else meta["data"]
     if "_shape" in own:
         size = tuple(own["_shape"])
     elif kind == VALUE_STACK:
@@ -316,7 +345,8 @@ def described(spec: Mapping[str, Any], take: Take, separator: str, key: tuple[st
     """The container that a structure describes."""
     size = tuple(spec["batch_size"])
     if "value" in spec:
-        return Value(spec["kind"], size, restored(spec["value"]))
+        parts = {name: take(separator.join((*key, name))) for name in spec.get("entries", ())}
+        return Value(spec["kind"], size, restored(spec["value"], numbered(parts)))
     entries: dict[str, Any] = {}
     for name, item in spec["entries"].items():
         path = key if spec["kind"] == UNBATCHED else (*key, name)
@@ -452,9 +482,11 @@ def as_leaf(array: Any, noted: str | None) -> Leaf:
     )
 
 
-def noted_value(text: str, kind: str | None, is_text: bool, size: Any, outer: tuple[int, ...]) -> Value:
+def noted_value(
+    text: str, kind: str | None, is_text: bool, size: Any, outer: tuple[int, ...], tensors: Sequence[Leaf] = ()
+) -> Value:
     """A value that stands as a text."""
-    value = text if is_text or kind is None else restored(json.loads(text))
+    value = text if is_text or kind is None else restored(json.loads(text), tensors)
     return Value(kind or HOLDERS[0], outer if size is None else tuple(size), value)
 
 
@@ -471,7 +503,11 @@ def read_hdf5(path: Path) -> Node:
         entries: dict[str, Any] = {}
         for link in at:
             item = at[link]
-            if isinstance(item, h5py.Group):
+            if isinstance(item, h5py.Group) and "_kind" in item.attrs:
+                parts = {part: as_leaf(item[part][()], text(item[part], "_dtype")) for part in item if part != "form"}
+                own, form = tuple(map(int, item.attrs["_batch_size"])), bytes(item["form"][()]).decode()
+                entries[decoded(link)] = noted_value(form, text(item, "_kind"), False, own, size, numbered(parts))
+            elif isinstance(item, h5py.Group):
                 entries[decoded(link)] = group(item)
             elif item.dtype.kind == "S":
                 own = item.attrs.get("_batch_size")
@@ -503,6 +539,11 @@ def read_zarr(folder: Path) -> Node:
             leaf = as_leaf(flat, noted_dtype)
             bits = itemsize_of(leaf.dtype)
             entries[decoded(link)] = ragged(leaf.dtype, leaf.content, table.tobytes(), table.shape, bits)
+        elif item["node_type"] == "group" and "kind" in own:
+            links = [part for part in own["keys"] if part != "form"]
+            parts = {part: as_leaf(zarr_array(below / part), own_notes(below / part).get("dtype")) for part in links}
+            form = zarr_array(below / "form").tobytes().decode()
+            entries[decoded(link)] = noted_value(form, own["kind"], False, own["batch_size"], size, numbered(parts))
         elif item["node_type"] == "group":
             entries[decoded(link)] = read_zarr(below)
         elif "__tensordict_non_tensor__" in item["attributes"]:
@@ -654,7 +695,17 @@ def redis_node(
         if not below.startswith(start) or "." in name or below == path:
             continue
         meta = metas.get(below)
-        if meta is None:
+        if meta is None and groups.get(below, {}).get("_kind"):
+            below_it = {path[len(below) + 1 :]: path for path in metas if path.startswith(f"{below}.")}
+            form = content(below_it.pop("form"))
+            parts = {
+                part: Leaf(metas[path]["dtype"], tuple(json.loads(metas[path]["shape"])), content(path))
+                for part, path in below_it.items()
+            }
+            own = groups[below]
+            value = restored(json.loads(form), numbered(parts))
+            entries[decoded(name)] = Value(own["_kind"], tuple(own["_batch_size"]), value)
+        elif meta is None:
             entries[decoded(name)] = redis_node(below, size, groups, order, metas, content)
         elif not isinstance(meta, dict):
             entries[decoded(name)] = meta

@@ -6,17 +6,21 @@ import ast
 import json
 import re
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import independent_reader as reader
+import numpy as np
 import pytest
 import torch
 
 from tensordict import (
     DatasetWriter,
     MetaData,
+    NonTensorData,
+    NonTensorStack,
     TensorClass,
     TensorDict,
     UnbatchedTensor,
@@ -103,7 +107,23 @@ def matrix_stack() -> Any:
     return lazy_stack(made, 1)
 
 
-CONTAINERS = {"plain": plain, "ragged": ragged, "many": many, "matrix stack": matrix_stack}
+def values() -> TensorDict:
+    """Values that JSON does not have, with tensors in them."""
+    module = torch.nn.Linear(2, 2)
+    parts = {("step", 1): torch.tensor(2.0), None: torch.tensor([1.5, -2.0]).bfloat16(), True: np.arange(3), 0.5: []}
+    return TensorDict(
+        {
+            "x": torch.ones(2),
+            "state": NonTensorData({0: parts, "%": np.float32(1.5), "module": module.state_dict()}, batch_size=[2]),
+            "keys": NonTensorData({1: OrderedDict(b=(1, float("inf")), a=None)}, batch_size=[2]),
+            "each": NonTensorStack({"t": torch.ones(2, 0)}, {"t": torch.arange(3)}),
+            "meta": MetaData({"t": torch.tensor([True])}),
+        },
+        batch_size=[2],
+    )
+
+
+CONTAINERS = {"plain": plain, "values": values, "ragged": ragged, "many": many, "matrix stack": matrix_stack}
 
 
 # --- what the package has in them, in the reader's terms --------------------------------------------------------------
@@ -118,9 +138,9 @@ def shown(entry: Any) -> Any:
         return reader.Rows([leaf(row) for row in entry.unbind()]) if entry.is_nested else leaf(entry)
     kind = type(entry).__name__
     if kind in reader.HOLDERS:
-        return reader.Value(kind, tuple(entry.batch_size), entry.data)
+        return reader.Value(kind, tuple(entry.batch_size), shown_value(entry.data))
     if kind == reader.VALUE_STACK:
-        return reader.Value(kind, tuple(entry.batch_size), entry.tolist())
+        return reader.Value(kind, tuple(entry.batch_size), shown_value(entry.tolist()))
     if isinstance(entry, TensorClass):
         inner = shown(entry._tensordict)
         inner.kind = f"{type(entry).__module__}.{type(entry).__qualname__}"
@@ -131,6 +151,20 @@ def shown(entry: Any) -> Any:
         found = {str(at): shown(member) for at, member in enumerate(entry.tensordicts)}
         return reader.Node(kind, size, names, found, entry.stack_dim)
     return reader.Node(reader.DICT, size, names, {name: shown(entry.get(name)) for name in entry.keys()})
+
+
+def shown_value(value: Any) -> Any:
+    """A value as the reader gives it."""
+    if isinstance(value, torch.Tensor):
+        return leaf(value)
+    if isinstance(value, np.ndarray):
+        return reader.Array(leaf(torch.from_numpy(value)))
+    if isinstance(value, dict):
+        made = type(value)((key, shown_value(item)) for key, item in value.items())
+        if hasattr(value, "_metadata"):
+            made._metadata = value._metadata
+        return made
+    return type(value)(map(shown_value, value)) if isinstance(value, (list, tuple)) else value
 
 
 def leaf(tensor: torch.Tensor) -> reader.Leaf:
@@ -149,7 +183,7 @@ def same(found: Any, expected: Any) -> None:
         for name, entry in expected.entries.items():
             same(found.entries[name], entry)
     else:
-        assert found == expected
+        assert found == expected and repr(found) == repr(expected)
 
 
 # --- the formats ------------------------------------------------------------------------------------------------------
@@ -214,15 +248,15 @@ def without_ragged_stacks(td: TensorDict) -> TensorDict:
     return td.exclude("few", "even", "scale")
 
 
-def test_hdf5(tmp_path: Path) -> None:
-    td = plain()
+@pytest.mark.parametrize("td", [plain(), values()], ids=["plain", "values"])
+def test_hdf5(td: TensorDict, tmp_path: Path) -> None:
     td.to_h5(tmp_path / "x.h5").close()
     same(reader.read_hdf5(tmp_path / "x.h5"), shown(td))
 
 
 def test_zarr(tmp_path: Path) -> None:
     pytest.importorskip("zarr", reason="zarr 3 needs Python 3.11")
-    td = plain().update(without_ragged_stacks(ragged()))
+    td = plain().update(without_ragged_stacks(ragged())).update(values().select("state", "keys", "meta"))
     td.to_zarr(tmp_path / "x.zarr").close()
     same(reader.read_zarr(tmp_path / "x.zarr"), shown(td))
     frames = TensorDict(image=torch.arange(70.0).view(7, 10), zero=torch.zeros(7), batch_size=[7])
@@ -259,7 +293,7 @@ def test_redis() -> None:
     client = redis.Redis(**where)
     members = [TensorDict(y=torch.ones(n), k=torch.tensor(n), s=f"{n}", n={"z": torch.ones(n)}) for n in (1, 2, 3)]
     members[1]["only here"] = torch.ones(2)
-    for td in (plain(), lazy_stack(members)):
+    for td in (plain(), lazy_stack(members), values()):
         store = td.to_store(**where)
         same(reader.read_redis(client, "tensordict", store.td_id), shown(td))
         store.clear_redis()

@@ -241,10 +241,9 @@ def test_stacks_that_say_no_shape(tmp_path: pathlib.Path) -> None:
     [
         (Odd(1), "Odd has no form in JSON"),
         (b"x", "bytes"),
-        ({1: 2}, "key 1"),
+        ({frozenset(): 2}, "key frozenset"),
         ([{"a": (b"x",)}], r"bytes at \[0\]\['a'\]\[0\]"),
         (2**70, "71 bits"),
-        (torch.ones(2), "Tensor"),
     ],
 )
 def test_pickle_needs_consent(value: Any, reason: str, tmp_path: pathlib.Path) -> None:
@@ -261,8 +260,7 @@ def test_pickle_needs_consent(value: Any, reason: str, tmp_path: pathlib.Path) -
     with pytest.raises(UnsupportedEntryError, match=r"\('n', 'v'\).*allow_pickle=True"):
         TensorDict.load_memmap(tmp_path)
     for result in (saved, load_memmap(tmp_path, allow_pickle=True)):
-        found = result["n", "v"]
-        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+        assert result["n", "v"] == value
     assert pickle.loads((tmp_path / "n" / "v" / "other.pickle").read_bytes()).keys() == {"data"}
     again = TensorDict().load_memmap_(tmp_path, allow_pickle=True)
     assert type(again["n", "v"]) is type(value)
@@ -286,7 +284,7 @@ def test_pickled_stack(tmp_path: pathlib.Path) -> None:
 def test_values_that_nothing_can_hold(tmp_path: pathlib.Path) -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(UnsupportedEntryError, match="'v'.*nested too deeply, or in itself"):
+    with pytest.raises(UnsupportedEntryError, match="'v'.*nested in itself"):
         TensorDict(v=NonTensorData(endless)).memmap(tmp_path)
     with pytest.raises(UnsupportedEntryError, match="'v'.*function.*pickling it fails too"):
         TensorDict(v=NonTensorData(lambda: 0)).memmap(tmp_path, allow_pickle=True)

@@ -20,11 +20,11 @@ from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
 from tensordict.io import pickled
 from tensordict.io.remote import Remote, is_url
-from tensordict.io.specification import class_named
+from tensordict.io.specification import class_named, to_container
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import noted_class, noted_names, noted_size
-from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Pick, Text
+from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Pick
 from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class PersistentTensorDict(OnDisk):
             item = self._item(name)
             if stored_entries.is_ragged(item):
                 stored_entries.check_rows(item, self._size)
-            elif isinstance(item, Group):
+            elif isinstance(item, Group) and not stored_entries.is_value(item):
                 self._over_group(name, item)._check_shapes()
             else:
                 self._check_shape(item)
@@ -422,13 +422,13 @@ class PersistentTensorDict(OnDisk):
             return item.tensor(self._device)
         if stored_entries.is_ragged(item):
             return stored_entries.ragged_in(item, self._size, self._device)
-        if isinstance(item, Group):
-            return self._node_over(name, item)
-        if isinstance(item, Text):
-            holder = stored_entries.value_of(item, self._size, self._device, self._dim_names)
+        if stored_entries.is_value(item):
+            holder = to_container(stored_entries.value_of(item, self._size, self._device, self._dim_names), item.key)
             if self._locked:
                 holder._lock_tree()
             return holder
+        if isinstance(item, Group):
+            return self._node_over(name, item)
         assert isinstance(item, Other)
         raise item.refusal()
 

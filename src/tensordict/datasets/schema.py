@@ -26,7 +26,7 @@ from tensordict.io.specification import (
     specification_of,
     to_container,
 )
-from tensordict.io.values import NotJson, exact
+from tensordict.io.values import NotJson, encode
 from tensordict.memory.mapped import check_storable
 
 
@@ -360,12 +360,12 @@ def _values(key: Path, form: Specification, count: int) -> list[Any]:
     """One value for each row, of which every one has a form in a file."""
     try:
         if form.kind in VALUES:
-            exact(form.value)
+            encode(form.value)
             value = form.value
             for size in reversed(form.batch_size[1:]):
                 value = [value] * size
             return [value] * count
-        exact(form.value)
+        encode(form.value)
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(key)}{error}: a data set keeps values as JSON") from None
     return list(form.value)

@@ -158,7 +158,10 @@ def source_of(spec: LeafSpec) -> Any:
 
 
 def _value(node: Specification) -> Any:
-    return node.value.read(None) if isinstance(node.value, Unread) else node.value
+    if isinstance(node.value, Unread):
+        return node.value.read(None)
+    # The tensors in a value are compared as its entries.
+    return node.form if node.entries else node.value
 
 
 def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice, ...]]:

@@ -14,6 +14,7 @@ our part was written by the reference.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -50,7 +51,7 @@ from tensordict.io.specification import (
 from tensordict.io.structure import SIZES, Complain, Described, naming_file, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.translated import OWN_NAMES, Jagged, Translation
-from tensordict.io.values import plain
+from tensordict.io.values import NotJson, plain
 from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.flat_buffers import ALIGN, Block, Layout, fresh
@@ -85,7 +86,7 @@ class BlockPlan:
 
     def __init__(self, container: Any) -> None:
         described = Described(container, SEPARATOR)
-        self.spec, self.tensors = described.spec, described.tensors
+        self.spec, self.tensors, self._in_values = described.spec, described.tensors, described.in_values
         self.layout = Layout()
         # The dtypes, and what the reference is told that they are.
         self.dtypes: dict[torch.dtype, str] = {}
@@ -99,7 +100,10 @@ class BlockPlan:
                     raise UnsupportedEntryError(f"entry {joined(described.keys[name])!r}: {error}") from None
             self.layout.add(tensor)
         foreign = _Foreign(self)
-        root = foreign.node(container, ())
+        try:
+            root = foreign.node(container, ())
+        except NotJson:
+            root = _stack_of([], 1, container._locked)
         # The offsets of ragged tensors, which only the reference needs, have been added by now.
         self.payload = _padded(self.layout.nbytes)
         self._own = {
@@ -169,7 +173,8 @@ class BlockPlan:
         block = Block(storage)
         add = self.layout.add
         if not any(name.endswith(SIZES) for name in self.tensors):
-            return [block.tensor(tensor.dtype, tensor.shape, add(tensor)) for tensor in self.tensors.values()]
+            leaves = [tensor for name, tensor in self.tensors.items() if name not in self._in_values]
+            return [block.tensor(tensor.dtype, tensor.shape, add(tensor)) for tensor in leaves]
         spans = {name: self._span(tensor) for name, tensor in self.tensors.items()}
         found: list[Any] = []
         to_container(restore(self.spec, _Tensors(block, spans), SEPARATOR))._gather(found)
@@ -227,10 +232,13 @@ class _Foreign:
         form = specification_of(value, key)
         if form.kind == UNBATCHED:
             self.leaf(node["leaves"], name, value, key)
-        elif form.is_value and form.kind != VALUE_STACK:
-            node["non_tensors"][name] = [plain(form.value), list(form.batch_size), None]
-        elif name not in OWN_NAMES:
-            node[name] = self.node(value, key)
+            return
+        # The reference has no form for a value that is not plain.
+        with contextlib.suppress(NotJson):
+            if form.is_value and form.kind != VALUE_STACK:
+                node["non_tensors"][name] = [plain(form.value), list(form.batch_size), None]
+            elif name not in OWN_NAMES:
+                node[name] = self.node(value, key)
 
     def leaf(self, leaves: dict[str, Any], name: str, value: Any, key: Path) -> None:
         full = SEPARATOR.join(key)
@@ -350,7 +358,7 @@ def from_parts(description: Any, storage: object) -> Any:
     for _, _, overlap in _overlaps(content):
         raise overlap
     tensors = _Tensors(Block(storage), content.spans, content.jagged)
-    node = restore(content.spec, tensors, SEPARATOR, value=lambda value, key: value)
+    node = restore(content.spec, tensors, SEPARATOR, value=lambda value, *_: value)
     return _settled(to_container(node), content, storage)
 
 

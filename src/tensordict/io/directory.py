@@ -24,9 +24,11 @@ from tensordict.io.columns import Column, file_of, is_ragged, ragged_leaf, taken
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
     CHECKSUM,
+    ENTRIES,
     LABEL,
     TABLE_CHECKSUM,
     as_json,
+    is_foreign,
     leaf_spec,
     node_meta,
     node_spec,
@@ -145,6 +147,11 @@ class _Node:
         """How the node is called in the `meta.json` of the one it is in."""
         return self.form.kind.rpartition(".")[2]
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a value that the reference cannot read."""
+        return self.value is not None and not self.value.pickle_file and is_foreign(self.value.meta)
+
 
 @dataclass(slots=True)
 class FolderPlan:
@@ -209,6 +216,12 @@ def _plan_node(
     if form.is_value:
         if folder or options.share_values:
             node.value = files_of_value(form, outer, key, options.allow_pickle, options.share_values)
+            if options.share_values:
+                node.value.alone(key)
+            for at, tensor in enumerate(node.value.tensors):
+                name, spec = node.value.meta[ENTRIES][at]
+                path = f"{folder}/{name}{LEAF_SUFFIX}"
+                leaves.append(_Leaf(name, (*key, name), tensor, path, spec, always=True))
         return node
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract | Specification]] = []
@@ -429,7 +442,8 @@ def _write_into(
                 leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
                 moving.append(leaf)
             if options.checksum and not file.zero:
-                leaf.spec[TABLE_CHECKSUM if leaf.always else CHECKSUM] = file.checksum()
+                is_table = leaf.always and leaf.spec["is_nested"]
+                leaf.spec[TABLE_CHECKSUM if is_table else CHECKSUM] = file.checksum()
         for node in reversed(nodes):
             if node.value is not None and node.value.pickle_file:
                 save.write(f"{node.folder}/{node.value.pickle_file}", node.value.pickled, node.key)
@@ -593,7 +607,7 @@ def meta_of(node: _Node) -> dict[str, Any]:
     if node.value is not None:
         return node.value.meta
     specs = {
-        name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name)
+        name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name, entry.is_foreign)
         for name, entry in node.entries.items()
     }
     meta = node_meta(node.form, specs)

@@ -16,6 +16,7 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined, path_of
+from tensordict.io.archive_reader import Archive
 from tensordict.io.columns import Column, elements_of_rows, ragged_leaf, stacked_size
 from tensordict.io.commit import read_consistently
 from tensordict.io.meta import FolderSpecification, Leaf, read_node
@@ -326,11 +327,33 @@ def _fill_value(node: FolderSpecification, folder: str, key: Path, options: Load
     """Give a value what its meta.json leaves open."""
     node.device = options.device or around.device
     stack = node.kind == VALUE_STACK
+    if node.listed:
+        node.entries = _read_parts(node, folder, key, options)
+        node.listed = {}
+        try:
+            node.fill(list(node.entries.values()))
+        except ValueError as error:
+            raise SaveError(f"{entry_of(key)}{folder}/{META}: {error}") from error
     if node.pickled:
         node.value = options.unpickle(options.source, f"{folder}/{node.pickled}", key, stack)
     if not node.sized:
         outer = around.batch_size
         node.batch_size = regular_size(node.value, max(len(outer), (node.stack_dim or 0) + 1)) if stack else outer
+
+
+def _read_parts(node: FolderSpecification, folder: str, key: Path, options: LoadOptions) -> dict[str, Any]:
+    """The tensors in a value, which writes to them leave as they are saved."""
+    source = options.source
+    if list(node.listed) != [str(at) for at in range(len(node.listed))] or None in node.listed.values():
+        raise SaveError(f"{entry_of(key)}{folder}/{META} is broken: its tensors are {list(node.listed)!r:.80}")
+    if isinstance(source, Save):
+        source = source.private()
+    found = _read_entries(node, folder, pathlib.Path(), key, replace(options, source=source, complain=None), None)
+    shares = isinstance(source, Archive) and source.writable
+    for name, tensor in found.items():
+        if isinstance(tensor, Tensor):
+            found[name] = tensor.clone() if shares else tensor.as_subclass(Tensor)
+    return found
 
 
 def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions, column: bool) -> Tensor | Column:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
@@ -16,7 +19,7 @@ from tensordict.core.keys import Path, entry_of, find_doubled, joined
 from tensordict.io import checked
 from tensordict.io.source import FOLDERS, Folders, Source
 from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
-from tensordict.io.values import exact, plain, restored
+from tensordict.io.values import NotJson, encode, plain, restored
 from tensordict.memory import files
 from tensordict.memory.names import META
 
@@ -40,13 +43,13 @@ DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name
 _ROW = "_row"
 # In the spec of a leaf: the checksum of its file, and, of a ragged one, that of the table of its sizes.
 CHECKSUM, TABLE_CHECKSUM = "_checksum", "_table_checksum"
-_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES = "shape", "device", "_type", "_names", "_entries"
+_SHAPE, _DEVICE, _TYPE, _NAMES, ENTRIES = "shape", "device", "_type", "_names", "_entries"
 # Of a lazy stack by columns, which the reference takes for a container of ragged tensors: its stack dim, its batch size
 # (-1 for the dims in which the members differ) and its names, in a list, which it passes over.
 _STACK = "_stack"
 # What the outermost node says of the save as a whole: a list, which the reference passes over.
 LABEL = "_shard"
-_RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, _ENTRIES, _STACK, LABEL, "_format_version", "_class"}
+_RESERVED = {_SHAPE, _DEVICE, _TYPE, _NAMES, ENTRIES, _STACK, LABEL, "_format_version", "_class"}
 
 # What the reference calls the class of a node, by its kind; it has no folders of the last one, and passes over those.
 _TYPES = {
@@ -85,7 +88,7 @@ class FolderSpecification(Specification):
     """A container as the meta.json in its folder describes it: the loader has yet to find its entries.
 
     listed: what is said of the entries; `None` for a nested folder. The members of a lazy stack, folders too, are not
-        among them.
+        among them. Of a value, what is said of the tensors in it, which `fill` takes.
     sized: whether the batch size is written down. Else it is that of the container around (values), or follows from
         the members (lazy stacks).
     count: how many members a lazy stack has, where that is written down; `dim_name` is the name of its dim.
@@ -99,6 +102,13 @@ class FolderSpecification(Specification):
     dim_name: str | None = None
     pickled: str = ""
     shared: bool = False
+
+    def fill(self, tensors: Sequence[Tensor] = ()) -> None:
+        """Make the value of its form and the tensors in it; a `ValueError` when they make none."""
+        try:
+            self.value = restored(self.form, tensors)
+        except ValueError as error:
+            raise ValueError(f"its value is broken: {error}") from error
 
 
 def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -126,9 +136,14 @@ def ragged_spec(dtype: torch.dtype, table: tuple[int, ...], row: tuple[int, ...]
     return spec if row is None else {**spec, _ROW: list(row)}
 
 
-def node_spec(class_name: str) -> dict[str, str]:
-    """What meta.json says about a nested folder."""
-    return {"type": class_name}
+def node_spec(class_name: str, is_foreign: bool = False) -> dict[str, Any]:
+    """What meta.json says about a nested folder; `is_foreign` if the reference cannot read that."""
+    return {"type": class_name, **({_EXACT: True} if is_foreign else {})}
+
+
+def is_foreign(meta: dict[str, Any]) -> bool:
+    """Whether this meta.json is of a value that the reference cannot read: JSON alone does not hold it."""
+    return _DATA not in meta and _EXACT in (meta.get(_METADATA) or meta)
 
 
 def node_meta(form: Specification, entries: dict[str, Any]) -> dict[str, Any]:
@@ -149,14 +164,16 @@ def node_meta(form: Specification, entries: dict[str, Any]) -> dict[str, Any]:
     meta[_TYPE] = _TYPES[DICT if form.columns else form.kind]
     odd = [[name, spec] for name, spec in entries.items() if _is_odd(name, spec)]
     if odd:
-        meta[_ENTRIES] = odd
+        meta[ENTRIES] = odd
     if form.columns:
         return {**meta, _STACK: [form.stack_dim, list(form.batch_size), form.names]}
     return _with_names(meta, form)
 
 
-def value_meta(form: Specification, outer: tuple[int, ...], shared: bool = False, pickled: str = "") -> dict[str, Any]:
-    """The content of meta.json of a value.
+def value_meta(
+    form: Specification, outer: tuple[int, ...], shared: bool = False, pickled: str = ""
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """The content of meta.json of a value, and the tensors in the value, which are files beside it.
 
     Args:
         form: of a holder, or of a stack of them.
@@ -165,27 +182,30 @@ def value_meta(form: Specification, outer: tuple[int, ...], shared: bool = False
         pickled: the file beside meta.json that holds the value, when JSON does not.
 
     Raises:
-        NotJson: JSON cannot hold the value.
+        NotJson: the value has no form.
+        UnsupportedEntryError: a tensor in it has a dtype that no reader knows.
     """
     meta: dict[str, Any] = {_TYPE: _TYPES[form.kind]}
     stack = form.kind == VALUE_STACK
     own: dict[str, Any] = {}
-    if pickled:
-        simple: Any = pickled
-    else:
-        simple, precise = plain(form.value), exact(form.value)
-        if precise != simple:
+    tensors: list[Tensor] = []
+    data: dict[str, Any] = {_DATA: pickled} if pickled and stack else {}
+    if not pickled:
+        precise, tensors = encode(form.value)
+        with contextlib.suppress(NotJson):
+            data[_DATA] = plain(form.value)
+        if not data or precise != data[_DATA]:
             own[_EXACT] = precise
     if stack or form.names is not None or form.batch_size != outer:
         own[_OWN_SIZE] = list(form.batch_size)
     if shared:
         own[_SHARED] = True
     own = _with_names(own, form)
+    if tensors:
+        data[ENTRIES] = [[str(at), leaf_spec(part.dtype, tuple(part.shape))] for at, part in enumerate(tensors)]
     if stack:
-        return {**meta, _DIM: form.stack_dim, _DEVICE: None, _DATA: simple, **own}
-    if not pickled:
-        meta[_DATA] = simple
-    return {**meta, "_is_non_tensor": True, _METADATA: own or None}
+        return {**meta, _DIM: form.stack_dim, _DEVICE: None, **data, **own}, tensors
+    return {**meta, **data, "_is_non_tensor": True, _METADATA: own or None}, tensors
 
 
 def _with_names(meta: dict[str, Any], form: Specification) -> dict[str, Any]:
@@ -196,14 +216,14 @@ def _with_names(meta: dict[str, Any], form: Specification) -> dict[str, Any]:
 
 def _is_odd(name: str, spec: dict[str, Any]) -> bool:
     """Whether an entry is listed apart: the reference has another meaning for its name, or does not know its kind."""
-    return name in _RESERVED or spec.get("type") == UNBATCHED
+    return name in _RESERVED or spec.get("type") == UNBATCHED or _EXACT in spec
 
 
 def add_entry(folder: str, name: str, spec: dict[str, Any], key: Path) -> None:
     """Add one entry to the meta.json that is on disk, whose folder is locked."""
     meta = _read_json(folder, key, FOLDERS)
     if name in _RESERVED:
-        meta.setdefault(_ENTRIES, []).append([name, spec])
+        meta.setdefault(ENTRIES, []).append([name, spec])
     else:
         meta[name] = spec
     write_meta(folder, meta)
@@ -233,7 +253,7 @@ def is_meta(content: object) -> bool:
 
 def listed_apart(meta: dict[str, Any]) -> list[tuple[str, Any]]:
     """The names and descriptions of the entries that stand in a list of their own, as far as that is whole."""
-    listed = meta.get(_ENTRIES)
+    listed = meta.get(ENTRIES)
     pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2] if isinstance(listed, list) else []
     return [(name, spec) for name, spec in pairs if isinstance(name, str)]
 
@@ -260,7 +280,13 @@ def read_node(folder: str, key: Path, source: Source = FOLDERS) -> FolderSpecifi
         node, entries = _node(meta)
     except ValueError as error:
         raise _broken(folder, key, error) from error
-    outer = _SCALAR if node.kind == UNBATCHED else torch.Size((node.count or 0,)) if node.columns else node.batch_size
+    outer = (
+        _SCALAR
+        if node.kind == UNBATCHED or node.is_value
+        else torch.Size((node.count or 0,))
+        if node.columns
+        else node.batch_size
+    )
     for name, spec in entries:
         try:
             _read_entry(node, name, spec, outer)
@@ -273,7 +299,7 @@ def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, An
     """What a meta.json says about its container, and the names and descriptions of the entries."""
     kind = _kind(meta)
     if kind in VALUES or kind == VALUE_STACK:
-        return _value_node(kind, meta), []
+        return _value_node(kind, meta), [*listed_apart(meta)]
     if kind == LAZY:
         return _lazy_node(meta), []
     if kind not in KINDS:
@@ -287,15 +313,15 @@ def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, An
     entries = [
         (name, spec)
         for name, spec in meta.items()
-        if name not in _RESERVED or (name in (_NAMES, _ENTRIES, _STACK) and isinstance(spec, dict))
+        if name not in _RESERVED or (name in (_NAMES, ENTRIES, _STACK) and isinstance(spec, dict))
     ]
-    listed = meta.get(_ENTRIES)
+    listed = meta.get(ENTRIES)
     if isinstance(listed, list):
         if len(apart := listed_apart(meta)) != len(listed):
-            raise ValueError(f"{_ENTRIES!r} is not a list of names and descriptions")
+            raise ValueError(f"{ENTRIES!r} is not a list of names and descriptions")
         entries += apart
         if (twice := find_doubled(name for name, _ in entries)) is not None:
-            raise ValueError(f"the entry {twice!r:.200} is there twice, and {_ENTRIES!r} lists one of the two")
+            raise ValueError(f"the entry {twice!r:.200} is there twice, and {ENTRIES!r} lists one of the two")
     return node, entries
 
 
@@ -341,18 +367,17 @@ def _value_node(kind: str, meta: dict[str, Any]) -> FolderSpecification:
     if stack and meta.get(_DATA) == STACK_PICKLE:
         node.pickled = STACK_PICKLE
     elif _EXACT in own:
-        try:
-            node.value = restored(own[_EXACT])
-        except ValueError as error:
-            raise ValueError(f"its value is broken: {error}") from error
+        node.form = own[_EXACT]
+        if not listed_apart(meta):
+            node.fill()
     elif _DATA in meta:
         node.value = meta[_DATA]
     elif stack:
         raise ValueError("it has no values")
     else:
         node.pickled = HOLDER_PICKLE
-    if stack and not node.pickled and type(node.value) is not list:
-        raise ValueError(f"its values are {node.value!r:.80} and not a list")
+    if stack and not node.pickled and type(node.form or node.value) is not list:
+        raise ValueError(f"its values are {node.form or node.value!r:.80} and not a list")
     return node
 
 

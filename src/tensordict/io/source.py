@@ -107,6 +107,10 @@ class Save(Folders):
         if name in links and os.path.commonpath((self._real, os.path.realpath(path))) != self._real:
             raise SaveError(f"{entry_of(key)}{path!r} is a link that leads out of the save in {self._root!r}")
 
+    def private(self) -> PrivateSave:
+        """The same save, mapped so that what is written to the tensors stays in memory."""
+        return PrivateSave(self._root)
+
 
 class PrivateSave(Save):
     """The folders of one save, mapped so that what is written to the tensors stays in memory."""

@@ -40,7 +40,8 @@ class Specification:
     entries: tensors (or the `LeafSpec` of one), and containers or their specifications. The members of a lazy stack are
         called "0", "1", ...; the one entry of a tensorclass is the container that it wraps.
     stack_dim: of lazy stacks and stacks of values.
-    value: what a holder holds; a stack of values has nested lists along its batch dims.
+    value: what a holder holds; a stack of values has nested lists along its batch dims. A reader gives the tensors in
+        it as `entries`, called `0`, `1`, ..., and its `form`, as `io/values.py` has it.
     missing: the fields of a tensorclass that are `None`.
     columns: whether the entries of a lazy stack are not its members but their entries, see `io/columns.py`: tensors,
         `Column`s, and specifications of nested stacks and of holders of the list of values.
@@ -54,6 +55,7 @@ class Specification:
     entries: Mapping[str, Any] = field(default_factory=dict)
     stack_dim: int | None = None
     value: Any = None
+    form: Any = None
     missing: Sequence[str] = ()
     columns: bool = False
     finish: Callable[[Any, Any], Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from tensordict.io.specification import (
     specification_of,
     tensorclass_over,
 )
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.values import Encoded, NotJson, encode, restored
 
 # What follows the name of a ragged tensor in that of the table of the sizes of its rows.
 SIZES = "%sizes"
@@ -63,6 +63,8 @@ class Described:
         self.separator = separator
         self.tensors: dict[str, Tensor] = {}
         self.keys: dict[str, Path] = {}
+        # The names of the tensors that are in values, and so are no leaves.
+        self.in_values: set[str] = set()
         check_levels(container)
         self.spec = self._node(container, ())
 
@@ -80,17 +82,21 @@ class Described:
         if form.columns:
             spec["columns"] = True
         if form.is_value:
-            spec["value"] = self._value(form, key)
+            spec["value"], tensors = self._value(form, key)
+            if tensors:
+                parts = {str(at): tensor for at, tensor in enumerate(tensors)}
+                spec["entries"] = {name: self._leaf(tensor, (*key, name)) for name, tensor in parts.items()}
+                self.in_values |= {self.separator.join((*key, name)) for name in parts}
         elif form.kind == UNBATCHED:
             spec["entries"] = {OWN: self._leaf(form.entries[OWN], key)}
         else:
             spec["entries"] = {name: self._item(value, (*key, name)) for name, value in form.entries.items()}
         return spec
 
-    def _value(self, form: Specification, key: Path) -> Any:
-        """What stands for the value of a holder."""
+    def _value(self, form: Specification, key: Path) -> Encoded:
+        """The form of the value of a holder."""
         try:
-            return exact(form.value)
+            return encode(form.value)
         except NotJson as error:
             raise UnsupportedEntryError(
                 f"{entry_of(key)}{error}: this format keeps JSON values; a directory does with allow_pickle=True"
@@ -127,14 +133,14 @@ class Described:
         self.tensors[name] = tensor
 
 
-def value_of(form: object, key: Path) -> Any:
-    """The value that stands in a description as `form`.
+def value_of(form: object, key: Path, tensors: Sequence[Tensor] = ()) -> Any:
+    """The value that stands in a description as `form`, with these tensors in it.
 
     Raises:
         SaveError: it is none; the key is named.
     """
     try:
-        return restored(form)
+        return restored(form, tensors)
     except ValueError as error:
         raise _bad(key, f"its value is broken: {error}") from None
 
@@ -154,7 +160,7 @@ def restore(
     spec: object,
     tensors: Tensors,
     separator: str,
-    value: Callable[[Any, Path], Any] = value_of,
+    value: Callable[[Any, Path, Sequence[Tensor]], Any] = value_of,
     complain: Complain | None = None,
     device: torch.device | None = None,
 ) -> Specification:
@@ -164,7 +170,7 @@ def restore(
         spec: as read from a file: anything.
         tensors: gives the tensors.
         separator: that of `Described`.
-        value: gives each value of what stands for it.
+        value: gives each value of its form, its key and its tensors.
         complain: is told of an entry that is broken; without it, that is raised.
         device: that of all containers, in place of what is said.
 
@@ -180,7 +186,7 @@ class _Reader:
 
     tensors: Tensors
     separator: str
-    value: Callable[[Any, Path], Any]
+    value: Callable[[Any, Path, Sequence[Tensor]], Any]
     complain: Complain | None
     device: torch.device | None
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
@@ -190,8 +196,8 @@ class _Reader:
         node, tensorclass = _without_content(spec, key)
         node.device = self.device or node.device
         entries: dict[str, Any] = {}
+        given = spec.get("entries")
         if not node.is_value:
-            given = spec.get("entries")
             if type(given) is not dict or (node.kind == UNBATCHED and given.keys() != {OWN}):
                 raise _bad(key, f"its entries are {given!r:.80}")
             for name, item in given.items():
@@ -206,10 +212,19 @@ class _Reader:
         else:
             if "value" not in spec:
                 raise _bad(key, "it has no value")
-            node.value = self.value(spec["value"], key)
+            if given is not None:
+                entries = self.parts(given, key)
+            node.form = spec["value"]
+            node.value = self.value(node.form, key, list(entries.values()))
         node.entries = entries
         check(node, key)
         return node if tensorclass is None else check(tensorclass_over(tensorclass, node), key)
+
+    def parts(self, given: Any, key: Path) -> dict[str, Any]:
+        """The tensors of a value, which are called `0`, `1`, ... in this order."""
+        if type(given) is not dict or list(given) != list(map(str, range(len(given)))):
+            raise _bad(key, f"its tensors are {given!r:.80}")
+        return {name: self.tensors.take(self.separator.join((*key, name)), (*key, name)) for name in given}
 
     def item(self, spec: object, key: Path, column: bool) -> Any:
         if type(spec) is not dict:

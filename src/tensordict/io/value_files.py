@@ -10,28 +10,47 @@ import os
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count, takewhile
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, read_node, value_meta, write_meta
+from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_foreign, read_node, value_meta, write_meta
 from tensordict.io.source import Source
 from tensordict.io.specification import VALUE_STACK, Pickled, Specification
 from tensordict.io.values import NotJson
 from tensordict.memory import files
-from tensordict.memory.names import META
+from tensordict.memory.names import LEAF_SUFFIX, META
 
 
 @dataclass(slots=True)
 class ValueFiles:
-    """The files of one value: `meta` is the content of `meta.json`, `pickled` that of the file `pickle_file`."""
+    """The files of one value: `meta` is the content of `meta.json`, `pickled` that of the file `pickle_file`.
+
+    The `tensors` in the value have files of their own, named by their numbers.
+    """
 
     meta: dict[str, Any]
+    tensors: list[Tensor] = field(default_factory=list)
     pickle_file: str = ""
     pickled: bytes = b""
+
+    def alone(self, key: Path) -> dict[str, Any]:
+        """`meta`, where there is no other file to write.
+
+        Raises:
+            UnsupportedEntryError: the value holds tensors.
+        """
+        if self.tensors:
+            raise UnsupportedEntryError(
+                f"{entry_of(key)}a value that holds tensors can be neither shared between processes nor written into "
+                "a save that is there: save the container again, or keep the tensors as entries"
+            )
+        return self.meta
 
 
 def files_of_value(
@@ -43,16 +62,21 @@ def files_of_value(
         form: of a holder or a stack of them.
         outer: the batch size of the container that it is in, as a loader will know it; `()` when there is none.
         key: where it is, for errors.
-        allow_pickle: whether to pickle it when JSON cannot hold it.
+        allow_pickle: whether to pickle it when plain JSON cannot hold it; readers of the reference then have it too.
         shared: whether all who load it follow its changes.
 
     Raises:
         UnsupportedEntryError: JSON cannot hold it, and pickle may not or cannot either.
     """
+    reason = ""
     try:
-        return ValueFiles(value_meta(form, outer, shared))
+        meta, tensors = value_meta(form, outer, shared)
+        if not (allow_pickle and is_foreign(meta)):
+            return ValueFiles(meta, tensors)
     except NotJson as error:
         reason = str(error)
+    except UnsupportedEntryError as error:
+        raise UnsupportedEntryError(f"{entry_of(key)}{error}") from None
     if not allow_pickle:
         raise UnsupportedEntryError(
             f"{entry_of(key)}{reason}. Pass allow_pickle=True to pickle it; it is then loaded with allow_pickle=True "
@@ -64,7 +88,7 @@ def files_of_value(
     except Exception as error:  # What a value does when it is pickled is its own business.
         raise UnsupportedEntryError(f"{entry_of(key)}{reason}, and pickling it fails too: {error}") from error
     name = STACK_PICKLE if stack else HOLDER_PICKLE
-    return ValueFiles(value_meta(form, outer, shared, pickled=name), name, content)
+    return ValueFiles(value_meta(form, outer, shared, pickled=name)[0], [], name, content)
 
 
 # What gives the value in the pickle file at a path; its other arguments are the key, for errors, and whether it is of a
@@ -133,7 +157,7 @@ class Place:
         Raises:
             UnsupportedEntryError: JSON cannot hold it.
         """
-        meta = files_of_value(form, (), key, False, shared).meta
+        meta = files_of_value(form, (), key, False, shared).alone(key)
         return lambda: self._write(meta, key)
 
     def at(self, position: int) -> PlaceInList:
@@ -146,9 +170,12 @@ class Place:
         with files.naming("write the value", f"{self.folder}/{META}", key):
             # The time in full resolution: the clock of the file system may give two writes the same.
             write_meta(self.folder, meta, time.time_ns())
-            for name in (HOLDER_PICKLE, STACK_PICKLE):
-                if os.path.lexists(f"{self.folder}/{name}"):
-                    os.unlink(f"{self.folder}/{name}")
+            parts = takewhile(self._has, (f"{at}{LEAF_SUFFIX}" for at in count()))
+            for name in (*filter(self._has, (HOLDER_PICKLE, STACK_PICKLE)), *parts):
+                os.unlink(f"{self.folder}/{name}")
+
+    def _has(self, name: str) -> bool:
+        return os.path.lexists(f"{self.folder}/{name}")
 
 
 @dataclass(slots=True, frozen=True)
@@ -167,15 +194,17 @@ class PlaceInList(Place):
             raise UnsupportedEntryError(
                 f"{entry_of(key)}there is one value for each member of the saved lazy stack, not several"
             )
-        files_of_value(form, (), key, False)
+        files_of_value(form, (), key, False).alone(key)
         return lambda: self._put(form, key)
 
     def _put(self, form: Specification, key: Path) -> None:
         if not self.stands():
             return
         saved = read_node(self.folder, key)
-        if saved.pickled:
-            raise UnsupportedEntryError(f"entry {joined(key)!r}: its values are pickled together; save the stack again")
+        if saved.pickled or saved.listed:
+            raise UnsupportedEntryError(
+                f"entry {joined(key)!r}: its values are pickled together or hold tensors; save the stack again"
+            )
         values = list(saved.value)
         values[self.position] = form.value
         size = saved.batch_size or torch.Size((len(values),))

@@ -26,7 +26,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.specification import Specification, to_container
 from tensordict.io.structure import SIZES, Described, restore, value_of
-from tensordict.io.values import NotJson, exact
+from tensordict.io.values import Encoded, NotJson, exact
 from tensordict.memory.files import is_direct
 from tensordict.memory.flat_buffers import Block, Consolidated, Layout, fresh, is_whole
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
@@ -62,7 +62,7 @@ class Sketch(Described):
         self._allow_pickle = allow_pickle
         super().__init__(container, _SEPARATOR)
 
-    def _value(self, form: Specification, key: Path) -> Any:
+    def _value(self, form: Specification, key: Path) -> Encoded:
         try:
             value: dict[str, Any] = {"key": key, "json": exact(form.value)}
         except NotJson as error:
@@ -72,7 +72,7 @@ class Sketch(Described):
                 ) from None
             value = {"key": key, "pickle": base64.b64encode(_pickled(form.value, key)).decode()}
         self.values.append(value)
-        return len(self.values) - 1
+        return Encoded(len(self.values) - 1, [])
 
 
 class WireTensor(NamedTuple):
@@ -279,7 +279,7 @@ class Header:
             SaveError: the description is broken, of a tensorclass that is not known here, or has a pickled value.
         """
 
-        def value(index: object, key: Path) -> Any:
+        def value(index: object, key: Path, _: object) -> Any:
             return unpacked(self.values[index], key, allow_pickle)
 
         return to_container(restore(self.node, _Given(tensors), _SEPARATOR, value))
@@ -294,7 +294,7 @@ class Header:
         node = self.node
         for name in key:
             node = node["entries"][name]
-        return to_container(restore(node, _Given({}), _SEPARATOR, lambda _, __: unpacked(sent, key, allow_pickle)))
+        return to_container(restore(node, _Given({}), _SEPARATOR, lambda *_: unpacked(sent, key, allow_pickle)))
 
 
 class NewBuffers:

@@ -37,11 +37,10 @@ from tensordict.io.specification import (
     shape_of,
     specification_of,
     tensorclass_over,
-    to_container,
 )
 from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Store, Text
 from tensordict.io.structure import Complain
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.values import Encoded, NotJson, encode, restored
 from tensordict.memory.files import is_direct
 from tensordict.memory.mapped import check_storable
 from tensordict.memory.stored_tensors import SLAB, StoredTensor, as_array, stored_dtype
@@ -50,6 +49,8 @@ NAMES, CLASS, KIND, STACK_DIM, TEXT = "_names", "_class", "_kind", "_stack_dim",
 # On the group of a ragged tensor: the shape of its rows in the jagged layout as JSON, `null` for the strided one.
 RAGGED = "_ragged"
 _ELEMENTS, _SIZES = "values", "sizes"
+# In the group of a value with tensors: its form in JSON; the tensors are called "0", "1", ...
+_FORM = "form"
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -83,27 +84,51 @@ def noted_class(group: Group) -> str | None:
         return group.text(CLASS)
 
 
-def value_of(item: Text, size: torch.Size, device: torch.device | None, names: Names | None) -> Any:
-    """The holder of the value in a text, in a container of this batch size, device and names.
+def is_value(item: Item) -> TypeGuard[Text | Group]:
+    """Whether an item is a value: a text, or a group of a text and the tensors in the value."""
+    if not isinstance(item, Group):
+        return isinstance(item, Text)
+    with item.store.errors(item.key):
+        return item.text(KIND) is not None
+
+
+def value_of(
+    item: Text | Group, size: torch.Size, device: torch.device | None, names: Names | None, unread: bool = False
+) -> Specification:
+    """The specification of a value, in a container of this batch size, device and names.
+
+    Args:
+        unread: leave the tensors in the value where they are; they are read when they are used.
 
     Raises:
         SaveError: what is written there is no form of a value.
     """
     with item.store.errors(item.key):
-        text = item.content()
+        parts: dict[str, Any] = {}
+        content: Item = item
+        if isinstance(item, Group):
+            content = item.find(_FORM) if item.has(_FORM) else item
+            for at in range(len(item.names()) - 1):
+                part = _part_of(item, str(at)).tensor(device)
+                parts[str(at)] = part if unread else part.read()
+        if not isinstance(content, Text):
+            raise ValueError("is a value in parts, and its form in JSON is missing")
+        text = content.content()
         noted = item.text(KIND)
         kind = VALUES[0] if noted is None else noted
         if kind not in (*VALUES, VALUE_STACK):
             raise ValueError(f"{kind!r:.40} is no kind of a value")
-        value = text if noted is None or item.attribute(TEXT) is not None else restored(parse_json(text))
+        is_text = noted is None or item.attribute(TEXT) is not None
+        told = text if is_text else parse_json(text)
+        value = told if is_text else restored(told, list(parts.values()))
         dims = item.numbers(STACK_DIM) if kind == VALUE_STACK else None
         own = noted_size(item)
         if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
             # The container was given another batch size since: one value stands for any.
             own = None
         form = Specification(kind, size if own is None else own, device, noted_names(item) or names)
-        form.stack_dim, form.value = dims[0] if dims else None, value
-    return to_container(form, item.key)
+        form.stack_dim, form.value, form.form, form.entries = dims[0] if dims else None, value, told, parts
+    return form
 
 
 def specification_in(
@@ -131,7 +156,7 @@ def specification_in(
             item = group.find(name)
             if is_ragged(item):
                 entries[name] = ragged_in(item, size, None)
-            elif isinstance(item, Group):
+            elif isinstance(item, Group) and not is_value(item):
                 entries[name] = specification_in(item, complain, size, lineage)
             else:
                 entries[name] = _entry_in(item, node)
@@ -151,8 +176,8 @@ def specification_in(
 def _entry_in(item: Item, node: Specification) -> Any:
     """A tensor, or the specification of a value, in the group of a container."""
     size = node.batch_size
-    if isinstance(item, Text):
-        return specification_of(value_of(item, size, None, node.names), item.key)
+    if is_value(item):
+        return value_of(item, size, None, node.names, unread=True)
     if isinstance(item, Other):
         return Specification(VALUES[0], size, value=Unreadable(item.why))
     assert isinstance(item, ArrayItem)
@@ -203,14 +228,14 @@ def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None
 
 
 def _part_of(group: Group, name: str) -> ArrayItem:
-    """One of the arrays that a ragged tensor is kept as; a `SaveError` when there is none."""
+    """One of the arrays that a ragged tensor or a value is kept as; a `SaveError` when there is none."""
     with group.store.errors(group.key):
         try:
             part = group.find(name)
         except KeyError:
-            raise ValueError(f"is ragged, and its {name} are missing") from None
+            raise ValueError(f"is kept in parts, and its part {name!r} is missing") from None
         if not isinstance(part, ArrayItem):
-            raise ValueError(f"is ragged, and its {name} are no array")
+            raise ValueError(f"is kept in parts, and its part {name!r} is no array")
         return part
 
 
@@ -341,7 +366,7 @@ def _made_node(
 ) -> Item:
     form = specification_of(container, key, unread=True)
     if form.is_value:
-        return _made_value(group, form, key)
+        return _made_value(group, form, options, key)
     node = group.new_group(key)
     write_container(node, container, options, above)
     return node
@@ -369,7 +394,8 @@ def check_container(store: type[Store], target: object, container: Contract, key
         for member in container._members() or ():
             check_container(store, target, member, key)
     elif form.is_value:
-        _json_of(store, form.value, key)
+        for at, tensor in enumerate(_encode_value(store, form.value, key).tensors):
+            check_leaf(store, tensor, (*key, str(at)))
     elif form.kind != DICT:
         raise _unsupported_kind(store, form.kind, key)
     else:
@@ -397,10 +423,10 @@ def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> Unsup
     return UnsupportedEntryError(f"{entry_of(key)}{store.a_kind} holds no {kind}; a folder or an archive (memmap) does")
 
 
-def _json_of(store: Store | type[Store], value: object, key: Path) -> str:
-    """The JSON of a value; an `UnsupportedEntryError` when there is none."""
+def _encode_value(store: Store | type[Store], value: object, key: Path) -> Encoded:
+    """The form of a value; an `UnsupportedEntryError` when there is none."""
     try:
-        return json.dumps(exact(value))
+        return encode(value)
     except NotJson as error:
         raise _unsupported_value(store, error, key) from None
 
@@ -490,13 +516,21 @@ def _uneven(stack: Any, key: Path) -> Path | None:
     return None
 
 
-def _made_value(group: Group, form: Specification, key: Path) -> Item:
+def _made_value(group: Group, form: Specification, options: Mapping[str, Any], key: Path) -> Item:
     value = form.value
     is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
+    content, tensors = Encoded(value, []) if is_text else _encode_value(group.store, value, key)
+    text = content if is_text else json.dumps(content)
+    node = group.new_group(key) if tensors else None
     try:
-        item = group.new_text(key, value if is_text else _json_of(group.store, value, key))
+        item: Item = group.new_text(key, text) if node is None else node.new_text((*key, _FORM), text)
     except UnicodeEncodeError as error:
         raise _unsupported_value(group.store, error, key) from None
+    if node is not None:
+        node.put(_FORM, item)
+        for at, tensor in enumerate(tensors):
+            node.put(str(at), made(node, tensor, options, (*key, str(at))))
+        item = node
     with group.store.errors(key):
         item.set_attribute(KIND, form.kind)
         if is_text:

@@ -24,7 +24,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
-from tensordict.io.stores.entries import CLASS, KIND, NAMES, TEXT
+from tensordict.io.stores.entries import CLASS, KIND, NAMES, STACK_DIM, TEXT
 from tensordict.io.stores.redis import Server
 from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
 from tensordict.io.stores.redis_layout import Meta, Scope, bytes_of, decoded, noted_in, notes_of, portions, request_for
@@ -442,7 +442,8 @@ class StackServer(Server):
     def _put_nodes(self, path: str, items: dict[int, Any], having: set[int], order: int | None = None) -> None:
         """Note which elements have a container at a path, and what is noted of these."""
         notes = {"_order": order} if path not in self._notes else self.noted(path)
-        for name, why in ((CLASS, "is of different classes"), (NAMES, "")):
+        kinds = "holds tensors in values of some elements, or another kind of values,"
+        for name, why in ((CLASS, "is of different classes"), (KIND, kinds), (STACK_DIM, kinds), (NAMES, "")):
             values = {item._noted.get(name) for item in items.values()}
             if path in self._notes:
                 values.add(notes.get(name))
