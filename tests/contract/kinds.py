@@ -44,6 +44,7 @@ class Kind:
     keeps_identity: whether the tensor that was written out of place is the very tensor that is read.
     keeps_order: whether keys come in the order of writing.
     holds_views: whether indexing with ints and slices gives views of the entries.
+    index_writes: whether writes into the container at any index, a list or a mask too, are writes into this one.
     resizes: whether the batch size can be set.
     gives_own_class: whether the results of operations are of the same class.
     reads_memory: whether the tensor that a key gives is the memory of the entry, so that writing to it writes there.
@@ -69,6 +70,7 @@ class Kind:
     keeps_identity: bool = True
     keeps_order: bool = True
     holds_views: bool = True
+    index_writes: bool = False
     resizes: bool = True
     gives_own_class: bool = True
     reads_memory: bool = True
@@ -254,6 +256,8 @@ FILE = dict.fromkeys(
     False,
 )
 
+VIEWED: dict[str, Any] = {**FILE, "index_writes": True}
+
 CAT = dict.fromkeys(("keeps_identity", "holds_views", "resizes", "gives_own_class", "reads_memory", "in_memory"), False)
 
 PARAMS: dict[str, Any] = {"gives_own_class": False, "is_module": True}
@@ -281,14 +285,14 @@ KINDS: list[Kind] = [
     Kind("lazy-on-device", build_lazy, device="cpu", stack_dims=(0,), **LAZY),
     Kind("lazy-locked", build_lazy_locked, locked=True, stack_dims=(0,), **LAZY),
     Kind("lazy-inside", build_lazy_inside, stack_dims=(0,), stacked_at=("b",), **{**LAZY, "gives_own_class": True}),
-    Kind("h5", build_h5, **FILE),
-    Kind("h5-named", build_h5, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **FILE),
-    Kind("h5-locked", build_h5_locked, locked=True, **FILE),
+    Kind("h5", build_h5, **VIEWED),
+    Kind("h5-named", build_h5, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **VIEWED),
+    Kind("h5-locked", build_h5_locked, locked=True, **VIEWED),
     Kind("lazy-cat", build_lazy_cat, **CAT),
     Kind("lazy-cat-named", build_lazy_cat, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **CAT),
     Kind("redis", build_redis, **FILE),
     Kind("redis-lazy", build_redis_lazy, slow=True, stack_dims=(0,), **{**FILE, "keeps_order": True}),
-    Kind("zarr", build_zarr, python=(3, 11), **FILE),
+    Kind("zarr", build_zarr, python=(3, 11), **VIEWED),
     Kind(
         "zarr-named",
         build_zarr,
@@ -297,9 +301,9 @@ KINDS: list[Kind] = [
         batch_size=(2, 1, 3),
         names=("time", "env", "unit"),
         device="cpu",
-        **FILE,
+        **VIEWED,
     ),
-    Kind("zarr-locked", build_zarr_locked, slow=True, python=(3, 11), locked=True, **FILE),
+    Kind("zarr-locked", build_zarr_locked, slow=True, python=(3, 11), locked=True, **VIEWED),
     Kind("params", build_params, **PARAMS),
     Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
     Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),

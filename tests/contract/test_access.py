@@ -78,7 +78,7 @@ def test_set_new(writable: Any, plain: Plain, kind: Kind) -> None:
 def test_set_replaces(writable: Any, plain: Plain, kind: Kind) -> None:
     for path, leaf in leaves(plain).items():
         other = torch.rand(*leaf.shape, 2)
-        writable.set(path, other)
+        writable.set(path, other, overwrite=True)
         assert_leaf(writable[path], other, path)
     assert writable.batch_size == torch.Size(kind.batch_size)
 

@@ -156,14 +156,17 @@ def test_views_share_memory(td: Any, plain: Plain, kind: Kind) -> None:
         assert_matches(td, plain, kind.batch_size, kind.extra)
 
 
-def test_masks_and_lists_copy(td: Any, plain: Plain, kind: Kind) -> None:
+def test_masks_and_lists_copy_or_write(td: Any, plain: Plain, kind: Kind) -> None:
     if not kind.batch_size:
         pytest.skip("nothing to index")
     if 0 in kind.stacked:
         pytest.skip("an index on the dim of a lazy stack gives the members themselves")
-    td[[0]].zero_()
-    td[torch.ones(kind.batch_size[0], dtype=torch.bool)].zero_()
-    assert_matches(td, plain, kind.batch_size, kind.extra)
+    last = torch.arange(kind.batch_size[0]) == kind.batch_size[0] - 1
+    for index in ([0], last):
+        td[index].zero_()
+        for leaf in leaves(plain).values() if kind.index_writes else ():
+            leaf[index] = 0
+        assert_matches(td, plain, kind.batch_size, kind.extra)
 
 
 def test_results_keep_names(td: Any, kind: Kind) -> None:

@@ -30,7 +30,7 @@ def test_keys(td: Any, plain: Plain, kind: Kind) -> None:
 
 def test_replaced_entries_keep_their_place(writable: Any, plain: Plain, kind: Kind) -> None:
     writable["new2"] = torch.zeros(*kind.batch_size, 2, dtype=torch.bool)
-    writable["new2"] = torch.zeros(kind.batch_size, dtype=torch.int64)
+    writable.set("new2", torch.zeros(kind.batch_size, dtype=torch.int64), overwrite=True)
     writable["new1"] = torch.zeros(kind.batch_size)
     assert ordered(writable.keys(), kind) == ordered([*plain, "new2", "new1"], kind)
 

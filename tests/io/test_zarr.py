@@ -236,7 +236,7 @@ def test_writing_in_place(path: str) -> None:
         data[3] = {"image": torch.ones(4, 4), "n": {"x": torch.tensor(-1)}}
         data[[5, 1, 5]] = TensorDict(image=torch.full((3, 4, 4), 2.0), n={"x": torch.zeros(3, dtype=torch.int64)})
         data["n"].mul_(2)
-        data["image"] = torch.ones(100, 2)
+        data.set("image", torch.ones(100, 2), overwrite=True)
         data.rename_key_("image", "i")
         data["n", "word"] = "x"
         data.batch_size = [100]
@@ -527,7 +527,7 @@ def test_a_zip_file_is_written_once(tmp_path: pathlib.Path) -> None:
         data["a"], data["n", "word"] = torch.ones(3), "x"
         data.names = ["time"]
         with pytest.raises(SaveError, match="zip"):
-            data["a"] = torch.zeros(3, 2)
+            data.set("a", torch.zeros(3, 2), overwrite=True)
     for mode in ("r+", "a"):
         with pytest.raises(SaveError, match="zip file"):
             PersistentTensorDict(filename=path, backend="zarr", mode=mode)

@@ -118,7 +118,7 @@ WRITES: dict[str, Change] = {
     "rows of zeros": lambda data: data.select("a", "zeros", "scalars").__setitem__(slice(0, 20), 0),
     "all zeros": lambda data: data.update_(make().select("a", "scalars").apply(torch.zeros_like)),
     "a new entry": lambda data: data.set("new", torch.zeros(25, 2)),
-    "an entry of another shape": lambda data: data.set("a", torch.zeros(25, 7)),
+    "an entry of another shape": lambda data: data.set("a", torch.zeros(25, 7), overwrite=True),
     "another ragged entry": lambda data: data.set("ragged", make()["ragged"] * 0),
     "an entry less": lambda data: data.pop("a"),
     "a nested container": lambda data: data.set("m", TensorDict(x=torch.zeros(25), batch_size=[25])),

@@ -174,7 +174,7 @@ assert_type(MetaData("a").data, str)
 # --- containers whose results are others ------------------------------------------------------------------------------
 
 with td.to_h5("/tmp/saved.h5") as stored:
-    assert_type(stored[0], TensorDict)
+    assert_type(stored[0], TensorDictBase)
     assert_type(stored["a"], Any)
     assert_type(stored + 1, TensorDict)
     assert_type(stored.apply(torch.exp), TensorDict)

@@ -16,7 +16,7 @@ from tensordict.containers.stored import FileSelection, OnDisk, Twin, _Read
 from tensordict.core import indexing, pytree, registry
 from tensordict.core.contract import Contract, Names, is_node
 from tensordict.core.errors import ShapeError
-from tensordict.core.indexing import leaf_index, result_size
+from tensordict.core.indexing import INTEGERS, leaf_index, result_size
 from tensordict.core.keys import Path, path_of
 from tensordict.memory.stored_tensors import StoredTensor
 from tensordict.ops.assigning import Assign
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from tensordict.containers.base import TensorDictBase
     from tensordict.core.keys import Key
-
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class _Joint(_Read):
@@ -372,7 +370,7 @@ class LazyConcatenatedTensorDict(OnDisk):
         if type(at) is slice:
             result_size(at, size)
             return self._like(self._over(self._rows[at]))
-        if type(at) is Tensor and at.dtype in _INTEGERS and at.numel() and self._size[0]:
+        if type(at) is Tensor and at.dtype in INTEGERS and at.numel() and self._size[0]:
             return self._gathered(at)
         return super()._index(index)
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.stored import OnDisk, Twin
-from tensordict.core import pytree, registry
+from tensordict.core import pytree, ragged, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
-from tensordict.core.errors import SaveError
+from tensordict.core.errors import SaveError, ShapeError
 from tensordict.core.keys import Path, joined
+from tensordict.core.replacing import is_replacing
 from tensordict.core.shapes import as_size
 from tensordict.io import pickled
 from tensordict.io.remote import Remote, is_url
@@ -44,13 +45,16 @@ def _close(container: Contract) -> None:
 class PersistentTensorDict(OnDisk):
     """A container whose entries live in an HDF5 file or a Zarr group, for data that does not fit in memory.
 
-    - Reading an entry reads its array, and gives a tensor in memory. An index reads only the part it takes, and
-      gives a `TensorDict`: `data[torch.randint(len(data), (256,))]` is a mini-batch.
+    - Reading an entry reads its array, and gives a tensor in memory.
+    - An index gives a view of these rows, which reads them when they are used and writes to the file:
+      `data[torch.randint(len(data), (256,))]` is a mini-batch, `.to_tensordict()` reads it into memory at once.
     - Writing an entry writes it to the file, and so does everything that writes in place: `data[3] = item`, `set_`,
-      `data.mul_(2)`.
+      `data.mul_(2)`. An entry that is there keeps its dtype and its shape: the value is cast and broadcast, or refused.
+      `data.set(key, value, overwrite=True)` replaces the entry.
     - A nested container is a group, and is read as a `PersistentTensorDict`. Keys, shapes, `repr` and the batch size
       read no tensors.
-    - The results of operations are in memory, as `TensorDict`s.
+    - `to(device)` gives a container over the same file. The results of other operations are in memory, as
+      `TensorDict`s.
 
     Values that are no tensors are kept as JSON. Names of dims, batch sizes and the classes of tensorclasses are kept
     in attributes, which other programs do not see. Links to other files are never followed. Ragged entries, which a
@@ -96,6 +100,7 @@ class PersistentTensorDict(OnDisk):
     """
 
     LOCKING: bool | str | None = None
+    _gives_views = True
     # The class of what is nested in it.
     _plain: ClassVar[type[PersistentTensorDict]]
     # `with data:` closes the file at the end.
@@ -368,7 +373,25 @@ class PersistentTensorDict(OnDisk):
         if state["locked"]:
             self._lock_tree()
 
+    def _moved_to(self, device: torch.device | None, entries: dict[str, Any]) -> Any:
+        for name, value in entries.items():
+            if isinstance(value, Contract):
+                stays = value._is_non_tensor or isinstance(value._wrapped_container(), PersistentTensorDict)
+            else:
+                stays = type(value) is StoredTensor or (value.is_nested and value.dtype is self._sketch(name).dtype)
+            if not stays:
+                return None
+        moved = object.__new__(self._plain)
+        moved._open(self._group, (), self._options, device)
+        moved._lineage, moved._size, moved._dim_names = self._lineage, self._size, self._dim_names
+        return moved
+
     # --- the state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_reopened(self) -> bool:  # type: ignore[override]
+        source = self._store.source
+        return self._store.mode == "r" and isinstance(source, str) and os.path.exists(source)
 
     @property
     def _batch_size(self) -> torch.Size:
@@ -467,7 +490,7 @@ class PersistentTensorDict(OnDisk):
         for name, value in entries.items():
             key = (*group.key, name)
             group.check_name(name)
-            array = self._reusable(name, value, key)
+            array, value = self._fitted(name, value, key)
             if array is None:
                 links[name] = stored_entries.made(group, value, self._options, key, self._lineage)
             else:
@@ -478,15 +501,30 @@ class PersistentTensorDict(OnDisk):
             group.put(name, made)
             self._items.pop(name, None)
 
-    def _reusable(self, name: str, value: Any, key: Path) -> ArrayItem | None:
-        """The array of this name when a tensor of its shape and dtype takes its place, and nothing else has it."""
+    def _fitted(self, name: str, value: Any, key: Path) -> tuple[ArrayItem | None, Any]:
+        """The array that a tensor is written into, `None` for a new one, and the tensor as it is written.
+
+        Raises:
+            ShapeError: there is an array of a shape that the tensor does not broadcast to.
+        """
         if not self._store.rewrites or isinstance(value, (Contract, StoredTensor)) or not self._holds(name):
-            return None
+            return None, value
         item = self._item(name)
-        if not isinstance(item, ArrayItem) or item.dtype is not value.dtype or item.shape != value.shape:
-            return None
+        if not isinstance(item, ArrayItem):
+            return None, value
         stored_entries.check_leaf(self._store, value, key)
-        return item if item.has_one_name else None
+        if value.is_nested or item.dtype is not value.dtype or item.shape != value.shape:
+            if is_replacing():
+                return None, value
+            try:
+                value = value.to(item.dtype).expand(item.shape)
+            except RuntimeError:
+                raise ShapeError(
+                    f"entry {joined(key)!r} of the {self._store.kind} {self._store.name!r} has shape "
+                    f"{list(item.shape)}, to which a value of shape {list(ragged.shape_of(value))} does not broadcast: "
+                    f"td.set({joined(key)!r}, value, overwrite=True) replaces it"
+                ) from None
+        return (item if item.has_one_name else None), value
 
     def _drop(self, name: str) -> None:
         self._item(name)
@@ -506,11 +544,9 @@ class PersistentTensorDict(OnDisk):
             return registry.lookup("NonTensorData")._of(f"<{item.why}>", self._size, self._device)
         return super()._sketch(name)
 
-    def __repr__(self) -> str:
-        """As that of any container; reads no tensors."""
-        return super().__repr__() if self._store.is_open else self._closed_text()
-
     def _closed_text(self) -> str:
+        if self._store.is_open:
+            return ""
         return f"{type(self).__name__}(closed {self._store.kind.split()[-1]} {self._store.name!r})"
 
 

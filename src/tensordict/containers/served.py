@@ -79,6 +79,8 @@ class TensorDictStore(PersistentTensorDict):
     """
 
     _store: Server
+    # An index fetches the rows of all entries in one request.
+    _gives_views = False
     # What `from_schema` makes of this class.
     _schema_storage: ClassVar[str | None] = "redis"
 

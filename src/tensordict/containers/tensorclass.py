@@ -227,7 +227,12 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         return unwrap(self._tensordict.get(key, default, **kwargs))
 
     def set(  # type: ignore[override]
-        self, key: object, value: object, inplace: bool = False, non_blocking: bool = False
+        self,
+        key: object,
+        value: object,
+        inplace: bool = False,
+        non_blocking: bool = False,
+        overwrite: bool = False,
     ) -> Self:
         """Write a field, or an entry of a nested container; as for any container, but for the name of `value`.
 
@@ -242,8 +247,8 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             >>> Point(torch.zeros(2)).set("x", value=torch.ones(2)).x
             tensor([1., 1.])
         """
-        if inplace or type(key) is not str:
-            return super().set(key, value, inplace, non_blocking=non_blocking)
+        if inplace or overwrite or type(key) is not str:
+            return super().set(key, value, inplace, non_blocking=non_blocking, overwrite=overwrite)
         if type(value) is dict and key in self._layout.names:
             value = self._as_entry(key, value, True)
         FieldWrapper._write_name(self, key, value, non_blocking)

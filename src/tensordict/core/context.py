@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from tensordict.core.contract import ContainerT, Contract, EntryStore, is_flat, is_node
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Key, Path, joined, path_of
+from tensordict.core.replacing import replacing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -131,7 +133,8 @@ class BlockContext(Contract):
         entries = self._entries
         if isinstance(entries, EntryStore) and (written := entries.write_back(restored, leaves)):
             restored, leaves = restored.exclude(*written), leaves - written
-        _write_back(self, restored, leaves, gone_nodes, kept)
+        with replacing() if isinstance(entries, EntryStore) else nullcontext():
+            _write_back(self, restored, leaves, gone_nodes, kept)
 
 
 def _is_plain(container: Any) -> bool:

@@ -116,6 +116,9 @@ class EntryStore:
         """Write what can be written into the leaves of these keys, from a container that has them, too; their keys."""
         return set()
 
+    def refuse_deletion(self) -> None:
+        """Raise an error if entries cannot be deleted; for what writes before it deletes."""
+
     def fact(self) -> str:
         """What to show of it beside the entries, such as `"op=view(6)"`; empty when there is nothing."""
         return ""

@@ -13,6 +13,8 @@ from tensordict.core.errors import BatchIndexError, ShapeError
 
 _FULL = slice(None)
 _BASIC = (int, slice, type(None))
+_MASKS = (torch.bool, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def leaf_index(index: Any, batch_size: torch.Size) -> Any:
@@ -84,7 +86,7 @@ def checked_size(index: object, batch_size: torch.Size) -> torch.Size:
     Compiled code has no elements to look at: what is out of bounds fails when it runs.
     """
     if type(index) is Tensor and not torch.compiler.is_compiling():
-        if index.ndim != 1 or index.numel() > 64 or not index.is_cpu or index.dtype in _MASKS:
+        if index.ndim != 1 or index.numel() > 64 or not index.is_cpu or index.dtype not in INTEGERS:
             return _asked_size(index, batch_size)
         # A few elements are looked at in Python in a third of the time.
         size = batch_size[0]
@@ -148,6 +150,16 @@ def _bounded(bound: int, size: int) -> int:
     return max(0, bound + size) if bound < 0 else min(bound, size)
 
 
+def is_mask(index: object) -> bool:
+    """Whether an index is a tensor or an array of booleans."""
+    return isinstance(index, (Tensor, np.ndarray)) and index.dtype in (torch.bool, np.bool_)
+
+
+def named(index: object, at: Any) -> Any:
+    """The index that `renamed` takes, for `at = leaf_index(index)`, which has a tensor for each dim of a mask."""
+    return torch.as_tensor(index) if is_mask(index) else at
+
+
 def renamed(names: list[str | None], index: object, count: int) -> list[str | None]:
     """The dim names after indexing dims called `names`, giving `count` dims.
 
@@ -180,9 +192,6 @@ def renamed(names: list[str | None], index: object, count: int) -> list[str | No
         at = advanced_at[0] if advanced_at[0] == advanced_at[-1] else 0
         out[at:at] = [made] * added
     return out + rest
-
-
-_MASKS = (torch.bool, torch.uint8)
 
 
 def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, ...]:

@@ -278,6 +278,13 @@ class StoredTensor(Tensor):
         given = [(dim, tensor) for dim, tensor in enumerate(tensors) if tensor is not None]
         (dim, first), *others = given
         if not others and torch.unique(first).numel() == part.shape[dim]:
+            if dim == 0 and first.ndim == 1:
+                # Of equal positions the last one is written, which torch does not promise.
+                last = np.empty(part.shape[0], np.int64)
+                last[first.numpy(force=True)] = np.arange(len(first))
+                whole = value.expand((len(first), *part.shape[1:]))
+                part.write(whole[torch.from_numpy(last).to(value.device)])
+                return
             content = torch.empty(part.shape, dtype=part.dtype, device=_CPU)
         else:
             content = part.read().to(_CPU)
@@ -344,6 +351,47 @@ class StoredTensor(Tensor):
     def read_rows(self, rows: Rows) -> Tensor:
         """Rows along the first dim of all of an array; for many arrays that have the same rows read."""
         return self._read((rows.at,), (*rows.shape, *self.array.shape[1:]), rows.order)
+
+
+class RowsOf:
+    """Rows of a tensor as an `Array`: they are read from the tensor, and written into it.
+
+    Args:
+        leaf: the tensor, a `StoredTensor` or one in memory.
+        read: reads the rows of a tensor; its attribute `index` takes them.
+        check: raises an error when the tensor can no longer be read.
+        shape: that of the rows.
+    """
+
+    spread = SPREAD
+
+    def __init__(self, leaf: Any, read: Any, check: Callable[[], None] | None, shape: torch.Size) -> None:
+        self.leaf, self.rows, self.shape = leaf, read, shape
+        self._check = check
+        # All of them are written at once.
+        self.rows_together = max(1, shape[0]) if shape else 1
+
+    def check(self) -> None:
+        if self._check is not None:
+            self._check()
+
+    def read(self, selection: Selection, dtype: object) -> Tensor:
+        found: Tensor = self.rows(self.leaf)
+        return found[_torch_index(selection)]
+
+    def write(self, selection: Selection, values: Values) -> None:
+        content = tensor_of(values, self.leaf.dtype)
+        if content.shape != self.shape:
+            # A part of the rows: they are written with the others as they are.
+            whole = in_memory(self.rows(self.leaf)).to(_CPU, copy=True)
+            whole[_torch_index(selection)] = content
+            content = whole
+        with torch.no_grad():
+            self.leaf[self.rows.index] = content.to(self.leaf.device)
+
+
+def _torch_index(selection: Selection) -> tuple[Any, ...]:
+    return tuple([torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in selection])
 
 
 @dataclass(slots=True)

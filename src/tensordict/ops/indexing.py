@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tensordict.core import indexing, ragged
 from tensordict.core.contract import Contract, Names, is_node, named_error
 from tensordict.core.errors import ShapeError
-from tensordict.core.indexing import checked_size, is_basic, leaf_index, result_size
+from tensordict.core.indexing import checked_size, is_basic, is_mask, leaf_index, result_size
 from tensordict.core.keys import Key, is_nested_key, key_path, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.memory import rows
@@ -94,8 +93,7 @@ class Indexing(Writing):
         new_size = checked_size(at, size) if unchecked else result_size(at, size)
         rename = None
         if self._names is not None:
-            # A mask of several dims has become one tensor for each of them.
-            named = torch.as_tensor(index) if _is_mask(index) else at
+            named = indexing.named(index, at)
             rename = lambda names: indexing.renamed(names, named, len(new_size))  # noqa: E731
         fn = rows.reader(at) if rows.maps else itemgetter(at)
         try:
@@ -156,7 +154,7 @@ class Indexing(Writing):
         size = self._batch_size
         at = leaf_index(index, size)
         # A mask is in bounds by its shape; the elements of other index tensors have to be looked at.
-        checks = type(at) is Tensor and not _is_mask(index)
+        checks = type(at) is Tensor and not is_mask(index)
         new_size = checked_size(at, size) if checks else result_size(at, size)
         if isinstance(value, Contract):
             theirs = value._batch_size
@@ -333,7 +331,3 @@ def given(value: object) -> Any:
 
 def _all_but_first(names: Names) -> Names:
     return names[1:]
-
-
-def _is_mask(index: object) -> bool:
-    return isinstance(index, (Tensor, np.ndarray)) and index.dtype in (torch.bool, np.bool_)

@@ -12,6 +12,7 @@ from tensordict.core import registry
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path
+from tensordict.core.replacing import replacing
 from tensordict.ops.locking import Locking
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class Leaves(Locking):
         for node, _, _ in writes:
             if node._locked:
                 self._refuse_if_locked("replace its leaves")
-        with self._at_once():
+        with self._at_once(), replacing():
             for node, name, value in writes:
                 node._entries[name] = value
         for node, device in devices:

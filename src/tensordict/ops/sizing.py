@@ -10,6 +10,7 @@ from torch import Tensor
 from tensordict.core import ragged, registry
 from tensordict.core.contract import ContainerT, Contract, LeafFn, Names, Rename
 from tensordict.core.errors import ShapeError
+from tensordict.core.replacing import replacing
 from tensordict.core.shapes import as_dim, as_size
 from tensordict.ops.locking import Locking, raise_locked
 from tensordict.ops.writes import resize
@@ -143,7 +144,7 @@ def replace_leaves(
     for node in nodes.values():
         if isinstance(node, Locking) and node._locked:
             raise_locked("replace its entries in place")
-    with root._at_once():
+    with root._at_once(), replacing():
         for node in nodes.values():
             for name in list(node._entries):
                 value = node._entries[name]

@@ -13,6 +13,7 @@ from tensordict.core.context import remember, remember_state
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.key_views import IsLeaf, _all_leaves
 from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.replacing import replacing
 from tensordict.core.shapes import as_size
 from tensordict.ops.locking import raise_locked
 from tensordict.ops.reading import NO_DEFAULT
@@ -325,7 +326,9 @@ class Structure(Writing):
             own: Any = self._entries
             stay = {name for name, value in entries.items() if name in own and own.node(name) is value}
             gone = set(own) - entries.keys()
-            with self._at_once():
+            if gone:
+                own.refuse_deletion()
+            with self._at_once(), replacing():
                 own.update({name: value for name, value in entries.items() if name not in stay})
                 for name in gone:
                     del own[name]

@@ -15,6 +15,7 @@ from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.foreach import refuse_graph_leaves
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.replacing import replacing
 from tensordict.ops.locking import Locking, raise_locked
 from tensordict.ops.naming import checked_names, take_names
 from tensordict.ops.numbers import stored
@@ -32,7 +33,14 @@ class Writing(Reading, Locking):
     # --- out-of-place writes: an entry is added or replaced ---------------------------------------------------------
 
     def set(
-        self, key: object, item: object, inplace: bool = False, *, non_blocking: bool = False, **kwargs: object
+        self,
+        key: object,
+        item: object,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        overwrite: bool = False,
+        **kwargs: object,
     ) -> Self:
         """Write an entry; nested containers on the way are created.
 
@@ -43,12 +51,16 @@ class Writing(Reading, Locking):
                 A tensor or container is stored as it is, not copied, unless its device must change.
             inplace: if `True` and the entry exists, copy into it instead of replacing it.
             non_blocking: passed to the device transfer, if there is one.
+            overwrite: in an HDF5 file or a Zarr group, replace a tensor that is there by one of another shape or dtype.
+                Otherwise the value is written into it: cast to its dtype, and broadcast to its shape. In memory,
+                entries are always replaced.
 
         Returns:
             the same container.
 
         Raises:
-            RuntimeError: the container is locked, or the shape does not begin with the batch size.
+            RuntimeError: the container is locked, or the shape does not begin with the batch size, or, in a file, does
+                not broadcast to that of the tensor that is there.
             TypeError: the item is a ragged list of numbers, or the key is not a key.
             KeyError: the key goes through an entry that is a tensor.
 
@@ -61,6 +73,9 @@ class Writing(Reading, Locking):
         """
         if inplace and self._has(path_of(key)):
             return self.set_(key, item, non_blocking=non_blocking)
+        if overwrite:
+            with replacing():
+                return self.set(key, item, non_blocking=non_blocking)
         if type(key) is str:
             self._write_name(key, item, non_blocking)
         else:
@@ -338,8 +353,9 @@ class Writing(Reading, Locking):
         staged._rebatch(size, ())
         for name, value in source._entries.items():
             staged._entries[name] = value.clone() if clone else value
-        for name, value in staged._entries.items():
-            self._entries[name] = value
+        with replacing():
+            for name, value in staged._entries.items():
+                self._entries[name] = value
         self._batch_size = size
         return self
 
@@ -534,9 +550,11 @@ class Writing(Reading, Locking):
                     for member in distinct(members):
                         member.rename_key_(old, new)
                 return self
+            if isinstance(entries, EntryStore):
+                entries.refuse_deletion()
             # What is in a file stays there.
             entries = parent._writable()
-        with self._at_once():
+        with self._at_once(), replacing():
             if in_level:
                 # Within a level the value fits as it did before.
                 self._check_field(new[0])

@@ -16,10 +16,9 @@ from tensordict.containers.lazy.members import Members
 from tensordict.core.context import elements_of
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ShapeError, StackError
-from tensordict.core.indexing import leaf_index, result_size
+from tensordict.core.indexing import is_mask, leaf_index, result_size
 from tensordict.core.shapes import nested_lists
 from tensordict.ops.batch_ops import BatchOp, Cut, ForMembers, Reshape, without
-from tensordict.ops.indexing import _is_mask
 
 if TYPE_CHECKING:
     pass
@@ -62,7 +61,7 @@ class LazyDims(LazyCore):
         picks = self._picks(at) if members else None
         if picks is None:
             # A mask of several dims has become one tensor for each of them, which would tell names of dims.
-            return self._rearranged(lambda stack: stack[index if _is_mask(index) else at])
+            return self._rearranged(lambda stack: stack[index if is_mask(index) else at])
         rest, taken = picks.rest, [members[position] for position in picks.positions]
         if rest:
             taken = [member._index(rest) for member in taken]
