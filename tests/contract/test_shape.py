@@ -10,7 +10,7 @@ import torch
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_leaf, assert_matches, index_map, leaves, mapped, picked
-from tensordict import TensorDict
+from tensordict import TensorDict, assert_close
 
 Op = Callable[[Any], Any]
 
@@ -252,3 +252,19 @@ def test_reshape_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(writable, mapped(lambda leaf: leaf.reshape(2, 6, *leaf.shape[2:]), plain), (2, 6))
     with pytest.raises(RuntimeError, match="locked"):
         writable.lock_().reshape(12, inplace=True)
+
+
+def test_sizes_of_a_split_are_a_tensor(td: Any, kind: Kind) -> None:
+    """As those of a list, and of an int where the tensor has no dims."""
+    if not kind.batch_size:
+        pytest.skip("needs a batch dim")
+    for sizes in ([1, kind.batch_size[0] - 1], 2):
+        expected = td.split(sizes)
+        pieces = td.split(torch.tensor(sizes))
+        assert [piece.batch_size for piece in pieces] == [piece.batch_size for piece in expected]
+        for piece, other in zip(pieces, expected):
+            assert_close(piece, other)
+    with pytest.raises(TypeError, match="split_size is an int"):
+        td.split(torch.tensor([[1, 1]]))
+    with pytest.raises(TypeError, match="split_size is an int"):
+        td.split(torch.tensor(1.0))

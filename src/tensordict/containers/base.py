@@ -11,6 +11,8 @@ from tensordict.ops.collection import TensorCollection
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from torch import Tensor
+
     from tensordict.containers.dense import TensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.persistent import PersistentTensorDict
@@ -100,7 +102,7 @@ if TYPE_CHECKING:
         def __iter__(self) -> Iterator[TensorDict]: ...  # type: ignore[override]
         def unbind(self, dim: int = 0) -> tuple[TensorDict, ...]: ...  # type: ignore[override]
         def split(  # type: ignore[override]
-            self, split_size: int | Sequence[int], dim: int = 0
+            self, split_size: int | Sequence[int] | Tensor, dim: int = 0
         ) -> tuple[TensorDict, ...]: ...
         def chunk(self, chunks: int, dim: int = 0) -> tuple[TensorDict, ...]: ...  # type: ignore[override]
         @overload  # type: ignore[override]

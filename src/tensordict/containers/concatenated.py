@@ -110,7 +110,7 @@ class LazyConcatenatedTensorDict(OnDisk):
         def __iter__(self) -> Iterator[TensorDictBase]: ...  # type: ignore[override]
         def unbind(self, dim: int = 0) -> tuple[TensorDictBase, ...]: ...  # type: ignore[override]
         def split(  # type: ignore[override]
-            self, split_size: int | Sequence[int], dim: int = 0
+            self, split_size: int | Sequence[int] | Tensor, dim: int = 0
         ) -> tuple[LazyConcatenatedTensorDict, ...]: ...
         def chunk(self, chunks: int, dim: int = 0) -> tuple[LazyConcatenatedTensorDict, ...]: ...  # type: ignore[override]
         def copy(self) -> LazyConcatenatedTensorDict: ...

@@ -40,11 +40,12 @@ class Stacking(Writing):
 
     # --- cutting ----------------------------------------------------------------------------------------------------
 
-    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+    def split(self, split_size: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Self, ...]:
         """Views of the pieces along a batch dim.
 
         Args:
             split_size: the length of the pieces, the last of which may be shorter; or the list of all their lengths.
+                Either may be a tensor of integers.
             dim: the dim to cut.
 
         Returns:
