@@ -330,7 +330,7 @@ def two_writers(folder: pathlib.Path, format: str = "folder") -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "missing"])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_one_damaged_manifest_leaves_the_rows_of_all_others(
     tmp_path: pathlib.Path, which: int, damage: str, keep: bool
@@ -344,6 +344,8 @@ def test_one_damaged_manifest_leaves_the_rows_of_all_others(
         manifest.write_bytes(content[:-5])
     elif damage == "flipped":
         manifest.write_bytes(content[:-5] + b"#" + content[-4:])
+    elif damage == "empty":
+        manifest.write_bytes(b"")
     else:
         manifest.unlink()
     # The merged shard says which rows it has, so that none is lost, whichever manifest it is.
@@ -352,19 +354,25 @@ def test_one_damaged_manifest_leaves_the_rows_of_all_others(
         for _ in range(2):
             assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
             swept = tidy(tmp_path, older_than=0)
-            assert swept.removed == [] or (damage == "missing" and which < 2 and not keep)
+            assert swept.removed == [] or (damage in ("missing", "empty") and which < 2 and not keep)
             compact(tmp_path)
-    assert set(before) <= {str(path) for path in (tmp_path / "shards").glob("*/*")} or damage == "missing"
+    after = {str(path) for path in (tmp_path / "shards").glob("*/*")}
+    assert set(before) <= after or damage in ("missing", "empty")
 
 
-def test_a_manifest_that_is_missing(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("lack", ["missing", "empty"])
+def test_a_manifest_that_is_missing_or_empty(tmp_path: pathlib.Path, lack: str) -> None:
     two_writers(tmp_path)
     manifest = sorted((tmp_path / "writers").iterdir())[0]
-    manifest.unlink()
+    if lack == "missing":
+        manifest.unlink()
+    else:
+        manifest.write_bytes(b"")
     shards = sorted((tmp_path / "shards" / manifest.stem).iterdir())
-    with pytest.warns(UserWarning, match=f"{manifest.stem}.*is missing.*{shards[0].name}.*{shards[1].name}"):
+    with pytest.warns(UserWarning, match=f"{manifest.stem}.*is {lack}.*{shards[0].name}.*{shards[1].name}"):
         assert open_dataset(tmp_path)["x"].tolist() == [10, 11, 12, 13]
-    with pytest.raises(SaveError, match="is missing"):
+    assert len(verify(tmp_path, raises=False).problems) == 1
+    with pytest.raises(SaveError, match=f"is {lack}"):
         verify(tmp_path)
     swept = tidy(tmp_path, older_than=0)
     assert swept.removed == [] and len(swept.left) == 2 and all(shard.exists() for shard in shards)

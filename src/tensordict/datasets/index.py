@@ -83,9 +83,10 @@ class Manifests:
         self._lost: dict[str, list[int]] = {}
         # How many lines of each writer were searched for merged shards.
         self._seen: dict[str, int] = {}
-        # Merged shards that contradict manifests; and, of damaged and missing manifests, the shards that no line lists.
+        # Merged shards that contradict manifests, by path; what manifests of writers with shards lack; and the shards
+        # that no line lists, by their writers, whose manifests are damaged, missing or empty.
         self._problems: dict[str, str] = {}
-        self._missing: set[str] = set()
+        self._missing: dict[str, str] = {}
         self._unlisted: dict[str, list[str]] = {}
         # Threads that read rows read this, too, when a shard was moved.
         self._lock = Lock()
@@ -100,8 +101,8 @@ class Manifests:
         """Read the lines that were added since.
 
         Args:
-            thorough: also look for folders of shards whose manifest is missing, and search the shards of damaged and
-                missing manifests for merged ones.
+            thorough: also look for folders of shards whose manifest is missing or empty, and search the shards of such
+                manifests, and of damaged ones, for merged ones.
 
         Raises:
             OSError: a manifest cannot be read; names it.
@@ -117,10 +118,11 @@ class Manifests:
                 self._seen[writer] = len(manifest.lines)
                 self._lost[writer] = [number for number in self._lost.get(writer, ()) if number >= len(manifest.lines)]
             if thorough:
-                damaged = [writer for writer, manifest in self.manifests.items() if manifest.problem]
-                for writer in sorted({*folders, *damaged}):
-                    if is_id(writer) and (writer not in found or self.manifests[writer].problem):
-                        self._search(writer, writer not in found)
+                for writer in sorted({*folders, *(name for name, known in self.manifests.items() if known.problem)}):
+                    # A writer writes the first record before it makes its first shard.
+                    lack = "missing" if writer not in found else "empty" if not self.manifests[writer].digest else ""
+                    if is_id(writer) and (lack or self.manifests[writer].problem):
+                        self._search(writer, lack)
 
     def _read_files(self) -> dict[str, list[ManifestFile]]:
         """Read all files of manifests; returns those that there are, by writer.
@@ -152,8 +154,13 @@ class Manifests:
             # A link, or no file at all: damage like any other.
             manifest.problem = str(error)
 
-    def _search(self, writer: str, is_missing: bool) -> None:
-        """Find the shards of a writer that no line lists, as the manifest is damaged or missing."""
+    def _search(self, writer: str, lack: str) -> None:
+        """Find the shards of a writer that no line lists.
+
+        Args:
+            writer: whose manifest is damaged, missing or empty.
+            lack: "missing" or "empty"; nothing where lines may be there.
+        """
         unlisted = []
         for name in self.list_unlisted(writer):
             try:
@@ -167,8 +174,8 @@ class Manifests:
             else:
                 unlisted.append(name)
         self._unlisted[writer] = unlisted
-        if is_missing and (unlisted or any(path.startswith(f"{SHARDS}/{writer}/") for path in self._merged)):
-            self._missing.add(writer)
+        if lack and (unlisted or any(path.startswith(f"{SHARDS}/{writer}/") for path in self._merged)):
+            self._missing[writer] = lack
 
     def list_unlisted(self, writer: str) -> list[str]:
         """Return the complete shards in the folder of a writer that its manifest does not list."""
@@ -180,7 +187,7 @@ class Manifests:
     def problems(self) -> list[str]:
         """The damage to manifests, one line each."""
         damaged = {writer: m.problem for writer, m in self.manifests.copy().items() if m.problem}
-        missing = {writer: f"the manifest of the writer {writer!r} is missing" for writer in self._missing}
+        missing = {writer: f"the manifest of the writer {writer!r} is {lack}" for writer, lack in self._missing.items()}
         found = [problem + self._tell_unlisted(writer) for writer, problem in sorted((missing | damaged).items())]
         return found + list(self._problems.values())
 

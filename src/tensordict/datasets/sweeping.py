@@ -3,8 +3,7 @@
 Three rules hold whoever asks. Nothing is removed while a manifest is damaged or missing, because it may have listed
 anything. A merged-away shard goes only when the shards in its place were verified. An item goes only when its name and
 everything in it are what a writer makes. The caller alone decides about a complete shard that no manifest lists, by
-naming
-it: its writer was killed before it counted, or its line was lost.
+naming it: its writer was killed before it counted, or its line was lost.
 """
 
 from __future__ import annotations
@@ -205,6 +204,6 @@ def list_unlisted_shards(place: Location, index: Manifests) -> list[str]:
     found = []
     for writer in place.writers():
         manifest = index.manifests.get(writer)
-        if manifest is not None and not manifest.problem and not place.is_at_work(writer):
+        if manifest is not None and manifest.digest and not manifest.problem and not place.is_at_work(writer):
             found += index.list_unlisted(writer)
     return found
