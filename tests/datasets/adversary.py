@@ -795,16 +795,14 @@ def list_safe_rows(scene: Scene, attack: Attack) -> list[int]:
 def _find_lost_files(scene: Scene, after: Files, last: Files, reading: Reading, attack: Attack) -> Iterator[str]:
     """The files that were removed or changed, though they may hold rows that cannot be read.
 
-    Zarr keeps no checksums: a merged shard whose bytes have changed takes the place of the old ones. A shard that never
-    counted is, without its description, a part of one.
+    Zarr keeps no checksums: a compaction copies the changed rows of a shard, and removes it. All other shards with
+    these rows stay. A shard that never counted is, without its description, a part of one.
     """
     for n, units in scene.holders.items():
-        # Rows that never counted are read from no shard.
-        read_from = [scene.shard[n]] if n in scene.shard else list(units)
-        if (_is_inside_zarr(attack) or n not in scene.shard) and any(
-            _overlap(unit, name) for unit in read_from for name in attack.touches
-        ):
+        hit = {unit for unit in units if any(_overlap(unit, name) for name in attack.touches)}
+        if n not in scene.shard and hit:
             continue
+        units = units - hit if _is_inside_zarr(attack) else units
         for unit in units if n not in reading.right else ():
             for name in after:
                 if _overlap(name, unit) and last.get(name) != after[name]:

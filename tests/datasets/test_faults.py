@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
-from tensordict import DatasetWriter, TensorDict, open_dataset, verify
+from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.datasets import compact, tidy
 from tensordict.memory import system
@@ -473,6 +474,111 @@ def test_merged_away_shards_stay_until_the_merged_one_is_sound(tmp_path: pathlib
     merged.write_bytes(content)
     assert sorted(tidy(tmp_path, older_than=0).removed) == [str(path) for path in old]
     assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+def flip_in_merged(folder: pathlib.Path, old: list[pathlib.Path]) -> pathlib.Path:
+    """Change the sixth number of `x` in the merged shard, and return the shard."""
+    (merged,) = set((folder / "shards").glob("*/*")) - set(old)
+    file = merged / ("x/c/0" if merged.suffix == ".zarr" else "x.memmap")
+    content = file.read_bytes()
+    file.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    return merged
+
+
+@pytest.mark.parametrize("format", ["folder", "zarr"])
+@pytest.mark.parametrize("sweep", [tidy, compact])
+def test_merged_away_shards_stay_where_the_merged_one_differs(tmp_path: pathlib.Path, format: str, sweep: Any) -> None:
+    """These shards have no checksums, so that the rows are compared."""
+    two_writers(tmp_path, format)
+    old = sorted((tmp_path / "shards").glob("*/*"))
+    compact(tmp_path, keep=True)
+    merged = flip_in_merged(tmp_path, old)
+    with DatasetWriter(tmp_path, format=format) as writer:
+        writer.extend(TensorDict(x=torch.arange(20, 22), batch_size=[2]))
+    sweep(tmp_path)
+    assert all(path.exists() for path in old)
+    swept = tidy(tmp_path)
+    first = "its row 5, entry 'x'"
+    assert swept.removed == [] and all(first in reason for reason in swept.left.values())
+    # A compaction has merged the damaged shard into another one, which is named then.
+    assert (merged.parent.name in swept.left[str(old[0])]) == (sweep is tidy) and merged.exists()
+    assert [load(path)["x"].tolist() for path in old] == [[0, 1], [2, 3], [10, 11], [12, 13]]
+
+
+def test_checksums_prove_only_what_a_merged_shard_was_made_of(tmp_path: pathlib.Path) -> None:
+    """An archive that was made of a damaged Zarr shard has checksums that hold, and not the rows of the oldest ones."""
+    two_writers(tmp_path, "zarr")
+    old = sorted((tmp_path / "shards").glob("*/*"))
+    compact(tmp_path, keep=True)
+    flip_in_merged(tmp_path, old)
+    with DatasetWriter(tmp_path) as writer:
+        writer.extend(TensorDict(x=torch.arange(20, 22), batch_size=[2]))
+    compact(tmp_path, format="archive", keep=True)
+    swept = tidy(tmp_path)
+    assert swept.removed == [] and "00000000.tdz" in swept.left[str(old[0])]
+
+
+def test_rows_that_are_compared_may_have_any_form(tmp_path: pathlib.Path) -> None:
+    rows = TensorDict(
+        nan=torch.full((4,), torch.nan),
+        none=torch.zeros(4, 0),
+        flags=torch.tensor([[True], [False], [True], [False]]),
+        ragged=torch.nested.nested_tensor([torch.arange(n % 3) for n in range(4)], layout=torch.jagged),
+        batch_size=[4],
+    )
+    rows["value"] = [1, float("nan"), "text", [1, {"a": None}]]
+    with DatasetWriter(tmp_path, rows_per_shard=2, format="folder") as writer:
+        writer.extend(rows)
+    compact(tmp_path, keep=True)
+    swept = tidy(tmp_path)
+    assert len(swept.removed) == 2 and swept.left == {} and verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("format", ["folder", "archive", "zarr"])
+def test_a_compaction_whose_line_was_lost_is_read(tmp_path: pathlib.Path, format: str) -> None:
+    """Its manifest looks like one that was never longer; the old shards, which it replaced, are gone."""
+    two_writers(tmp_path, format)
+    before = set((tmp_path / "writers").iterdir())
+    earlier = open_dataset(tmp_path)
+    compact(tmp_path)
+    (manifest,) = set((tmp_path / "writers").iterdir()) - before
+    (merged,) = (tmp_path / "shards").glob("*/*")
+    content = manifest.read_bytes()
+    manifest.write_bytes(content[: content.index(b"\n") + 1])
+    for data in (open_dataset(tmp_path), earlier):
+        with pytest.warns(UserWarning, match=f"no manifest lists the merged shard '{merged}', which is read"):
+            assert data["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert [problem for problem in verify(tmp_path, raises=False).problems if "no manifest lists" not in problem] == []
+    assert tidy(tmp_path, older_than=0).removed == [] and merged.exists()
+    with pytest.raises(ValueError, match="counts"):
+        tidy(tmp_path, shards=[merged])
+    with pytest.warns(UserWarning, match="no manifest lists the merged shard"):
+        compact(tmp_path)
+    manifest.write_bytes(content)
+    assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("lack", ["missing", "empty", "cut"])
+def test_a_merged_shard_that_nobody_lists_or_needs(tmp_path: pathlib.Path, lack: str) -> None:
+    """An upload of a compaction that failed has arrived late, or its line was lost: the old shards have all rows."""
+    two_writers(tmp_path)
+    old = sorted((tmp_path / "shards").glob("*/*"))
+    before = set((tmp_path / "writers").iterdir())
+    compact(tmp_path, keep=True)
+    (manifest,) = set((tmp_path / "writers").iterdir()) - before
+    (merged,) = set((tmp_path / "shards").glob("*/*")) - set(old)
+    if lack == "missing":
+        manifest.unlink()
+    else:
+        content = manifest.read_bytes()
+        manifest.write_bytes(content[: content.index(b"\n") + 1] if lack == "cut" else b"")
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    (problem,) = verify(tmp_path, raises=False).problems
+    assert "merged shard" in problem and merged.parent.name in problem and "no manifest lists" in problem
+    swept = tidy(tmp_path, older_than=0)
+    assert swept.removed == [] and "name it in shards=" in swept.left[str(merged)]
+    assert tidy(tmp_path, older_than=0, shards=[merged]).removed == [str(merged)]
+    assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
 
 
 def test_compaction_leaves_damaged_shards_alone(tmp_path: pathlib.Path) -> None:
