@@ -581,6 +581,16 @@ def test_a_merged_shard_that_nobody_lists_or_needs(tmp_path: pathlib.Path, lack:
     assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
 
 
+def test_a_merged_shard_is_read_where_all_manifests_are_gone(tmp_path: pathlib.Path) -> None:
+    two_writers(tmp_path)
+    compact(tmp_path, keep=True)
+    shutil.rmtree(tmp_path / "writers")
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    told = " ".join(str(warning.message) for warning in caught)
+    assert "no manifest lists the merged shard" in told and "because line 0 of the manifest of the writer" in told
+
+
 def test_compaction_leaves_damaged_shards_alone(tmp_path: pathlib.Path) -> None:
     with DatasetWriter(tmp_path, rows_per_shard=2, checksum=True) as writer:
         writer.extend(TensorDict(x=torch.arange(10), batch_size=[10]))

@@ -233,9 +233,9 @@ class Manifests:
             return [problem for path, problem in self._problems.items() if path not in known]
 
     def _adopt(self, shards: list[Line]) -> None:
-        """Take in the merged shards, which no manifest lists, that stand for a missing shard; keep the others apart."""
+        """Take in the merged shards, which no manifest lists, that stand for a missing one; keep the others apart."""
         known: dict[str, set[str]] = {}
-        if any(self._first_missing(shard, known) for shard in shards):
+        if any(self._find_gap(shard, known) for shard in shards):
             # A compaction may have added the lines of merged shards since, and removed the old ones.
             self._read_lines()
             known = {}
@@ -243,30 +243,32 @@ class Manifests:
             manifest = self.manifests.get(shard.path.split("/")[1])
             if shard.path in self._merged or (manifest is not None and shard.path in manifest.paths):
                 continue
-            if not (gone := self._first_missing(shard, known)):
+            if not (gone := self._find_gap(shard, known)):
                 self.orphans.add(shard.path)
                 continue
             self._move(shard)
             self._problems.setdefault(
                 shard.path,
-                f"no manifest lists the merged shard {self.place.path(shard.path)!r}, which is read because "
-                f"{self.place.path(gone)!r} is missing",
+                f"no manifest lists the merged shard {self.place.path(shard.path)!r}, which is read because {gone} is "
+                "missing",
             )
 
-    def _first_missing(self, shard: Line, known: dict[str, set[str]]) -> str:
-        """Return the path of a missing shard that a merged one stands for; nothing when there is none.
+    def _find_gap(self, shard: Line, known: dict[str, set[str]]) -> str:
+        """Name a shard or a line that is missing and that a merged shard stands for; nothing when there is none.
 
         Args:
             shard: the merged one.
             known: the paths of the complete shards by writer, for the writers that were listed; this adds others.
         """
-        for place in dict.fromkeys(self._place_of(*key) for key in _lines_of(shard)):
-            if place is not None:
-                writer = place.path.split("/")[1]
-                if writer not in known:
-                    known[writer] = {item.path for item in self.place.items(writer) if item.complete}
-                if place.path not in known[writer]:
-                    return place.path
+        for writer, number in _lines_of(shard):
+            place = self._place_of(writer, number)
+            if place is None:
+                return f"line {number} of the manifest of the writer {writer!r}"
+            owner = place.path.split("/")[1]
+            if owner not in known:
+                known[owner] = {item.path for item in self.place.items(owner) if item.complete}
+            if place.path not in known[owner]:
+                return repr(self.place.path(place.path))
         return ""
 
     def list_unlisted(self, writer: str) -> list[str]:

@@ -94,10 +94,8 @@ class Sweeper:
                 continue
             is_proven = merged.path in self._proven
             to_compare = [(move, line) for move, line in pairs if not (is_proven and move.is_source)]
-            for move, line in sorted(to_compare, key=lambda pair: pair[0].to):
-                if problem := compare_rows(self._place, self._schema, line, move):
-                    self._checked[merged.path] = problem
-                    break
+            if to_compare:
+                self._checked[merged.path] = compare_rows(self._place, self._schema, merged, to_compare)
 
     def remove_left(self, limit: float, named: Collection[str]) -> None:
         """Remove what gone writers have left.
@@ -215,26 +213,28 @@ def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Repo
     return report, problems
 
 
-def compare_rows(place: Location, schema: Schema, old: Line, move: Move) -> str:
-    """Compare rows of an old shard with those of the merged one, a block at a time.
+def compare_rows(place: Location, schema: Schema, merged: Line, moves: Iterable[tuple[Move, Line]]) -> str:
+    """Compare a merged shard with old ones, a block of rows at a time.
 
     Returns:
-        how they differ; nothing when they do not.
+        how its first row that differs does; nothing when none does.
     """
-    merged = move.shard
-    what = f"the merged shard {merged.path!r} does not have the rows of {old.path!r}"
     step = rows_per_block(schema)
+    what = f"the merged shard {merged.path!r} cannot be read"
     try:
-        one, other = place.open(old.path, "r"), place.open(merged.path, "r")
-        for start in range(0, move.rows, step):
-            stop = min(start + step, move.rows)
-            first = schema.taken(one[move.start + start : move.start + stop])
-            second = schema.taken(other[move.to + start : move.to + stop])
-            if first.count != second.count:
-                return f"{what}: it ends before them"
-            if difference := find_difference(first, second):
-                row, key = difference
-                return f"{what}: they differ first in its row {move.to + start + row:,}, entry {joined(key)!r}"
+        merged_rows = place.open(merged.path, "r")
+        for move, old in sorted(moves, key=lambda pair: pair[0].to):
+            what = f"the merged shard {merged.path!r} does not have the rows of {old.path!r}"
+            old_rows = place.open(old.path, "r")
+            for start in range(0, move.rows, step):
+                stop = min(start + step, move.rows)
+                one = schema.taken(old_rows[move.start + start : move.start + stop])
+                other = schema.taken(merged_rows[move.to + start : move.to + stop])
+                if one.count != other.count:
+                    return f"{what}: it ends before them"
+                if difference := find_difference(one, other):
+                    row, key = difference
+                    return f"{what}: they differ first in its row {move.to + start + row:,}, entry {joined(key)!r}"
     except (OSError, SchemaError, LookupError, RuntimeError) as error:
         return f"{what}, as far as can be told: {error}"
     return ""
@@ -262,7 +262,7 @@ def list_unlisted_shards(place: Location, index: Manifests) -> list[str]:
 
     Damaged, missing and empty manifests name the shards of writers themselves; of these, this lists merged ones only.
     """
-    found = set(index.orphans)
+    found = {name for name in index.orphans if not place.is_at_work(name.split("/")[1])}
     for writer in place.writers():
         manifest = index.manifests.get(writer)
         if manifest is not None and manifest.digest and not manifest.problem and not place.is_at_work(writer):
