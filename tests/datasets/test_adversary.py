@@ -74,8 +74,8 @@ def test_a_sample_of_attacks_on_objects() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
-def test_every_attack_on_objects(scene: str) -> None:
-    attack_url(f"memory://{uuid.uuid4().hex}/data", None, [scene], 0)
+def test_many_attacks_on_objects(scene: str) -> None:
+    attack_url(f"memory://{uuid.uuid4().hex}/data", None, [scene], 150)
 
 
 @pytest.fixture(scope="module")

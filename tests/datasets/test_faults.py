@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
-from tensordict import DatasetWriter, TensorDict, open_dataset, verify
+from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.datasets import compact, tidy
 from tensordict.memory import system
@@ -330,7 +331,7 @@ def two_writers(folder: pathlib.Path, format: str = "folder") -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "missing"])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_one_damaged_manifest_leaves_the_rows_of_all_others(
     tmp_path: pathlib.Path, which: int, damage: str, keep: bool
@@ -344,6 +345,8 @@ def test_one_damaged_manifest_leaves_the_rows_of_all_others(
         manifest.write_bytes(content[:-5])
     elif damage == "flipped":
         manifest.write_bytes(content[:-5] + b"#" + content[-4:])
+    elif damage == "empty":
+        manifest.write_bytes(b"")
     else:
         manifest.unlink()
     # The merged shard says which rows it has, so that none is lost, whichever manifest it is.
@@ -352,19 +355,25 @@ def test_one_damaged_manifest_leaves_the_rows_of_all_others(
         for _ in range(2):
             assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
             swept = tidy(tmp_path, older_than=0)
-            assert swept.removed == [] or (damage == "missing" and which < 2 and not keep)
+            assert swept.removed == [] or (damage in ("missing", "empty") and which < 2 and not keep)
             compact(tmp_path)
-    assert set(before) <= {str(path) for path in (tmp_path / "shards").glob("*/*")} or damage == "missing"
+    after = {str(path) for path in (tmp_path / "shards").glob("*/*")}
+    assert set(before) <= after or damage in ("missing", "empty")
 
 
-def test_a_manifest_that_is_missing(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("lack", ["missing", "empty"])
+def test_a_manifest_that_is_missing_or_empty(tmp_path: pathlib.Path, lack: str) -> None:
     two_writers(tmp_path)
     manifest = sorted((tmp_path / "writers").iterdir())[0]
-    manifest.unlink()
+    if lack == "missing":
+        manifest.unlink()
+    else:
+        manifest.write_bytes(b"")
     shards = sorted((tmp_path / "shards" / manifest.stem).iterdir())
-    with pytest.warns(UserWarning, match=f"{manifest.stem}.*is missing.*{shards[0].name}.*{shards[1].name}"):
+    with pytest.warns(UserWarning, match=f"{manifest.stem}.*is {lack}.*{shards[0].name}.*{shards[1].name}"):
         assert open_dataset(tmp_path)["x"].tolist() == [10, 11, 12, 13]
-    with pytest.raises(SaveError, match="is missing"):
+    assert len(verify(tmp_path, raises=False).problems) == 1
+    with pytest.raises(SaveError, match=f"is {lack}"):
         verify(tmp_path)
     swept = tidy(tmp_path, older_than=0)
     assert swept.removed == [] and len(swept.left) == 2 and all(shard.exists() for shard in shards)
@@ -465,6 +474,121 @@ def test_merged_away_shards_stay_until_the_merged_one_is_sound(tmp_path: pathlib
     merged.write_bytes(content)
     assert sorted(tidy(tmp_path, older_than=0).removed) == [str(path) for path in old]
     assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+def flip_in_merged(folder: pathlib.Path, old: list[pathlib.Path]) -> pathlib.Path:
+    """Change the sixth number of `x` in the merged shard, and return the shard."""
+    (merged,) = set((folder / "shards").glob("*/*")) - set(old)
+    file = merged / ("x/c/0" if merged.suffix == ".zarr" else "x.memmap")
+    content = file.read_bytes()
+    file.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    return merged
+
+
+@pytest.mark.parametrize("format", ["folder", "zarr"])
+@pytest.mark.parametrize("sweep", [tidy, compact])
+def test_merged_away_shards_stay_where_the_merged_one_differs(tmp_path: pathlib.Path, format: str, sweep: Any) -> None:
+    """These shards have no checksums, so that the rows are compared."""
+    two_writers(tmp_path, format)
+    old = sorted((tmp_path / "shards").glob("*/*"))
+    compact(tmp_path, keep=True)
+    merged = flip_in_merged(tmp_path, old)
+    with DatasetWriter(tmp_path, format=format) as writer:
+        writer.extend(TensorDict(x=torch.arange(20, 22), batch_size=[2]))
+    sweep(tmp_path)
+    assert all(path.exists() for path in old)
+    swept = tidy(tmp_path)
+    first = "its row 5, entry 'x'"
+    assert swept.removed == [] and all(first in reason for reason in swept.left.values())
+    # A compaction has merged the damaged shard into another one, which is named then.
+    assert (merged.parent.name in swept.left[str(old[0])]) == (sweep is tidy) and merged.exists()
+    assert [load(path)["x"].tolist() for path in old] == [[0, 1], [2, 3], [10, 11], [12, 13]]
+
+
+def test_checksums_prove_only_what_a_merged_shard_was_made_of(tmp_path: pathlib.Path) -> None:
+    """An archive that was made of a damaged Zarr shard has checksums that hold, and not the rows of the oldest ones."""
+    two_writers(tmp_path, "zarr")
+    old = sorted((tmp_path / "shards").glob("*/*"))
+    compact(tmp_path, keep=True)
+    flip_in_merged(tmp_path, old)
+    with DatasetWriter(tmp_path) as writer:
+        writer.extend(TensorDict(x=torch.arange(20, 22), batch_size=[2]))
+    compact(tmp_path, format="archive", keep=True)
+    swept = tidy(tmp_path)
+    assert swept.removed == [] and "00000000.tdz" in swept.left[str(old[0])]
+
+
+def test_rows_that_are_compared_may_have_any_form(tmp_path: pathlib.Path) -> None:
+    rows = TensorDict(
+        nan=torch.full((4,), torch.nan),
+        none=torch.zeros(4, 0),
+        flags=torch.tensor([[True], [False], [True], [False]]),
+        ragged=torch.nested.nested_tensor([torch.arange(n % 3) for n in range(4)], layout=torch.jagged),
+        batch_size=[4],
+    )
+    rows["value"] = [1, float("nan"), "text", [1, {"a": None}]]
+    with DatasetWriter(tmp_path, rows_per_shard=2, format="folder") as writer:
+        writer.extend(rows)
+    compact(tmp_path, keep=True)
+    swept = tidy(tmp_path)
+    assert len(swept.removed) == 2 and swept.left == {} and verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("format", ["folder", "archive", "zarr"])
+def test_a_compaction_whose_line_was_lost_is_read(tmp_path: pathlib.Path, format: str) -> None:
+    """Its manifest looks like one that was never longer; the old shards, which it replaced, are gone."""
+    two_writers(tmp_path, format)
+    before = set((tmp_path / "writers").iterdir())
+    earlier = open_dataset(tmp_path)
+    compact(tmp_path)
+    (manifest,) = set((tmp_path / "writers").iterdir()) - before
+    (merged,) = (tmp_path / "shards").glob("*/*")
+    content = manifest.read_bytes()
+    manifest.write_bytes(content[: content.index(b"\n") + 1])
+    for data in (open_dataset(tmp_path), earlier):
+        with pytest.warns(UserWarning, match=f"no manifest lists the merged shard '{merged}', which is read"):
+            assert data["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert [problem for problem in verify(tmp_path, raises=False).problems if "no manifest lists" not in problem] == []
+    assert tidy(tmp_path, older_than=0).removed == [] and merged.exists()
+    with pytest.raises(ValueError, match="counts"):
+        tidy(tmp_path, shards=[merged])
+    with pytest.warns(UserWarning, match="no manifest lists the merged shard"):
+        compact(tmp_path)
+    manifest.write_bytes(content)
+    assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("lack", ["missing", "empty", "cut"])
+def test_a_merged_shard_that_nobody_lists_or_needs(tmp_path: pathlib.Path, lack: str) -> None:
+    """An upload of a compaction that failed has arrived late, or its line was lost: the old shards have all rows."""
+    two_writers(tmp_path)
+    old = sorted((tmp_path / "shards").glob("*/*"))
+    before = set((tmp_path / "writers").iterdir())
+    compact(tmp_path, keep=True)
+    (manifest,) = set((tmp_path / "writers").iterdir()) - before
+    (merged,) = set((tmp_path / "shards").glob("*/*")) - set(old)
+    if lack == "missing":
+        manifest.unlink()
+    else:
+        content = manifest.read_bytes()
+        manifest.write_bytes(content[: content.index(b"\n") + 1] if lack == "cut" else b"")
+    assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    (problem,) = verify(tmp_path, raises=False).problems
+    assert "merged shard" in problem and merged.parent.name in problem and "no manifest lists" in problem
+    swept = tidy(tmp_path, older_than=0)
+    assert swept.removed == [] and "name it in shards=" in swept.left[str(merged)]
+    assert tidy(tmp_path, older_than=0, shards=[merged]).removed == [str(merged)]
+    assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+def test_a_merged_shard_is_read_where_all_manifests_are_gone(tmp_path: pathlib.Path) -> None:
+    two_writers(tmp_path)
+    compact(tmp_path, keep=True)
+    shutil.rmtree(tmp_path / "writers")
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    told = " ".join(str(warning.message) for warning in caught)
+    assert "no manifest lists the merged shard" in told and "because line 0 of the manifest of the writer" in told
 
 
 def test_compaction_leaves_damaged_shards_alone(tmp_path: pathlib.Path) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -588,6 +589,29 @@ def test_what_the_server_refuses_is_an_error(server: RedisServer) -> None:
     found = TensorDictStore(unix_socket_path=server.socket, td_id=store.td_id, password="secret")
     raw.close()
     assert found["a"].sum() == 10 and "secret" not in repr(found) + str(found._store.address)
+
+
+def test_no_pickle_has_the_password(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = redis.Redis(unix_socket_path=server.socket)
+    raw.config_set("requirepass", "secret word")
+    where: dict[str, Any] = {"unix_socket_path": server.socket, "password": "secret word"}
+    td = TensorDict(a=torch.ones(10), n=TensorDict(b=torch.ones(10)))
+    store, stack = td.to_store(**where), lazy_stack([td, td]).to_store(**where)
+    given = TensorDictStore(td_id=store.td_id, client=redis.Redis(**where))
+    for found in (store, store["n"], stack, given):
+        with pytest.raises(pickle.PicklingError, match="'password'.*TENSORDICT_REDIS_PASSWORD.*allow_secrets=True"):
+            pickle.dumps(found)
+    assert "secret" not in repr(store._store.address)
+    # A process that multiprocessing starts is given it, and so is whoever is told to be.
+    assert pickle.loads(ForkingPickler.dumps(store))["a"].sum() == 10
+    allowed = TensorDictStore.from_store(td_id=store.td_id, allow_secrets=True, **where)
+    assert pickle.loads(pickle.dumps(allowed))["n", "b"].sum() == 10
+    monkeypatch.setenv("TENSORDICT_REDIS_PASSWORD", "secret word")
+    for made in (store, stack):
+        there = type(made).from_store(unix_socket_path=server.socket, td_id=made.td_id)
+        data = pickle.dumps(there)
+        assert b"secret" not in data and pickle.loads(data)["a"].sum() == there["a"].sum()
+    raw.close()
 
 
 def test_the_guide_runs() -> None:

@@ -60,6 +60,8 @@ class TensorDictStore(PersistentTensorDict):
         ttl: after how many seconds without a write the server forgets the container; `None` for never. Writing rows
             sets the time anew when a tenth of it has passed.
         **redis_kwargs: further arguments of `redis.Redis`: `password=`, `ssl=`, `socket_timeout=`, `max_connections=`.
+            The environment variable `TENSORDICT_REDIS_PASSWORD` gives a password where they give none. Pickling a
+            container whose connection has a secret is a `PicklingError`, unless `allow_secrets=True` is among them.
 
     Raises:
         ConnectionError: the server does not answer.

@@ -95,14 +95,19 @@ class Shards(Sequence[Any]):
     def _moved(self, part: Stretch, error: FileNotFoundError) -> list[Stretch]:
         """The rows of a part whose shard is gone, in the places where they are; else the error is raised."""
         self._manifests.read()
-        for _ in range(2):
+        while True:
             moved: list[Stretch] = []
             self._manifests.add_parts(moved, part.writer, part.first, part.last)
             if [item.path for item in moved] != [part.path]:
                 return moved
-            # A merged shard is gone: the shards that it was made of may still be there.
+            # A merged shard is gone: the shards that it was made of may still be there. Or the line of a merged shard
+            # was lost, which stands for the one that is gone.
             if not self._manifests.give_up(part.path):
-                break
+                problems = self._manifests.find_orphans()
+                if not problems:
+                    break
+                for problem in problems:
+                    warnings.warn(f"{problem}; all other rows are read", stacklevel=4)
         raise error
 
     def _joined(self, parts: list[Stretch]) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from tensordict.core.errors import SaveError
 from tensordict.core.locks import Lock
+from tensordict.datasets.labels import Label
 from tensordict.datasets.lines import SHARDS, Line, is_id
 from tensordict.datasets.location import Location
 from tensordict.datasets.manifest import Manifest, ManifestFile, list_manifests, read_manifest
@@ -62,6 +63,25 @@ class RowPlace:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Rows of an old shard that are read from a merged one.
+
+    Args:
+        start: the first of them in the old shard.
+        rows: how many they are.
+        shard: the merged shard.
+        to: the first of them in the merged shard.
+        is_source: whether the merged shard was made of the old one, and not of another merged shard between the two.
+    """
+
+    start: int
+    rows: int
+    shard: Line
+    to: int
+    is_source: bool
+
+
 class Manifests:
     """All manifests of a data set.
 
@@ -83,10 +103,13 @@ class Manifests:
         self._lost: dict[str, list[int]] = {}
         # How many lines of each writer were searched for merged shards.
         self._seen: dict[str, int] = {}
-        # Merged shards that contradict manifests; and, of damaged and missing manifests, the shards that no line lists.
+        # Merged shards that contradict manifests, or that none lists, by path; what manifests of writers with shards
+        # lack; and the shards that no line lists, by their writers, whose manifests are damaged, missing or empty.
         self._problems: dict[str, str] = {}
-        self._missing: set[str] = set()
+        self._missing: dict[str, str] = {}
         self._unlisted: dict[str, list[str]] = {}
+        # The paths of merged shards that no manifest lists and that no row is read from.
+        self.orphans: set[str] = set()
         # Threads that read rows read this, too, when a shard was moved.
         self._lock = Lock()
 
@@ -100,8 +123,8 @@ class Manifests:
         """Read the lines that were added since.
 
         Args:
-            thorough: also look for folders of shards whose manifest is missing, and search the shards of damaged and
-                missing manifests for merged ones.
+            thorough: also look for folders of shards whose manifest is missing or empty, and search the shards of such
+                manifests, and of damaged ones, for merged ones.
 
         Raises:
             OSError: a manifest cannot be read; names it.
@@ -109,18 +132,24 @@ class Manifests:
         with self._lock.held:
             # Folders first: a writer makes its manifest before its folder.
             folders = self.place.writers() if thorough else []
-            found = self._read_files()
-            for writer, manifest in self.manifests.items():
-                for line in manifest.lines[self._seen.get(writer, 0) :]:
-                    if line.holds:
-                        self._move(line)
-                self._seen[writer] = len(manifest.lines)
-                self._lost[writer] = [number for number in self._lost.get(writer, ()) if number >= len(manifest.lines)]
+            found = self._read_lines()
             if thorough:
-                damaged = [writer for writer, manifest in self.manifests.items() if manifest.problem]
-                for writer in sorted({*folders, *damaged}):
-                    if is_id(writer) and (writer not in found or self.manifests[writer].problem):
-                        self._search(writer, writer not in found)
+                for writer in sorted({*folders, *(name for name, known in self.manifests.items() if known.problem)}):
+                    # A writer writes the first record before it makes its first shard.
+                    lack = "missing" if writer not in found else "empty" if not self.manifests[writer].digest else ""
+                    if is_id(writer) and (lack or self.manifests[writer].problem):
+                        self._search(writer, lack)
+
+    def _read_lines(self) -> dict[str, list[ManifestFile]]:
+        """Read all files of manifests, and take in their merged shards; returns the files, by writer."""
+        found = self._read_files()
+        for writer, manifest in self.manifests.items():
+            for line in manifest.lines[self._seen.get(writer, 0) :]:
+                if line.holds:
+                    self._move(line)
+            self._seen[writer] = len(manifest.lines)
+            self._lost[writer] = [number for number in self._lost.get(writer, ()) if number >= len(manifest.lines)]
+        return found
 
     def _read_files(self) -> dict[str, list[ManifestFile]]:
         """Read all files of manifests; returns those that there are, by writer.
@@ -152,23 +181,95 @@ class Manifests:
             # A link, or no file at all: damage like any other.
             manifest.problem = str(error)
 
-    def _search(self, writer: str, is_missing: bool) -> None:
-        """Find the shards of a writer that no line lists, as the manifest is damaged or missing."""
-        unlisted = []
+    def _search(self, writer: str, lack: str) -> None:
+        """Find the shards of a writer that no line lists.
+
+        Args:
+            writer: whose manifest is damaged, missing or empty.
+            lack: "missing" or "empty"; nothing where lines may be there.
+        """
+        labels = self._read_labels(writer)
+        self._unlisted[writer] = [name for name, label in labels.items() if not label.holds]
+        merged = [_line_of(name, label) for name, label in labels.items() if label.holds]
+        if lack:
+            self._adopt(merged)
+        for shard in () if lack else merged:
+            self._move(shard)
+        if lack and (self._unlisted[writer] or any(path.startswith(f"{SHARDS}/{writer}/") for path in self._merged)):
+            self._missing[writer] = lack
+
+    def _read_labels(self, writer: str) -> dict[str, Label]:
+        """Return the labels of the complete shards of a writer that no line lists, by their paths."""
+        found = {}
         for name in self.list_unlisted(writer):
             try:
                 label = self.place.label(name)
             except OSError:
-                label = None
-            if label is None or f"{SHARDS}/{label.writer}/{label.name}" != name:
                 continue
-            if label.holds:
-                self._move(label.to_line(name, sum(sum(run[2]) for run in label.holds)))
-            else:
-                unlisted.append(name)
-        self._unlisted[writer] = unlisted
-        if is_missing and (unlisted or any(path.startswith(f"{SHARDS}/{writer}/") for path in self._merged)):
-            self._missing.add(writer)
+            if label is not None and f"{SHARDS}/{label.writer}/{label.name}" == name:
+                found[name] = label
+        return found
+
+    def find_orphans(self) -> list[str]:
+        """Search sound manifests for merged shards whose lines were lost, and read rows from them that are missing.
+
+        A manifest that is cut behind a line looks like one that was never longer.
+
+        Returns:
+            the problems that this has found, one for each merged shard that rows are read from.
+        """
+        with self._lock.held:
+            known = set(self._problems)
+            found: list[Line] = []
+            for writer in self.place.writers():
+                manifest = self.manifests.get(writer)
+                if manifest is None or manifest.problem or not manifest.digest:
+                    continue
+                # Only compactions make merged shards, and they make no others.
+                if not manifest.lines or manifest.lines[0].holds:
+                    labels = self._read_labels(writer)
+                    found += [_line_of(name, label) for name, label in labels.items() if label.holds]
+            self._adopt(found)
+            return [problem for path, problem in self._problems.items() if path not in known]
+
+    def _adopt(self, shards: list[Line]) -> None:
+        """Take in the merged shards, which no manifest lists, that stand for a missing one; keep the others apart."""
+        known: dict[str, set[str]] = {}
+        if any(self._find_gap(shard, known) for shard in shards):
+            # A compaction may have added the lines of merged shards since, and removed the old ones.
+            self._read_lines()
+            known = {}
+        for shard in sorted(shards, key=_order, reverse=True):
+            manifest = self.manifests.get(shard.path.split("/")[1])
+            if shard.path in self._merged or (manifest is not None and shard.path in manifest.paths):
+                continue
+            if not (gone := self._find_gap(shard, known)):
+                self.orphans.add(shard.path)
+                continue
+            self._move(shard)
+            self._problems.setdefault(
+                shard.path,
+                f"no manifest lists the merged shard {self.place.path(shard.path)!r}, which is read because {gone} is "
+                "missing",
+            )
+
+    def _find_gap(self, shard: Line, known: dict[str, set[str]]) -> str:
+        """Name a shard or a line that is missing and that a merged shard stands for; nothing when there is none.
+
+        Args:
+            shard: the merged one.
+            known: the paths of the complete shards by writer, for the writers that were listed; this adds others.
+        """
+        for writer, number in _lines_of(shard):
+            place = self._place_of(writer, number)
+            if place is None:
+                return f"line {number} of the manifest of the writer {writer!r}"
+            owner = place.path.split("/")[1]
+            if owner not in known:
+                known[owner] = {item.path for item in self.place.items(owner) if item.complete}
+            if place.path not in known[owner]:
+                return repr(self.place.path(place.path))
+        return ""
 
     def list_unlisted(self, writer: str) -> list[str]:
         """Return the complete shards in the folder of a writer that its manifest does not list."""
@@ -180,7 +281,7 @@ class Manifests:
     def problems(self) -> list[str]:
         """The damage to manifests, one line each."""
         damaged = {writer: m.problem for writer, m in self.manifests.copy().items() if m.problem}
-        missing = {writer: f"the manifest of the writer {writer!r} is missing" for writer in self._missing}
+        missing = {writer: f"the manifest of the writer {writer!r} is {lack}" for writer, lack in self._missing.items()}
         found = [problem + self._tell_unlisted(writer) for writer, problem in sorted((missing | damaged).items())]
         return found + list(self._problems.values())
 
@@ -209,6 +310,8 @@ class Manifests:
             self._problems[shard.path] = problem
             return
         self._merged[shard.path] = shard
+        self._problems.pop(shard.path, None)
+        self.orphans.discard(shard.path)
         if shard.path not in self._given_up:
             self._put(shard)
 
@@ -239,6 +342,10 @@ class Manifests:
                 if number >= have and known is None:
                     insort(lost, number)
                 offset += rows
+
+    def reads_from(self, path: str) -> bool:
+        """Return True for a merged shard that rows may be read from."""
+        return path in self._merged
 
     def give_up(self, path: str) -> bool:
         """Read the lines of a missing merged shard from elsewhere.
@@ -273,14 +380,22 @@ class Manifests:
         manifest = self.manifests.get(writer)
         return manifest.lines[number] if manifest is not None and number < len(manifest.lines) else None
 
-    def list_superseded(self) -> Iterator[tuple[Line, set[Line]]]:
-        """Yield each shard whose rows are all read from other shards, with these."""
+    def list_superseded(self) -> Iterator[tuple[Line, list[Move]]]:
+        """Yield each shard whose rows are all read from merged ones, with the places of its rows there."""
+        holders: dict[tuple[str, int], list[tuple[int, str]]] = {}
+        for shard in self._merged.values():
+            for key in _lines_of(shard):
+                holders.setdefault(key, []).append(_order(shard))
         for manifest in self.manifests.values():
             for number, line in enumerate(manifest.lines):
-                keys = _lines_of(line) if line.holds else [(manifest.writer, number)]
-                places = {self._place_of(*key) for key in keys}
-                if line not in places and None not in places:
-                    yield line, {place for place in places if place is not None}
+                runs = line.holds or ((manifest.writer, number, (line.rows,)),)
+                found = [
+                    (self._moved.get((writer, first + at)), rows, holders.get((writer, first + at), []))
+                    for writer, first, each in runs
+                    for at, rows in enumerate(each)
+                ]
+                if all(place is not None and place.shard != line for place, _, _ in found):
+                    yield line, _join_moves(line, found)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -339,8 +454,36 @@ class Manifests:
                 found.append(Stretch(path, offset, rows, place.shard.rows, writer, number, number + 1))
 
 
+def _line_of(path: str, label: Label) -> Line:
+    """Return the line of a merged shard, from its label."""
+    return label.to_line(path, sum(sum(run[2]) for run in label.holds))
+
+
 def _order(shard: Line) -> tuple[int, str]:
     return shard.generation, shard.path
+
+
+def _join_moves(line: Line, found: list[tuple[RowPlace | None, int, list[tuple[int, str]]]]) -> list[Move]:
+    """Return the moves of a shard, in as few pieces as there can be.
+
+    Args:
+        line: the shard.
+        found: for each line that it stands for, where its rows are read, how many the shard has, and the merged shards
+            that have them, as `_order` sorts them.
+    """
+    moves: list[Move] = []
+    start = 0
+    for place, rows, holders in found:
+        assert place is not None
+        is_source = not any(_order(line) < order < _order(place.shard) for order in holders)
+        last = moves[-1] if moves else None
+        follows = last is not None and (last.shard, last.to + last.rows) == (place.shard, place.start)
+        if last is not None and follows and last.is_source == is_source and rows == place.rows:
+            moves[-1] = replace(last, rows=last.rows + rows)
+        else:
+            moves.append(Move(start, rows, place.shard, place.start, is_source))
+        start += rows
+    return moves
 
 
 def _lines_of(shard: Line) -> list[tuple[str, int]]:

@@ -23,7 +23,7 @@ from tensordict.datasets.location import Location, RemoteLocation
 from tensordict.datasets.manifest import ManifestWriter, list_manifests, merged_manifest
 from tensordict.datasets.records import to_file
 from tensordict.datasets.schema import Field, Schema
-from tensordict.datasets.shards import Buffers, Shard, new_shard, row_nbytes
+from tensordict.datasets.shards import Buffers, Shard, new_shard, row_nbytes, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, names_of
 from tensordict.datasets.writer import DatasetWriter, find_schema, schema_there, shard_options
 from tensordict.io.formats import ABOVE, DATASET, Above
@@ -145,6 +145,7 @@ def compact(
 def _read_index(place: Location, schema: Schema) -> Manifests:
     index = Manifests(place)
     index.read(thorough=True)
+    index.find_orphans()
     index.check(schema.digest)
     return index
 
@@ -183,7 +184,7 @@ def _sound_runs(place: Location, index: Manifests, group: list[Stretch]) -> Iter
 
 
 def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress | None) -> None:
-    step = max(1, _STEP // max(1, sum(row_nbytes(schema).values())))
+    step = rows_per_block(schema)
     for number in range(len(shards)):
         rows = shards[number]
         for start in range(0, len(rows), step):
@@ -330,8 +331,9 @@ def _verify(report: Report, num_threads: int, progress: Progress | None, access:
         index = _read_index(place, schema)
     report.problems += index.problems
     for name in list_unlisted_shards(place, index):
+        what, who = ("merged shard", "compaction") if name in index.orphans else ("shard", "writer")
         report.problems.append(
-            f"the shard {name!r} is complete, and no manifest lists it: its writer was killed before it counted, or "
+            f"the {what} {name!r} is complete, and no manifest lists it: its {who} was killed before it counted, or "
             "its line was lost"
         )
     found: dict[str, tuple[Report, list[str]]] = {}

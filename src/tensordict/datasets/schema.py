@@ -75,6 +75,37 @@ class Batch:
     rows: dict[Path, Rows]
 
 
+def find_difference(one: Batch, other: Batch) -> tuple[int, Path] | None:
+    """Return the first row that differs between two batches of one schema, and the entry; `None` when none does.
+
+    Two elements are the same when their bytes are, so NaN is the same as itself.
+    """
+    found = [(row, key) for key, rows in one.rows.items() if (row := _first_unlike(rows, other.rows[key])) is not None]
+    return min(found, default=None, key=lambda pair: pair[0])
+
+
+def _first_unlike(one: Rows, other: Rows) -> int | None:
+    if isinstance(one, list):
+        assert isinstance(other, list)
+        pairs = (tuple(json.dumps(exact(value)) for value in pair) for pair in zip(one, other, strict=True))
+        return next((row for row, (a, b) in enumerate(pairs) if a != b), None)
+    if isinstance(one, Ragged):
+        assert isinstance(other, Ragged)
+        row = _first_unlike(one.sizes, other.sizes)
+        # The elements of the rows before that one are at the same places.
+        ends = one.sizes[:row].prod(1).cumsum(0)
+        end = int(ends[-1]) if len(ends) else 0
+        flat = _first_unlike(one.flat[:end], other.flat[:end])
+        return row if flat is None else int(torch.searchsorted(ends, flat, right=True))
+    assert isinstance(other, Tensor)
+    if not one.numel():
+        return None
+    a, b = (rows.detach().reshape(len(rows), -1).contiguous().view(torch.uint8) for rows in (one, other))
+    if torch.equal(a, b):
+        return None
+    return int((a != b).any(1).nonzero()[0])
+
+
 class Schema:
     """The form of the rows of a data set.
 

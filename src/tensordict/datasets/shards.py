@@ -26,6 +26,8 @@ from tensordict.io.remote_saves import naming_url
 from tensordict.io.stores.backends import backend_of
 from tensordict.memory import files
 
+# So many bytes, and so many rows, are copied or compared at once.
+_BLOCK, _MOST_ROWS = 16 << 20, 1 << 16
 # What a value that is no tensor is taken to need, in bytes.
 _VALUE = 64
 
@@ -268,6 +270,11 @@ def save_rows(container: Any, path: str, options: ShardOptions, label: Label) ->
         saved = container.to_zarr(path, chunks="rows", overwrite=True, **compressed)
         saved._wrapped_container()._group.set_attribute(GROUP_LABEL, json.dumps(label.to_json()))
         saved.close()
+
+
+def rows_per_block(schema: Schema) -> int:
+    """Return how many rows are copied or compared at once; values and ragged rows are taken to be small."""
+    return max(1, min(_MOST_ROWS, _BLOCK // max(1, sum(row_nbytes(schema).values()))))
 
 
 def row_nbytes(schema: Schema) -> dict[Path, int]:

@@ -1,10 +1,9 @@
 """Removing shards that a data set no longer needs, and nothing else.
 
 Three rules hold whoever asks. Nothing is removed while a manifest is damaged or missing, because it may have listed
-anything. A merged-away shard goes only when the shards in its place were verified. An item goes only when its name and
-everything in it are what a writer makes. The caller alone decides about a complete shard that no manifest lists, by
-naming
-it: its writer was killed before it counted, or its line was lost.
+anything. A merged-away shard goes only when it is proven that the shards in its place have its rows. An item goes only
+when its name and everything in it are what a writer makes. The caller alone decides about a complete shard that no
+manifest lists, by naming it: its writer was killed before it counted, or its line was lost.
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tensordict.core.errors import SchemaError
+from tensordict.core.keys import joined
 from tensordict.core.logs import logger
 from tensordict.datasets.folders import IsOurs
-from tensordict.datasets.index import Manifests
+from tensordict.datasets.index import Manifests, Move
 from tensordict.datasets.labels import GROUP, check_label, describe_shard
 from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_id
 from tensordict.datasets.location import Location, ShardItem, is_zarr
-from tensordict.datasets.schema import Schema
+from tensordict.datasets.schema import Schema, find_difference
+from tensordict.datasets.shards import rows_per_block
 from tensordict.io.commit import JOURNAL, TEMPORARY
 from tensordict.io.directory import FolderOptions, files_of, plan_files
 from tensordict.io.verify import Report, verify
@@ -55,20 +56,46 @@ class Sweeper:
     def __init__(self, place: Location, index: Manifests, schema: Schema, trusted: Collection[str] = ()) -> None:
         self._place, self._index = place, index
         self.sweep = Sweep([], {})
-        self._ours = known_files(schema)
-        self._sound = dict.fromkeys(trusted, "")
+        self._schema, self._ours = schema, known_files(schema)
+        # By path of merged shards, what is wrong with them; and those that need not be compared with their sources.
+        self._checked = dict.fromkeys(trusted, "")
+        self._proven = set(trusted)
 
     def remove_superseded(self) -> None:
         """Remove the shards whose rows are all read from verified merged ones."""
         items = {item.path: item for writer in self._place.writers() for item in self._place.items(writer)}
-        for line, places in list(self._index.list_superseded()):
+        found: list[tuple[ShardItem, Line, list[Move]]] = []
+        for line, moves in self._index.list_superseded():
             # Its removal may have been cut off.
             folder, _, name = line.path.rpartition("/")
-            for path in (line.path, f"{folder}/.{name}.gone"):
-                if path not in items:
-                    continue
-                problem = self._first_problem() or next(filter(None, map(self._problem_of, places)), "")
-                self._remove(items[path], problem)
+            found += [(items[path], line, moves) for path in (line.path, f"{folder}/.{name}.gone") if path in items]
+        problem = self._first_problem()
+        if not problem:
+            self._compare_shards(found)
+        for item, _, moves in found:
+            self._remove(
+                item, problem or next(filter(None, (self._check_replacement(move.shard) for move in moves)), "")
+            )
+
+    def _compare_shards(self, found: list[tuple[ShardItem, Line, list[Move]]]) -> None:
+        """Compare merged shards with the old ones, where nothing else proves that they have the same rows.
+
+        The proof is that this process has just made the merged shard of the old one, or that the checksums which were
+        recorded when it was made hold. A merged shard with a row that differs is no proof of any other row.
+        """
+        by_merged: dict[Line, list[tuple[Move, Line]]] = {}
+        for item, line, moves in found:
+            # A removal that was cut off began with a proof, and has left no shard that could be compared.
+            if item.path == line.path and (item.complete or not self._place.is_remote):
+                for move in moves:
+                    by_merged.setdefault(move.shard, []).append((move, line))
+        for merged, pairs in by_merged.items():
+            if self._check_replacement(merged):
+                continue
+            is_proven = merged.path in self._proven
+            to_compare = [(move, line) for move, line in pairs if not (is_proven and move.is_source)]
+            if to_compare:
+                self._checked[merged.path] = compare_rows(self._place, self._schema, merged, to_compare)
 
     def remove_left(self, limit: float, named: Collection[str]) -> None:
         """Remove what gone writers have left.
@@ -91,7 +118,8 @@ class Sweeper:
     def _reason_to_stay(self, writer: str, item: ShardItem, limit: float) -> str:
         if problem := self._first_problem():
             return problem
-        if not is_id(writer) or writer not in self._index.manifests or not item.shard:
+        is_known = item.path in self._index.orphans or (is_id(writer) and writer in self._index.manifests)
+        if not is_known or not item.shard:
             return "no writer of this data set makes an item of this name"
         if self._place.is_at_work(writer):
             return "its writer is at work"
@@ -132,12 +160,14 @@ class Sweeper:
         problems = self._index.problems
         return f"nothing is removed while a manifest is damaged or missing: {problems[0]}" if problems else ""
 
-    def _problem_of(self, line: Line) -> str:
+    def _check_replacement(self, line: Line) -> str:
         """Say why a merged shard cannot replace others; nothing when it can."""
-        if line.path not in self._sound:
-            found = check_shard(self._place, line)[1]
-            self._sound[line.path] = f"{line.path!r} is in its place, and is broken: {found[0]}" if found else ""
-        return self._sound[line.path]
+        if line.path not in self._checked:
+            report, found = check_shard(self._place, line)
+            self._checked[line.path] = f"{line.path!r} is in its place, and is broken: {found[0]}" if found else ""
+            if report.leaves == report.checksummed:
+                self._proven.add(line.path)
+        return self._checked[line.path]
 
 
 def known_files(schema: Schema) -> IsOurs:
@@ -183,6 +213,33 @@ def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Repo
     return report, problems
 
 
+def compare_rows(place: Location, schema: Schema, merged: Line, moves: Iterable[tuple[Move, Line]]) -> str:
+    """Compare a merged shard with old ones, a block of rows at a time.
+
+    Returns:
+        how its first row that differs does; nothing when none does.
+    """
+    step = rows_per_block(schema)
+    what = f"the merged shard {merged.path!r} cannot be read"
+    try:
+        merged_rows = place.open(merged.path, "r")
+        for move, old in sorted(moves, key=lambda pair: pair[0].to):
+            what = f"the merged shard {merged.path!r} does not have the rows of {old.path!r}"
+            old_rows = place.open(old.path, "r")
+            for start in range(0, move.rows, step):
+                stop = min(start + step, move.rows)
+                one = schema.taken(old_rows[move.start + start : move.start + stop])
+                other = schema.taken(merged_rows[move.to + start : move.to + stop])
+                if one.count != other.count:
+                    return f"{what}: it ends before them"
+                if difference := find_difference(one, other):
+                    row, key = difference
+                    return f"{what}: they differ first in its row {move.to + start + row:,}, entry {joined(key)!r}"
+    except (OSError, SchemaError, LookupError, RuntimeError) as error:
+        return f"{what}, as far as can be told: {error}"
+    return ""
+
+
 def names_of(place: Location, paths: Iterable[str]) -> set[str]:
     """Return the paths in the data set of shards that a caller names by their full paths or by those.
 
@@ -201,10 +258,13 @@ def names_of(place: Location, paths: Iterable[str]) -> set[str]:
 
 
 def list_unlisted_shards(place: Location, index: Manifests) -> list[str]:
-    """Return the complete shards of writers with a sound manifest that no line lists, except those being written."""
-    found = []
+    """Return the complete shards that no line lists and no row is read from, except those being written.
+
+    Damaged, missing and empty manifests name the shards of writers themselves; of these, this lists merged ones only.
+    """
+    found = {name for name in index.orphans if not place.is_at_work(name.split("/")[1])}
     for writer in place.writers():
         manifest = index.manifests.get(writer)
-        if manifest is not None and not manifest.problem and not place.is_at_work(writer):
-            found += index.list_unlisted(writer)
-    return found
+        if manifest is not None and manifest.digest and not manifest.problem and not place.is_at_work(writer):
+            found.update(name for name in index.list_unlisted(writer) if not index.reads_from(name))
+    return sorted(found)

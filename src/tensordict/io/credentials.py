@@ -1,7 +1,8 @@
 """URLs and storage options that hold secrets, and neither show nor pickle them.
 
 Both are made at the door, by `as_url` and `GuardedOptions.of`. `Remote` alone reads the secrets, to reach a server. A
-text made of such a URL has no secret in it, so code that shows or writes it needs no care.
+text made of such a URL has no secret in it, so code that shows or writes it needs no care. The arguments of a
+connection to a Redis server are guarded in the same way.
 
 A pickle may be stored or sent to another machine, so pickling what holds secrets is an error. Processes that
 `multiprocessing` starts or sends to are given them. The option `allow_secrets=True` lets all pickles have them.
@@ -22,11 +23,23 @@ from tensordict.memory.names import scheme_of
 StorageOptions = Mapping[str, Any]
 
 ALLOW_SECRETS, REDIRECT_HOSTS = "allow_secrets", "redirect_hosts"
-# Options of this package, which no file system of fsspec is given.
+# Options of this package, which no library is given.
 _OWN = (ALLOW_SECRETS, REDIRECT_HOSTS)
+# Where a connection to a Redis server finds its password, unless its arguments have one of these.
+REDIS_PASSWORD, _LOGINS = "TENSORDICT_REDIS_PASSWORD", {"password", "credential_provider"}
 
 
-class Url(str):
+class _Constant:
+    """Copies of it are the object itself."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
+
+class Url(_Constant, str):
     """A URL whose text is without its secrets, which `with_secrets` gives.
 
     F-strings, JSON and parts of the text are plain `str`s without secrets.
@@ -39,12 +52,6 @@ class Url(str):
     def with_secrets(self) -> str:
         """The whole URL, to reach the server."""
         return self._full
-
-    def __copy__(self) -> Url:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Url:
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._allowed:
@@ -73,17 +80,18 @@ def full_url(url: str) -> str:
     return url.with_secrets if isinstance(url, Url) else url
 
 
-def _url_for_process(url: Url) -> tuple[Any, ...]:
-    return as_url, (url._full, url._allowed)
-
-
-class GuardedOptions(Mapping[str, Any]):
+class GuardedOptions(_Constant, Mapping[str, Any]):
     """The `storage_options` of a caller: shown without secrets, and pickled only where these may go along.
 
     Attributes:
         allow_secrets: whether pickles have the secrets.
         redirect_hosts: the hosts that a server of HTTP may redirect to, beside itself.
     """
+
+    _what = "storage_options hold"
+    # Where else each machine may find them, and how a caller has them pickled.
+    _where = "environment (AWS_PROFILE, ...) or in the configuration of fsspec (~/.config/fsspec/, FSSPEC_S3_KEY, ...)"
+    _allow = f"storage_options={{..., {ALLOW_SECRETS!r}: True}}"
 
     def __init__(self, options: StorageOptions) -> None:
         self._options = dict(options)
@@ -102,12 +110,12 @@ class GuardedOptions(Mapping[str, Any]):
     def redirect_hosts(self) -> tuple[str, ...]:
         """See the class; the environment variable `TENSORDICT_REDIRECT_HOSTS` names more of them."""
         given = self._options.get(REDIRECT_HOSTS, ())
-        named = os.environ.get("TENSORDICT_REDIRECT_HOSTS", "").split(",")
-        hosts = [*((given,) if isinstance(given, str) else given), *named]
+        hosts = [given] if isinstance(given, str) else [*given]
+        hosts += os.environ.get("TENSORDICT_REDIRECT_HOSTS", "").split(",")
         return tuple(dict.fromkeys(host.strip().lower() for host in hosts if host.strip()))
 
-    def for_fsspec(self) -> dict[str, Any]:
-        """The options for the file system of fsspec."""
+    def for_library(self) -> dict[str, Any]:
+        """The options without those of this package, for the library that reaches the server."""
         return {name: value for name, value in self._options.items() if name not in _OWN}
 
     def secrets(self) -> list[str]:
@@ -131,29 +139,31 @@ class GuardedOptions(Mapping[str, Any]):
     def __repr__(self) -> str:
         return repr(redacted_options(self._options))
 
-    def __copy__(self) -> GuardedOptions:
-        return self
-
-    def __deepcopy__(self, memo: object) -> GuardedOptions:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.allow_secrets and (found := secrets_of_options(self._options)):
-            raise _refusal(f"storage_options hold secrets ({', '.join(map(repr, found))})")
-        return GuardedOptions, (self._options,)
+            raise _refusal(f"{self._what} secrets ({', '.join(map(repr, found))})", type(self))
+        return type(self), (self._options,)
 
 
-def _refusal(what: str) -> pickle.PicklingError:
+class GuardedConnection(GuardedOptions):
+    """The arguments of a connection to a Redis server: shown without secrets, and pickled as `storage_options` are."""
+
+    _what = "the arguments of the connection to the Redis server hold"
+    _where, _allow = f"environment variable {REDIS_PASSWORD}", f"{ALLOW_SECRETS}=True"
+
+    def for_library(self) -> dict[str, Any]:
+        """The arguments of `redis.Redis`; the environment gives the password when they give none."""
+        found, password = super().for_library(), os.environ.get(REDIS_PASSWORD)
+        return found if not password or found.keys() & _LOGINS else {**found, "password": password}
+
+
+def _refusal(what: str, kind: type[GuardedOptions] = GuardedOptions) -> pickle.PicklingError:
     return pickle.PicklingError(
-        f"{what}, and pickles are given none. Leave it out, and have each machine find its own: in the environment "
-        "(AWS_PROFILE, AWS_ACCESS_KEY_ID, ...) or in the configuration of fsspec (~/.config/fsspec/, FSSPEC_S3_KEY, "
-        f"...). Or pass storage_options={{..., {ALLOW_SECRETS!r}: True}}, and keep the pickle as you keep the secret"
+        f"{what}, and pickles are given none. Leave it out, and have each machine find its own: in the {kind._where}. "
+        f"Or pass {kind._allow}, and keep the pickle as you keep the secret"
     )
 
 
-def _options_for_process(options: GuardedOptions) -> tuple[Any, ...]:
-    return GuardedOptions, (options._options,)
-
-
-ForkingPickler.register(Url, _url_for_process)
-ForkingPickler.register(GuardedOptions, _options_for_process)
+ForkingPickler.register(Url, lambda url: (as_url, (url._full, url._allowed)))
+for _kind in (GuardedOptions, GuardedConnection):
+    ForkingPickler.register(_kind, lambda options: (type(options), (options._options,)))

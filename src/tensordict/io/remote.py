@@ -176,7 +176,7 @@ class Remote:
 
     def for_fsspec(self) -> tuple[str, dict[str, Any]]:
         """The URL with its secrets and the options, from which fsspec makes the file system."""
-        url, options = self._full, self.storage_options.for_fsspec()
+        url, options = self._full, self.storage_options.for_library()
         if self.is_http:
             options.setdefault("get_client", _web(self.url).Client(self.storage_options.redirect_hosts))
             parts = urlsplit(url)

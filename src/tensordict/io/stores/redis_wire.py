@@ -31,6 +31,7 @@ from weakref import WeakValueDictionary
 
 from tensordict.core.errors import SaveError, ServerFullError
 from tensordict.core.keys import Path, entries_of
+from tensordict.io.credentials import GuardedConnection
 from tensordict.io.stores.redis_protocol import Parser, Word, library, packed
 
 # What one request carries at most, in bytes: larger tensors go in several.
@@ -143,12 +144,13 @@ class Address:
     """Where a container is: the server, as arguments of `redis.Redis`, and its identifier there.
 
     ttl: after how many seconds without a write the server forgets it; `None` for never.
+    connection: the arguments of `redis.Redis`, whose secrets no pickle has.
     cached: whether the shapes and dtypes of its leaves are kept between calls.
     client: a client to use; it is not pickled, the arguments that it was made of are.
     """
 
     backend: str
-    connection: Mapping[str, Any]
+    connection: GuardedConnection
     prefix: str
     td_id: str
     ttl: float | None = None
@@ -179,12 +181,11 @@ class Address:
             raise ValueError(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
         if client is not None:
             client, connection = _taken_from(client, connection)
-        elif unix_socket_path is not None:
-            connection = {"unix_socket_path": str(unix_socket_path), "db": db, **connection}
         else:
-            connection = {"host": host, "port": port, "db": db, **connection}
-        td_id = str(uuid.uuid4()) if td_id is None else td_id
-        return cls(backend, connection, prefix, td_id, ttl, cache_metadata, client)
+            known = {"unix_socket_path": str(unix_socket_path)} if unix_socket_path else {"host": host, "port": port}
+            connection = {**known, "db": db, **connection}
+        td_id = td_id or str(uuid.uuid4())
+        return cls(backend, GuardedConnection(connection), prefix, td_id, ttl, cache_metadata, client)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "client": None}
@@ -193,8 +194,7 @@ class Address:
     def server(self) -> str:
         """What errors call the server; no password is in it."""
         of = self.connection
-        path = of.get("unix_socket_path")
-        return path if path is not None else f"{of.get('host', 'localhost')}:{of.get('port', 6379)}"
+        return of.get("unix_socket_path") or f"{of.get('host', 'localhost')}:{of.get('port', 6379)}"
 
     def missing(self) -> KeyError:
         """The error for the case that there is no such container."""
@@ -207,8 +207,9 @@ class Address:
         return f"{self.prefix}:{{{self.td_id}}} at {self.server} db={self.connection.get('db', 0)}"
 
 
-# Of a client, what another one to the same server is made of.
-_OF_A_CLIENT = ("host", "port", "db", "username", "password", "socket_timeout", "socket_connect_timeout")
+# The settings of a client that another one to the same server is made with; an argument has another name.
+_OF_A_CLIENT = ("path", "host", "port", "db", "username", "password", "socket_timeout", "socket_connect_timeout")
+_NAMES = {"path": "unix_socket_path"}
 
 
 def _taken_from(client: Any, extra: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -218,9 +219,7 @@ def _taken_from(client: Any, extra: Mapping[str, Any]) -> tuple[Any, dict[str, A
     known = getattr(pool, "connection_kwargs", None)
     if not isinstance(client, (redis.Redis, redis.asyncio.Redis)) or not isinstance(known, dict):
         raise TypeError(f"client is a redis.Redis or a redis.asyncio.Redis, got {type(client).__name__}")
-    connection = {name: known[name] for name in _OF_A_CLIENT if known.get(name) is not None}
-    if known.get("path") is not None:
-        connection["unix_socket_path"] = known["path"]
+    connection = {_NAMES.get(name, name): known[name] for name in _OF_A_CLIENT if known.get(name) is not None}
     ssl = {name: value for name, value in known.items() if name.startswith("ssl_") and value is not None}
     if ssl or "SSL" in getattr(pool, "connection_class", object).__name__:
         connection.update(ssl, ssl=True)
@@ -239,14 +238,13 @@ def _client(address: Address) -> Any:
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
-    key = repr(sorted(address.connection.items(), key=repr))
-    pool = _POOLS.get(key)
+    arguments = address.connection.for_library()
+    pool = _POOLS.get(key := repr(sorted(arguments.items(), key=repr)))
     if pool is None:
         # Every request may be sent twice: what is lost on the way is sent again, for about a second.
         retry = Retry(ExponentialBackoff(cap=0.5, base=0.1), _TRIES)
-        own = "protocol" not in address.connection
-        pool = redis.Redis(**{"retry": retry, "protocol": 2, **address.connection}).connection_pool
-        if own:
+        pool = redis.Redis(**{"retry": retry, "protocol": 2, **arguments}).connection_pool
+        if "protocol" not in arguments:
             pool.connection_kwargs["parser_class"] = Parser
         _POOLS[key] = pool
     return redis.Redis(connection_pool=pool)
