@@ -17,8 +17,8 @@ import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, read_node, value_meta, write_meta
-from tensordict.io.source import Source
+from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, read_node, read_there, value_meta, write_meta
+from tensordict.io.source import FOLDERS, Source
 from tensordict.io.specification import VALUE_STACK, Pickled, Specification
 from tensordict.io.values import NotJson
 from tensordict.memory import files
@@ -65,6 +65,15 @@ def files_of_value(
         raise UnsupportedEntryError(f"{entry_of(key)}{reason}, and pickling it fails too: {error}") from error
     name = STACK_PICKLE if stack else HOLDER_PICKLE
     return ValueFiles(value_meta(form, outer, shared, pickled=name), name, content)
+
+
+def read_value_files(folder: str, key: Path) -> ValueFiles | None:
+    """Read the files of a value that is saved in a folder; `None` when there are none."""
+    meta = read_there(folder, key)
+    if not meta:
+        return None
+    name = read_node(folder, key).pickled
+    return ValueFiles(meta, name, FOLDERS.read(f"{folder}/{name}") if name else b"")
 
 
 # What gives the value in the pickle file at a path; its other arguments are the key, for errors, and whether it is of a
