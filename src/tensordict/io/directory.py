@@ -575,7 +575,7 @@ def _refuse_there(key: Path, path: str) -> None:
     if os.path.lexists(path) and os.lstat(path).st_size:
         raise SaveError(
             f"entry {joined(key)!r}: {path!r} is there and is no part of the save that the entry is added to: remove "
-            "it, or give the entry another name"
+            "it, or give the entry another name (overwrite=True replaces the whole save)"
         )
 
 

@@ -24,8 +24,6 @@ from tensordict.memory.mapped import MemoryMappedTensor
 
 # So many differences are told.
 _SHOWN = 4
-# What works where a save has another structure.
-_ADVICE = "Ask for all of its entries as they are there, load it and select() some of them"
 
 
 def opened(wanted: Contract, path: str, load: Callable[[], Any]) -> Any:
@@ -34,9 +32,9 @@ def opened(wanted: Contract, path: str, load: Callable[[], Any]) -> Any:
     Raises:
         SaveError: it has another one, or is broken; says what differs.
     """
-    saved, missing = open_part(wanted, path, load)
-    if missing:
-        raise _refused(saved, path, missing, "Load it and set the new entries")
+    saved, found = _compare(wanted, load)
+    if found:
+        raise _refused(saved, path, found)
     return saved
 
 
@@ -49,22 +47,32 @@ def open_part(wanted: Contract, path: str, load: Callable[[], Any]) -> tuple[Any
     Raises:
         SaveError: the save has other entries, or is broken; says what differs.
     """
+    saved, found = _compare(wanted, load)
+    others = [difference for difference in found if difference.what != "missing"]
+    if others:
+        raise _refused(saved, path, others)
+    return saved, found
+
+
+def _compare(wanted: Contract, load: Callable[[], Any]) -> tuple[Any, list[Difference]]:
+    """Load a save, and list how it differs from `wanted`."""
     try:
         saved = load()
     except SaveError as error:
         raise SaveError(f"{error}. It is left as it is; pass overwrite=True to replace what is there") from error
     one, other = specification_of(wanted, unread=True), specification_of(saved, unread=True)
-    found = list(differences(one, other, None))
-    others = [difference for difference in found if difference.what != "missing"]
-    if others:
-        raise _refused(saved, path, others, _ADVICE)
-    return saved, found
+    return saved, list(differences(one, other, None))
 
 
-def _refused(saved: Any, path: str, found: list[Difference], advice: str) -> SaveError:
+def _refused(saved: Any, path: str, found: list[Difference]) -> SaveError:
+    """Close a save, and make the error that tells the first differences and what would work."""
     if hasattr(saved, "close"):
         saved.close()
     told = "; ".join(map(_told, found[:_SHOWN])) + ("; and more" if len(found) > _SHOWN else "")
+    if all(difference.what == "missing" for difference in found):
+        advice = "Load it and set the new entries"
+    else:
+        advice = "Ask for all of its entries as they are there, load it and select() some of them"
     return SaveError(
         f"{path!r} holds a save of another structure than the one asked for, which is left as it is: {told}. {advice}, "
         "or save elsewhere"
