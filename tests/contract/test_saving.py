@@ -72,6 +72,19 @@ def test_memmap_like_opens_what_is_there(td: Any, kind: Kind, tmp_path: pathlib.
     check(td.memmap_like(tmp_path / "saved", overwrite=True), torch.zeros_like(td), kind)
 
 
+def test_memmap_like_adds_what_is_not_there(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
+    first = TensorDict({"td": td}, td.batch_size[:1]).memmap_like(tmp_path / "saved")
+    first["td"].update_(td)
+    wanted = TensorDict({"more": torch.ones(td.batch_size), "td": td, "again": td}, td.batch_size[:1])
+    added = wanted.memmap_like(tmp_path / "saved")
+    for found in (added, TensorDict.load_memmap(tmp_path / "saved")):
+        check(found["td"], td, kind)
+        check(found["again"], torch.zeros_like(td), kind)
+        assert not found["more"].any()
+    added["td"].zero_()
+    check(first["td"], torch.zeros_like(td), kind)
+
+
 def test_memmap_like_shares_no_memory(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
     for source in (td.memmap(copy_existing=True), td.memmap(tmp_path / "saved", copy_existing=True)):
         for like in (source.memmap_like(), source.memmap_like(tmp_path / "other", overwrite=True)):

@@ -5,6 +5,7 @@ Run as a program, `killing.py` reads lines `SCENARIO:FOLDER`, and prints for eac
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import random
@@ -148,6 +149,36 @@ def once(folder: pathlib.Path, scenario: str, count: int, again: int | None) -> 
     return killed
 
 
+# --- entries that are added to a save --------------------------------------------------------------------------------
+
+
+def longer() -> TensorDict:
+    return old().update({"b": {"more": torch.zeros(5)}, "n": {"x": torch.zeros(5, 2)}, "z": torch.zeros(5)})
+
+
+def adding_once(folder: pathlib.Path, count: int) -> bool:
+    """As `once`, for `memmap_like` over a save that lacks entries."""
+    root = folder / "saved"
+    old().memmap(root)
+    put_mine(root)
+    killed = in_child(lambda: longer().memmap_like(root), count)
+    loaded = TensorDict.load_memmap(root)
+    assert same(loaded, longer()) or (killed and same(loaded, old())), f"a mix after {count} changes"
+    check_mine(folder)
+    assert same(longer().memmap_like(root), longer())
+    # The next save takes away what a killed one has left beside the folder.
+    last().memmap(root)
+    assert os.listdir(folder) == ["saved"], f"leftovers after {count} changes: {os.listdir(folder)}"
+    check_mine(folder)
+    shutil.rmtree(root)
+    return killed
+
+
+def adding_kills(folder: pathlib.Path) -> int:
+    """Kill at every seventh change: the transaction is that of `once`, which kills at each."""
+    return sum(itertools.takewhile(bool, (adding_once(folder, count) for count in itertools.count(1, 7))))
+
+
 # --- saves that are one file -----------------------------------------------------------------------------------------
 
 
@@ -216,6 +247,8 @@ def kills(folder: pathlib.Path, scenario: str) -> int:
     """Run a scenario in an empty folder; how many kills there were."""
     if scenario in FILES:
         return file_kills(folder, scenario)
+    if scenario == "adding":
+        return adding_kills(folder)
     exchange = commit._rename_exchange
     if scenario == "no exchange":
         commit._rename_exchange = no_exchange

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import pickle
 import re
+import shutil
+import sys
 import zipfile
 from typing import Any
 
 import pytest
 import torch
 
-from tensordict import MemoryMappedTensor, NonTensorStack, TensorDict, UnbatchedTensor, lazy_stack, tensorclass
+from reference import Reference
+from tensordict import (
+    MemoryMappedTensor,
+    NonTensorStack,
+    TensorDict,
+    UnbatchedTensor,
+    diff,
+    lazy_stack,
+    tensorclass,
+    verify,
+)
 from tensordict.core.errors import SaveError
+from tensordict.core.keys import path_of
 from tensordict.io import archive, directory
 
 pytest.importorskip("h5py")
@@ -92,7 +107,6 @@ OTHERS = {
     "longer": (make(length=4), r"batch size \[3\] in the save, and \[4\] is asked for"),
     "shorter": (make(length=2), r"'a' has shape \[3\] in the save, and \[2\] is asked for"),
     "dtype": (make().double(), r"'a' has dtype torch.float32 in the save, and torch.float64 is asked for"),
-    "more": (make().set(("b", "more"), torch.ones(3)), r"\('b', 'more'\) is not in the save"),
     "fewer": (make().exclude(("b", "c")).set(("b", "d"), torch.ones(3, 2)), r"\('b', 'c'\) is in the save only"),
 }
 
@@ -112,8 +126,9 @@ def test_another_structure_is_refused(place: str, other: str, tmp_path: pathlib.
     opened(place, make(), tmp_path)
     fill(place, tmp_path, 7.0)
     td, what = OTHERS[other]
-    with pytest.raises(SaveError, match=what + r".*overwrite=True"):
+    with pytest.raises(SaveError, match=what + r".*save elsewhere") as raised:
         opened(place, td, tmp_path)
+    assert "overwrite" not in str(raised.value)
     assert (written_by_us(place, tmp_path) == 7).all()
     assert len(os.listdir(tmp_path)) == 1
     assert opened(place, td, tmp_path, overwrite=True).keys(True, True) == td.keys(True, True)
@@ -154,7 +169,7 @@ def test_every_kind_of_entry(suffix: str, tmp_path: pathlib.Path) -> None:
     assert again["lazy"][1]["x"].eq(7).all() and again["own"].eq(7).all()
     assert (again["word"], again["words"], again["item"].name) == ("old", ["old", "old"], "old")
     assert again.names == ["time"]
-    with pytest.raises(SaveError, match=r"'rows' has shape .*overwrite=True"):
+    with pytest.raises(SaveError, match=r"'rows' has shape .*save elsewhere"):
         spec("new", 2, 2).memmap_like(path)
     assert spec("new", 2, 2).memmap_like(path, overwrite=True)["word"] == "new"
 
@@ -253,6 +268,186 @@ def test_files_that_may_not_be_written(tmp_path: pathlib.Path, monkeypatch: pyte
         make().memmap_like(tmp_path / "save")
     with pytest.raises(PermissionError, match=re.escape(str(tmp_path / "x"))):
         MemoryMappedTensor.empty(2, filename=tmp_path / "x", existsok=True)
+
+
+# --- entries that a save lacks ----------------------------------------------------------------------------------------
+
+
+def more() -> TensorDict:
+    return make().update({"b": {"more": torch.ones(3, 4)}, "z": torch.ones(3, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_entries_that_are_not_there(place: str, tmp_path: pathlib.Path) -> None:
+    """A folder takes them; the other formats name them."""
+    opened(place, make(), tmp_path)
+    fill(place, tmp_path, 7.0)
+    if place not in ("folder", "schema, folder"):
+        with pytest.raises(SaveError, match=r"\('b', 'more'\) is not in the save; .*'z' is not .*save elsewhere"):
+            opened(place, more(), tmp_path)
+        assert (written_by_us(place, tmp_path) == make(7.0)).all()
+        return
+    before = {name: (tmp_path / "save" / name).stat().st_ino for name in ("a.memmap", "b/c.memmap")}
+    (tmp_path / "save/notes").write_text("mine")
+    expected = make(7.0).update({"b": {"more": torch.zeros(3, 4)}, "z": torch.zeros(3, dtype=torch.int64)})
+    assert (opened(place, more(), tmp_path) == expected).all()
+    assert (written_by_us(place, tmp_path) == expected).all()
+    assert {name: (tmp_path / "save" / name).stat().st_ino for name in before} == before
+    assert os.listdir(tmp_path) == ["save"] and (tmp_path / "save/notes").read_text() == "mine"
+    with pytest.raises(SaveError, match=r"'more'\) is in the save only; entry 'z' is in the save only.*select\(\)"):
+        opened(place, make(), tmp_path)
+
+
+def test_entries_are_shared_with_those_who_have_the_save_open(tmp_path: pathlib.Path) -> None:
+    first = make().memmap_like(tmp_path / "save")
+    handle = pickle.dumps(first["a"])
+    added = more().memmap_like(tmp_path / "save", durable=True)
+    assert type(added) is TensorDict and added.is_memmap() and added.is_locked
+    assert list(added.keys()) == ["a", "b", "z"]
+    assert added.saved_path == first.saved_path and added["b"].saved_path == first["b"].saved_path
+    first["b", "c"].fill_(5)
+    added["a"].fill_(6)
+    added["b", "more"].fill_(8)
+    assert added["b", "c"].eq(5).all() and first["a"].eq(6).all() and pickle.loads(handle).eq(6).all()
+    assert TensorDict.load_memmap(tmp_path / "save")["b", "more"].eq(8).all()
+    assert first.make_memmap("q", (3,)).tolist() == [0, 0, 0] and "q" in TensorDict.load_memmap(tmp_path / "save")
+
+
+@tensorclass
+class Sample:
+    obs: torch.Tensor
+    name: str
+    extra: torch.Tensor | None = None
+
+
+def all_kinds(word: str) -> dict[str, Any]:
+    return {
+        "rows": torch.nested.nested_tensor([torch.ones(n) for n in (1, 2)], layout=torch.jagged),
+        "strided": torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 1)]),
+        "sample": Sample(obs=torch.ones(2, 2), name=word, batch_size=[2]),
+        "lazy": lazy_stack([TensorDict(x=torch.ones(n)) for n in (1, 3)]),
+        "word": word,
+        "words": NonTensorStack(word, word),
+        "own": UnbatchedTensor(torch.ones(4)),
+        "_names": torch.ones(2),
+    }
+
+
+def columns() -> Any:
+    return lazy_stack([TensorDict(x=torch.ones(n), same=torch.ones(2), word=str(n)) for n in (1, 3, 2, 5)])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_every_kind_of_entry_is_kept_and_added(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save"
+
+    def spec(word: str) -> TensorDict:
+        td = TensorDict(all_kinds(word), [2], names=["time"])
+        return TensorDict({"td": td, "columns": columns()})
+
+    spec("old").memmap(path, checksum=True)
+    shutil.copytree(path, tmp_path / "before")
+    inodes = {file.relative_to(path): file.stat().st_ino for file in path.rglob("*.memmap") if "shape" not in file.name}
+    wanted = spec("new")
+    wanted["td", "new"] = TensorDict(all_kinds("new"), [2])
+    wanted["td", "_type"] = torch.ones(2)
+    wanted["td", "sample"].extra = torch.ones(2, 3)
+    for member in wanted["td", "lazy"].unbind(0):
+        member["y"] = torch.ones(3)
+    added = wanted.memmap_like(path)
+    new = [("lazy", "0", "y"), ("lazy", "1", "y"), "_type", "new", ("sample", "extra")]
+    found = diff(tmp_path / "before", path)
+    assert {(item.what, item.key) for item in found} == {("additional", ("td", *path_of(key))) for key in new}
+    assert {name: (path / name).stat().st_ino for name in inodes} == inodes
+    assert verify(path).checksummed == verify(tmp_path / "before").checksummed == 9
+    for td in (added, TensorDict.load_memmap(path)):
+        assert td["td"].names == ["time"] and type(td["td", "sample"]) is Sample
+        assert all(td["td"][key].eq(0).all() for key in ("_type", ("lazy", "y"), ("sample", "extra")))
+        inner, kept = td["td", "new"], td["td"]
+        for name, word, value in ((inner, "new", 0), (kept, "old", 1)):
+            assert (name["word"], name["words"], name["sample"].name) == (word, [word, word], word)
+            assert all(name[key].eq(value).all() for key in ("own", "_names", ("sample", "obs")))
+            assert name["lazy"][1]["x"].eq(value).all()
+            assert name["rows"].values().eq(value).all() and name["strided"].unbind()[1].eq(value).all()
+        assert td["columns"][3]["x"].eq(1).all() and td["columns"][1]["word"] == "3"
+
+
+def test_ragged_stacks_take_no_entries(tmp_path: pathlib.Path) -> None:
+    columns().memmap(tmp_path)
+    wanted = columns()
+    for member in wanted.unbind(0):
+        member["y"] = torch.ones(3)
+    with pytest.raises(SaveError, match=r"\('0', 'y'\): the members of a ragged lazy stack"):
+        wanted.memmap_like(tmp_path)
+    assert list(TensorDict.load_memmap(tmp_path)[3].keys()) == ["x", "same", "word"]
+
+
+@pytest.mark.parametrize("name", ["z.memmap", "n/meta.json", "n/x.memmap"])
+def test_files_in_the_way_of_new_entries(name: str, tmp_path: pathlib.Path) -> None:
+    make(7.0).memmap(tmp_path / "save")
+    path = tmp_path / "save" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    wanted = make().update({"z": torch.zeros(3), "n": {"x": torch.zeros(3)}})
+    with pytest.raises(SaveError, match=rf"{name}' is there and is no part of the save.*another name"):
+        wanted.memmap_like(tmp_path / "save")
+    assert path.read_text() == "mine" and (TensorDict.load_memmap(tmp_path / "save") == make(7.0)).all()
+    path.write_text("")
+    assert wanted.memmap_like(tmp_path / "save")["z"].tolist() == [0, 0, 0]
+
+
+def test_names_that_an_older_save_did_not_encode(tmp_path: pathlib.Path) -> None:
+    td = TensorDict({"a b": {"c d": torch.full((2,), 7.0), "word": "x"}})
+    td.memmap(tmp_path, robust_key=False)
+    td["a b", "e f"] = torch.ones(2)
+    assert td.memmap_like(tmp_path)["a b", "c d"].eq(7).all()
+    again = TensorDict.load_memmap(tmp_path)["a b"]
+    assert again["c d"].eq(7).all() and again["e f"].eq(0).all() and again["word"] == "x"
+
+
+def test_entries_that_are_added_while_the_save_is_looked_at(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(7.0).memmap(tmp_path)
+    real, calls = directory._reopened, []
+
+    def late(*args: Any) -> Any:
+        calls.append(args)
+        found = real(*args)
+        if len(calls) == 1:
+            first.make_memmap("z", (3,), dtype=torch.int64).fill_(5)
+        return found
+
+    monkeypatch.setattr(directory, "_reopened", late)
+    added = more().memmap_like(tmp_path)
+    assert added["z"].eq(5).all() and added["a"].eq(7).all() and added["b", "more"].eq(0).all() and len(calls) == 2
+
+
+LIKE = """
+import json, sys, torch
+from tensordict import TensorDict
+def make(**more):
+    return TensorDict(x=torch.ones(3), n=TensorDict(y=torch.ones(3, 2), batch_size=[3], **more), batch_size=[3])
+def shown(td):
+    return {str(key): leaf.tolist() for key, leaf in td.items(True, True)}
+first = make().memmap_like(sys.argv[1])
+first["x"].fill_(7)
+first["n", "y"].fill_(8)
+wanted = make(w=torch.ones(3))
+wanted["z"] = torch.ones(3)
+added = wanted.memmap_like(sys.argv[1])
+added["x"][0] = 5
+first["n", "y"][1] = 6
+print(json.dumps([sorted(shown(td).items()) for td in (first, added, TensorDict.load_memmap(sys.argv[1]))]))
+"""
+
+
+def test_entries_are_added_as_the_reference_adds_them(
+    behaviour: Reference, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "ours")])
+    exec(compile(LIKE, "<ours>", "exec"), {})
+    assert json.loads(capsys.readouterr().out) == json.loads(behaviour.run(LIKE, tmp_path / "theirs"))
 
 
 # --- single tensors ---------------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import reopening
+from tensordict.io import commit, reopening
 from tensordict.io.columns import Column, file_of, is_ragged, ragged_leaf, taken
+from tensordict.io.comparing import Difference
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.meta import (
     CHECKSUM,
@@ -29,10 +30,12 @@ from tensordict.io.meta import (
     TABLE_CHECKSUM,
     as_json,
     is_foreign,
+    keep_described,
     leaf_spec,
     node_meta,
     node_spec,
     ragged_spec,
+    read_there,
 )
 from tensordict.io.progress import progress_bar
 from tensordict.io.source import FOLDERS
@@ -47,7 +50,7 @@ from tensordict.io.specification import (
     to_container,
 )
 from tensordict.io.transaction import FolderTransaction
-from tensordict.io.value_files import Place, ValueFiles, files_of_value, unpickle
+from tensordict.io.value_files import Place, ValueFiles, files_of_value, read_value_files, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
 from tensordict.memory import files
 from tensordict.memory.file_source import FileSource
@@ -141,6 +144,8 @@ class _Node:
     value: ValueFiles | None = None
     # See `FolderOptions.label`.
     label: list[Any] | None = None
+    # The content of the meta.json of the node where it gains entries, which it keeps.
+    there: dict[str, Any] = field(default_factory=dict)
 
     @property
     def class_name(self) -> str:
@@ -401,18 +406,29 @@ def _save_directory(
     """Write everything new, map it, and only then put it in the place of what was there."""
     if not options.checksum and not options.durable and _is_saved(leaves, nodes):
         return _finish(root, prefix, options)
-    if (there := _reopened(root, prefix, options)) is not None:
-        return there
+    there = _reopened(root, prefix, options)
+    if there is not None and not there[1]:
+        return reopening.as_mapped(root.container, there[0])
     start = len(root.folder) + 1
     kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
     paths = list(files_of(FolderPlan(root, leaves, nodes)))
     with contextlib.ExitStack() as stack:
-        save = stack.enter_context(FolderTransaction(root.folder, paths, options.durable, kept, options.overwrite))
+        # `_plan_adding` checks what is in the way of entries that are added.
+        adding = there is not None
+        save = stack.enter_context(
+            FolderTransaction(root.folder, paths, options.durable, kept, options.overwrite or adding)
+        )
         if save.is_replacing:
             _check_what_is_there(root.folder, leaves, nodes, options)
-            # Another process may have made it since.
+            # Another process may have made or changed it since.
             if (there := _reopened(root, prefix, options)) is not None:
-                return there
+                saved, missing = there
+                if not missing:
+                    return reopening.as_mapped(root.container, saved)
+                plan = _plan_adding(root, saved, missing, options)
+                root, leaves, nodes = plan.root, plan.leaves, plan.nodes
+            elif adding:
+                raise SaveError(f"the save in {root.folder!r} was removed while entries were to be added to it")
         for node in nodes:
             save.make_folder(node.folder, node.key)
         for leaf in leaves:
@@ -520,15 +536,76 @@ class GrowingFolder:
         self._save.__exit__()
 
 
-def _reopened(root: _Node, prefix: pathlib.Path, options: FolderOptions) -> Any:
-    """What is saved there, for a save without content, which leaves it as it is; `None` when there is nothing."""
+def _reopened(root: _Node, prefix: pathlib.Path, options: FolderOptions) -> tuple[Any, list[Difference]] | None:
+    """Open the save that is there, for a save without content, which keeps it; `None` when there is none.
+
+    Returns:
+        The save, and the entries that it lacks.
+    """
     if not options.like or options.overwrite or not os.path.lexists(f"{root.folder}/{META}"):
         return None
     loading = LoadOptions(robust=options.robust)
     if options.allow_pickle:
         loading.unpickle = unpickle
-    saved = reopening.opened(root.container, root.folder, lambda: load_directory(prefix, loading))
-    return reopening.as_mapped(root.container, saved)
+    return reopening.open_part(root.container, root.folder, lambda: load_directory(prefix, loading))
+
+
+def _plan_adding(root: _Node, saved: Any, missing: list[Difference], options: FolderOptions) -> FolderPlan:
+    """Plan a save of all that is saved in a folder, as hard links, and of the entries that it lacks.
+
+    The folder is locked.
+
+    Raises:
+        SaveError: an entry has no place in the save, or its file or folder is there and belongs to no save.
+    """
+    plan = plan_files(reopening.merge(root.container, saved), root.folder, options)
+    keys = dict.fromkeys(difference.key for difference in missing)
+
+    def is_new(key: Path) -> bool:
+        return any(key[: count + 1] in keys for count in range(len(key)))
+
+    for node in plan.nodes:
+        if is_new(node.key):
+            _refuse_there(node.key, f"{node.folder}/{META}")
+            if node.value is not None and node.value.pickle_file:
+                _refuse_there(node.key, f"{node.folder}/{node.value.pickle_file}")
+        else:
+            _keep_description(node, keys)
+    owned: dict[str, Collection[str]] = {}
+    for leaf in plan.leaves:
+        if is_new(leaf.key):
+            _refuse_there(leaf.key, leaf.path)
+            continue
+        leaf.always = True
+        folder, _, name = leaf.path.rpartition("/")
+        if folder not in owned:
+            owned[folder] = commit.owned(folder)[0]
+        if name in owned[folder] and os.path.exists(leaf.path):
+            leaf.result = map_file(leaf.path, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
+    return plan
+
+
+def _refuse_there(key: Path, path: str) -> None:
+    if os.path.lexists(path) and os.lstat(path).st_size:
+        raise SaveError(
+            f"entry {joined(key)!r}: {path!r} is there and is no part of the save that the entry is added to: remove "
+            "it, or give the entry another name (overwrite=True replaces the whole save)"
+        )
+
+
+def _keep_description(node: _Node, added: Collection[Path]) -> None:
+    """Have a node that is saved already keep its value, and what its `meta.json` says, such as checksums."""
+    if node.form.columns:
+        for key in added:
+            if key[: len(node.key)] == node.key:
+                raise SaveError(
+                    f"entry {joined(key)!r}: the members of a ragged lazy stack have no files of their own for a new "
+                    "entry: load the stack, set the entry in all members, and save it elsewhere"
+                )
+    if node.value is None:
+        node.there = read_there(node.folder)
+    elif (value := read_value_files(node.folder, node.key)) is not None:
+        node.value = value
 
 
 def _exists(folder: str, options: FolderOptions) -> SaveError:
@@ -610,7 +687,7 @@ def meta_of(node: _Node) -> dict[str, Any]:
         name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name, entry.is_foreign)
         for name, entry in node.entries.items()
     }
-    meta = node_meta(node.form, specs)
+    meta = keep_described(node_meta(node.form, specs), node.there)
     return meta if node.label is None else {**meta, LABEL: node.label}
 
 

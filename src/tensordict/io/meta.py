@@ -243,6 +243,24 @@ def refuse_entry(folder: str, name: str, key: Path) -> None:
         )
 
 
+def read_there(folder: str, key: Path = ()) -> dict[str, Any]:
+    """Read the meta.json in a folder; an empty dict when there is none."""
+    return _read_json(folder, key, FOLDERS) if FOLDERS.exists(f"{folder}/{META}") else {}
+
+
+def keep_described(meta: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
+    """Put what the meta.json of a container said before it gained entries in the place of a description of all of it.
+
+    A meta.json of a tensorclass, of a lazy stack, or of another layout describes no entries that could be kept.
+    """
+    if _SHAPE not in meta or any(there.get(name) != meta.get(name) for name in (_TYPE, _STACK)):
+        return meta
+    kept = {**meta, **there}
+    if apart := {**dict(listed_apart(meta)), **dict(listed_apart(there))}:
+        kept[_ENTRIES] = [list(pair) for pair in apart.items()]
+    return kept
+
+
 def is_meta(content: object) -> bool:
     """Whether this is the content of the meta.json of a save, rather than of another program: it names its class."""
     if not isinstance(content, dict):

@@ -1,7 +1,7 @@
-"""Open-or-create: where there is a save already, `memmap_like` and `from_schema` open it and keep it as it is.
+"""Open-or-create: where there is a save already, `memmap_like` and `from_schema` open it and keep what it holds.
 
-Only a save of the structure that is asked for is opened: the same keys, kinds, batch sizes, shapes and dtypes. Values
-that are no tensors are those of the save.
+Every entry of the save must be asked for, with its kind, batch size, shape and dtype. Values that are no tensors are
+those of the save. A folder takes entries that it lacks; the other formats refuse them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -28,26 +27,56 @@ _SHOWN = 4
 
 
 def opened(wanted: Contract, path: str, load: Callable[[], Any]) -> Any:
-    """What `load` gives of the save at `path`, which must have the structure of `wanted`.
+    """Load the save at `path`, which must have the structure of `wanted`.
 
     Raises:
-        SaveError: it has another one, or is broken; says what differs, and how to replace it.
+        SaveError: it has another one, or is broken; says what differs.
     """
+    saved, found = _compare(wanted, load)
+    if found:
+        raise _refused(saved, path, found)
+    return saved
+
+
+def open_part(wanted: Contract, path: str, load: Callable[[], Any]) -> tuple[Any, list[Difference]]:
+    """Load the save at `path`, all of whose entries must be in `wanted`.
+
+    Returns:
+        The save, and the entries of `wanted` that it lacks.
+
+    Raises:
+        SaveError: the save has other entries, or is broken; says what differs.
+    """
+    saved, found = _compare(wanted, load)
+    others = [difference for difference in found if difference.what != "missing"]
+    if others:
+        raise _refused(saved, path, others)
+    return saved, found
+
+
+def _compare(wanted: Contract, load: Callable[[], Any]) -> tuple[Any, list[Difference]]:
+    """Load a save, and list how it differs from `wanted`."""
     try:
         saved = load()
     except SaveError as error:
         raise SaveError(f"{error}. It is left as it is; pass overwrite=True to replace what is there") from error
     one, other = specification_of(wanted, unread=True), specification_of(saved, unread=True)
-    found = list(islice(differences(one, other, None), _SHOWN + 1))
-    if found:
-        if hasattr(saved, "close"):
-            saved.close()
-        told = "; ".join(map(_told, found[:_SHOWN])) + ("; and more" if len(found) > _SHOWN else "")
-        raise SaveError(
-            f"{path!r} holds a save of another structure than the one asked for, which is left as it is: {told}. Pass "
-            "overwrite=True to replace it, or save elsewhere"
-        )
-    return saved
+    return saved, list(differences(one, other, None))
+
+
+def _refused(saved: Any, path: str, found: list[Difference]) -> SaveError:
+    """Close a save, and make the error that tells the first differences and what would work."""
+    if hasattr(saved, "close"):
+        saved.close()
+    told = "; ".join(map(_told, found[:_SHOWN])) + ("; and more" if len(found) > _SHOWN else "")
+    if all(difference.what == "missing" for difference in found):
+        advice = "Load it and set the new entries"
+    else:
+        advice = "Ask for all of its entries as they are there, load it and select() some of them"
+    return SaveError(
+        f"{path!r} holds a save of another structure than the one asked for, which is left as it is: {told}. {advice}, "
+        "or save elsewhere"
+    )
 
 
 def _told(found: Difference) -> str:
@@ -65,23 +94,26 @@ def as_mapped(wanted: object, saved: object) -> Any:
     Raises:
         PermissionError: a file may not be written to.
     """
-    result = _of_classes(wanted, saved)
+    result = merge(wanted, saved)
     result._mark(memmap=True)
     result._lock_tree()
     return result
 
 
-def _of_classes(wanted: Any, saved: Any) -> Any:
+def merge(wanted: Any, saved: Any) -> Any:
+    """Make a container of the classes of `wanted` with the entries of `saved`, and those of `wanted` that it lacks.
+
+    Raises:
+        PermissionError: a file may not be written to.
+    """
     if is_typed(wanted):
-        return wanted._rewrap(_of_classes(wanted._wrapped_container(), saved._wrapped_container()))
+        return wanted._rewrap(merge(wanted._wrapped_container(), saved._wrapped_container()))
     form = specification_of(saved)
     if form.is_value:
         return saved
-    others = specification_of(wanted, unread=True).entries
-    entries = {
-        name: _of_classes(others[name], value) if isinstance(value, Contract) else _writable(value)
-        for name, value in form.entries.items()
-    }
+    entries = dict(specification_of(wanted, unread=True).entries)
+    for name, value in form.entries.items():
+        entries[name] = merge(entries[name], value) if isinstance(value, Contract) else _writable(value)
     if form.kind == DICT:
         result = wanted._build(entries, form.batch_size, as_device("cpu"), form.names)
     elif form.kind == LAZY:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_foreign, read_node, value_meta, write_meta
-from tensordict.io.source import Source
+from tensordict.io.meta import HOLDER_PICKLE, STACK_PICKLE, is_foreign, read_node, read_there, value_meta, write_meta
+from tensordict.io.source import FOLDERS, Source
 from tensordict.io.specification import VALUE_STACK, Pickled, Specification
 from tensordict.io.values import NotJson
 from tensordict.memory import files
@@ -89,6 +89,24 @@ def files_of_value(
         raise UnsupportedEntryError(f"{entry_of(key)}{reason}, and pickling it fails too: {error}") from error
     name = STACK_PICKLE if stack else HOLDER_PICKLE
     return ValueFiles(value_meta(form, outer, shared, pickled=name)[0], [], name, content)
+
+
+def read_value_files(folder: str, key: Path) -> ValueFiles | None:
+    """Read the files of a value that is saved in a folder; `None` when there are none.
+
+    Raises:
+        SaveError: the value holds tensors.
+    """
+    meta = read_there(folder, key)
+    if not meta:
+        return None
+    if is_foreign(meta):
+        raise SaveError(
+            f"{entry_of(key)}the value that {folder!r} holds has tensors in it, beside which nothing can be added: load "
+            "the save, and save it with the new entries elsewhere"
+        )
+    name = read_node(folder, key).pickled
+    return ValueFiles(meta, [], name, FOLDERS.read(f"{folder}/{name}") if name else b"")
 
 
 # What gives the value in the pickle file at a path; its other arguments are the key, for errors, and whether it is of a

@@ -273,9 +273,11 @@ class Saving(Contract):
     ) -> Self | Future[Self]:
         """Open the save at `prefix`, or make one of the same structure as this container whose tensors are zero.
 
-        A save that is there, of the same keys, batch sizes, shapes and dtypes, is opened as it is, its values that are
-        no tensors included: a job that is started again finds what it has written. One of another structure is an
-        error, and is left as it is.
+        A job that is started again finds what it has written: the entries of a save that is there are kept, with their
+        content, and so are its values that are no tensors. A folder gets the entries that it lacks, as zeros, in one
+        step; the other entries stay the same files. All entries of the save must be asked for, with the same batch
+        sizes, shapes and dtypes: otherwise an error names the difference, and nothing changes. An archive takes no new
+        entries.
 
         Of a new one disk space is reserved but nothing is written, so that an expanded container (which takes no
         memory) can be preallocated and then filled piece by piece. An archive is loaded with `mode="r+"`, and is not
@@ -289,7 +291,8 @@ class Saving(Contract):
             overwrite: replace what is there, whatever `existsok` says: its tensors are zero then.
 
         Raises:
-            SaveError: there is a save of another structure, or a file that belongs to no save; what differs is named.
+            SaveError: there is a save with other entries, or a file that belongs to no save; what differs is named.
+            SaveError: a new entry is one of the members of a ragged lazy stack, which have no files of their own.
             OSError: the disk has no room for all of it.
 
         Example:
@@ -300,9 +303,10 @@ class Saving(Contract):
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     data = item.expand(1000).memmap_like(folder)
             ...     data[3] = item
-            ...     again = item.expand(1000).memmap_like(folder)
-            >>> again["label"].sum()
-            tensor(1)
+            ...     more = item.set("score", torch.tensor(0.5))
+            ...     again = more.expand(1000).memmap_like(folder)
+            >>> again["label"].sum(), again["score"].sum()
+            (tensor(1), tensor(0.))
         """
         common = (num_threads, durable, "", False, overwrite)
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)

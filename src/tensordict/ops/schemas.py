@@ -49,7 +49,8 @@ class Schemas(Contract):
                 as `prefix=`, or in anonymous memory; `"h5"` in an HDF5 file and `"zarr"` in a Zarr group, given as
                 `filename=`; `"redis"` on a server, given as `host=`, `port=` or `unix_socket_path=`, which makes the
                 zeros itself. On disk nothing is built in memory first. A save, file or group that is there, of the same
-                entries, is opened and left as it is, unless `overwrite=True` is given too.
+                entries, is opened and left as it is, unless `overwrite=True` is given too; a folder gets the entries
+                that it lacks.
             device: the device of the entries in memory, or on which those of a file, a group or a server are read.
             **kwargs: further arguments of :meth:`memmap_like`, :meth:`to_h5`, :meth:`to_zarr` or
                 :class:`~tensordict.store.TensorDictStore`.
