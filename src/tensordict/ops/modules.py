@@ -313,8 +313,8 @@ class _Slot(NamedTuple):
     # The container that the new tensor comes from, and that which keeps the old one.
     source: Any
     kept: dict[str, Any]
-    # The attributes of the module, when the tensor is to be a plain one of them.
-    attributes: dict[str, Any] | None = None
+    # Where the new tensor goes, if not into `table`: a parameter is replaced by a plain attribute, or the reverse.
+    target: dict[str, Any] | None = None
 
 
 def _plan(container: Contract, module: nn.Module, slots: list[_Slot], memo: dict[int, Any], preserve: bool) -> Any:
@@ -342,8 +342,8 @@ def _plan(container: Contract, module: nn.Module, slots: list[_Slot], memo: dict
         elif (child := modules.get(name)) is not None and isinstance(value, Contract):
             kept[name] = _plan(value._wrapped_container(), child, slots, memo, preserve)
         elif isinstance(old := state.get(name), Tensor) and not isinstance(value, Contract):
-            # A plain attribute, as a swap without `preserve_module_state` leaves it.
-            slots.append(_Slot(state, name, old, value, entries, kept))
+            # A plain attribute, as a swap without `preserve_module_state` leaves it. A parameter is registered.
+            slots.append(_Slot(state, name, old, value, entries, kept, parameters if is_parameter(value) else None))
         else:
             raise _unfit(container, module, name)
     return result
@@ -375,21 +375,21 @@ def _as_parameter(value: Tensor, old: nn.Parameter) -> Tensor:
 def _fill_in(slots: list[_Slot], container: Contract, inplace: bool, non_blocking: bool) -> Callable[[Any], object]:
     if inplace:
         return _copy_in(slots, non_blocking)
-    orders = [(slot.table, list(slot.table)) for slot in slots if slot.attributes is not None]
-    for table, name, old, new, _, kept, attributes in slots:
+    orders = [(slot.table, list(slot.table)) for slot in slots if slot.target is not None and is_parameter(slot.old)]
+    for table, name, old, new, _, kept, target in slots:
         kept[name] = old
-        if attributes is None:
+        if target is None:
             table[name] = new
         else:
             del table[name]
-            attributes[name] = new
+            target[name] = new
     return partial(_put_back, slots, orders, container._locked)
 
 
 def _put_back(slots: list[_Slot], orders: list[tuple[dict[str, object], list[str]]], locked: bool, swap: object) -> Any:
     """Undo `_fill_in`, whatever has become of the module meanwhile."""
-    for table, name, old, new, source, _, attributes in slots:
-        current = table.get(name) if attributes is None else attributes.pop(name, new)
+    for table, name, old, new, source, _, target in slots:
+        current = table.get(name) if target is None else target.pop(name, new)
         table[name] = old
         if current is not new and current is not None and not locked:
             source[name] = current
