@@ -10,6 +10,7 @@ from reference import Reference
 
 PROLOGUE = """
 import itertools
+import warnings
 import torch
 from torch import nn
 from torch.distributions import Normal
@@ -122,6 +123,96 @@ for (name, make), return_log_prob, kind in itertools.product(NETS.items(), [Fals
             result = CALLS[call](net, TensorDict(x=torch.zeros(3)))
         kept = {str(key): value.tolist() for key, value in sorted(result.items(True, True), key=str)}
         found[f"{name} {return_log_prob} {kind} {call}"] = [kept, torch.randn(()).item()]
+""",
+    "out-keys that are a property with a setter": """
+class Loss(TensorDictModuleBase):
+    def __init__(self):
+        super().__init__()
+        self.in_keys = ["x"]
+        self._out_keys = None
+
+    @property
+    def out_keys(self):
+        if self._out_keys is None:
+            self._out_keys = ["a", "b", "c"]
+        return self._out_keys
+
+    @out_keys.setter
+    def out_keys(self, values):
+        self._out_keys = values
+
+    @dispatch
+    def forward(self, tensordict):
+        return TensorDict(a=tensordict["x"] + 1, b=tensordict["x"] + 2, c=tensordict["x"] + 3)
+
+class Inherits(Loss):
+    @property
+    def out_keys(self):
+        return super().out_keys
+
+    @out_keys.setter
+    def out_keys(self, values):
+        TensorDictModuleBase.out_keys.fset(self, values)
+
+class Fixed(TensorDictModuleBase):
+    in_keys = ["x"]
+    out_keys = property(lambda self: ["a", "b"])
+
+def results(loss):
+    entries = loss(x=torch.zeros(()))
+    entries = [entries.item()] if isinstance(entries, torch.Tensor) else [entry.item() for entry in entries]
+    return [loss.out_keys, sorted(loss(TensorDict(x=torch.zeros(()))).keys()), entries]
+
+for make in Loss, Inherits:
+    loss = make()
+    found[f"{make.__name__} selected"] = [loss.select_out_keys("a", "b") is loss, *results(loss)]
+    found[f"{make.__name__} selected again"] = results(loss.select_out_keys("b"))
+    try:
+        loss.select_out_keys("c")
+    except ValueError:
+        found[f"{make.__name__} not selected"] = results(loss)
+    loss = make()
+    loss.select_out_keys("a")
+    found[f"{make.__name__} reset"] = [loss.reset_out_keys() is loss, *results(loss)]
+    found[f"{make.__name__} in a sequence"] = results(TensorDictSequential(make().select_out_keys("c")))
+fixed = Fixed()
+try:
+    fixed.select_out_keys("a")
+except RuntimeError:
+    found["Fixed"] = [fixed.out_keys, len(fixed._forward_hooks)]
+""",
+    "parameters that are put where a module has plain tensors": """
+class Net(nn.Module):
+    def __init__(self, put):
+        super().__init__()
+        self.params = TensorDict.from_module(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to("meta")
+        TensorDict.from_module(self.net).data.to_module(self.net, preserve_module_state=False)
+        found[f"emptied, {put}"] = names(self)
+        if put:
+            self.params.to_module(self.net, preserve_module_state=False)
+
+    def forward(self, x):
+        with self.params.to_module(self.net, preserve_module_state=False):
+            return self.net(x)
+
+def names(net):
+    plain = [name for name, module in net.named_modules() if "weight" in module.__dict__]
+    return [sorted(name for name, _ in net.named_parameters()), plain, str(net.net[0].weight.device)]
+
+x = torch.ones(5, 3)
+for put in False, True:
+    net = Net(put)
+    found[f"made, {put}"] = names(net)
+    with net.params.to_module(net.net, preserve_module_state=False):
+        found[f"inside, {put}"] = names(net)
+    net(x).sum().backward()
+    found[f"after, {put}"] = [names(net), net.params["0", "weight"].grad.tolist()]
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch lists the dicts of parameters that it restores
+    exported = torch.export.export(net, (x,), strict=True)
+found["exported"] = [net(x).tolist(), len(list(exported.parameters()))]
+assert torch.allclose(exported.module()(x), net(x))
 """,
 }
 

@@ -69,6 +69,8 @@ class TensorDictModuleBase(nn.Module):
     _out_keys: list[Key]
     # Those of the out-keys that were selected.
     _out_keys_apparent: list[Key] | None = None
+    # The out-keys before a selection, for classes whose own `out_keys` property is set to the selected ones.
+    _out_keys_unselected: list[Key] | None = None
     _selecting: RemovableHandle | None = None
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -102,7 +104,7 @@ class TensorDictModuleBase(nn.Module):
     @out_keys.setter
     def out_keys(self, value: Any) -> None:
         object.__setattr__(self, "_out_keys", as_keys(value, "out_keys"))
-        self.reset_out_keys()
+        self._stop_selecting()
 
     if TYPE_CHECKING:
         # Subclasses declare them in their body, where pyright lets no property be replaced.
@@ -117,7 +119,8 @@ class TensorDictModuleBase(nn.Module):
     def select_out_keys(self, *out_keys: Key) -> Self:
         """Keep only some of the entries that the module writes; the others are removed from the result.
 
-        An entry that is read as well is kept. :meth:`reset_out_keys` undoes it.
+        An entry that is read as well is kept. :meth:`reset_out_keys` undoes it. A class that defines `out_keys` as a
+        property of its own gets the selected keys through the setter of that property.
 
         Args:
             *out_keys: some of the out-keys.
@@ -127,7 +130,7 @@ class TensorDictModuleBase(nn.Module):
 
         Raises:
             ValueError: a key is none of the out-keys.
-            RuntimeError: the class has out-keys of its own making.
+            RuntimeError: the class defines `out_keys` as a property without a setter.
 
         Example:
             >>> import torch
@@ -137,9 +140,16 @@ class TensorDictModuleBase(nn.Module):
             >>> sorted(split.select_out_keys("rest")(TensorDict(x=torch.tensor(1.5))).keys())
             ['rest', 'x']
         """
-        if type(self).out_keys is not TensorDictModuleBase.out_keys:
-            raise RuntimeError(f"{type(self).__name__} does not support select_out_keys: its out-keys are its own")
-        object.__setattr__(self, "_out_keys_apparent", self._selectable(out_keys))
+        selected = self._selectable(out_keys)
+        own: Any = type(self).out_keys
+        if own is TensorDictModuleBase.out_keys:
+            object.__setattr__(self, "_out_keys_apparent", selected)
+        elif getattr(own, "fset", None) is None:
+            raise RuntimeError(f"{type(self).__name__} does not support select_out_keys: out_keys has no setter")
+        else:
+            before = self._out_keys_unselected or self.out_keys
+            self.out_keys = selected
+            object.__setattr__(self, "_out_keys_unselected", before)
         if self._selecting is None:
             self._selecting = self.register_forward_hook(_drop_unselected)
         return self
@@ -154,11 +164,19 @@ class TensorDictModuleBase(nn.Module):
 
     def reset_out_keys(self) -> Self:
         """Undo :meth:`select_out_keys`; returns the module itself."""
+        before = self._out_keys_unselected
+        self._stop_selecting()
+        if before is not None:
+            self.out_keys = before
+        return self
+
+    def _stop_selecting(self) -> None:
+        """Forget the selected keys, and remove the hook that drops the others."""
         object.__setattr__(self, "_out_keys_apparent", None)
+        object.__setattr__(self, "_out_keys_unselected", None)
         if self._selecting is not None:
             self._selecting.remove()
             self._selecting = None
-        return self
 
     @staticmethod
     def is_tdmodule_compatible(module: object) -> bool:
@@ -265,7 +283,7 @@ def _drop_unselected(module: TensorDictModuleBase, args: object, output: object)
     """The hook of `select_out_keys`; what `dispatch` returns has been selected already."""
     if isinstance(output, TensorCollection):
         kept = (*module.out_keys, *module.in_keys)
-        for key in module.out_keys_source:
+        for key in module._out_keys_unselected or module.out_keys_source:
             if key not in kept and output._has(path_of(key)):
                 output.del_(key)
 

@@ -368,5 +368,24 @@ def sequences(record: Record) -> None:
     record("ensemble", torch.vmap(call, (0, None))(stacked, data.select("observation"))["value"])
 
 
+@case
+def selected_losses(record: Record) -> None:
+    """`select_out_keys`, which all losses document; their out-keys are a property with a setter."""
+    cases = {
+        "ppo": (with_advantage, lambda: ppo(PPOLoss), "loss_objective"),
+        "sac": (lambda loss, data: data, lambda: SACLoss(gaussian_actor(), critic()), "loss_qvalue"),
+    }
+    for name, (prepare, make, key) in cases.items():
+        torch.manual_seed(0)
+        loss = make()
+        data = prepare(loss, continuous())
+        written = loss.out_keys
+        losses = loss.select_out_keys(key)(data.clone())
+        record(f"{name} selected", [losses[key], [other for other in written if other in losses]])
+        record(f"{name} keys", loss.out_keys)
+        losses = loss.reset_out_keys()(data.clone())
+        record(f"{name} reset", {other: losses[other] for other in written})
+
+
 if __name__ == "__main__":
     run()

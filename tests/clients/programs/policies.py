@@ -16,6 +16,7 @@ from torchrl.modules import (
     GRUModule,
     LSTMModule,
     MaskedCategorical,
+    MultiAgentConvNet,
     MultiAgentMLP,
     NoisyLinear,
     OneHotCategorical,
@@ -272,6 +273,17 @@ def parameters_of_models(record: Record) -> None:
     record("halved", act(halved))
     record("vmapped", torch.vmap(act)(torch.stack([halved, params.detach()])))
     record("state", dict(policy.state_dict()))
+
+
+@case
+def exported_agents(record: Record) -> None:
+    for share in (False, True):
+        options = {"n_agents": 2, "centralized": False, "share_params": share, "use_td_params": False}
+        net = MultiAgentConvNet(in_features=3, num_cells=[4, 4], kernel_sizes=3, **options)
+        record(f"parameters {share}", [name for name, _ in net.named_parameters()])
+        pixels = torch.randn(1, 2, 3, 8, 8)
+        exported = torch.export.export(net, (pixels,), strict=True)
+        record(f"exported {share}", exported.module()(pixels))
 
 
 if __name__ == "__main__":
