@@ -34,7 +34,7 @@ def opened(wanted: Contract, path: str, load: Callable[[], Any]) -> Any:
     """
     saved, found = _compare(wanted, load)
     if found:
-        raise _refused(saved, path, found)
+        raise _refusal(saved, path, found)
     return saved
 
 
@@ -50,7 +50,7 @@ def open_part(wanted: Contract, path: str, load: Callable[[], Any]) -> tuple[Any
     saved, found = _compare(wanted, load)
     others = [difference for difference in found if difference.what != "missing"]
     if others:
-        raise _refused(saved, path, others)
+        raise _refusal(saved, path, others)
     return saved, found
 
 
@@ -64,7 +64,7 @@ def _compare(wanted: Contract, load: Callable[[], Any]) -> tuple[Any, list[Diffe
     return saved, list(differences(one, other, None))
 
 
-def _refused(saved: Any, path: str, found: list[Difference]) -> SaveError:
+def _refusal(saved: Any, path: str, found: list[Difference]) -> SaveError:
     """Close a save, and make the error that tells the first differences and what would work."""
     if hasattr(saved, "close"):
         saved.close()
