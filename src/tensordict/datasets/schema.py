@@ -87,8 +87,7 @@ def find_difference(one: Batch, other: Batch) -> tuple[int, Path] | None:
 def _first_unlike(one: Rows, other: Rows) -> int | None:
     if isinstance(one, list):
         assert isinstance(other, list)
-        pairs = (tuple(json.dumps(exact(value)) for value in pair) for pair in zip(one, other, strict=True))
-        return next((row for row, (a, b) in enumerate(pairs) if a != b), None)
+        return next((row for row, pair in enumerate(zip(one, other, strict=True)) if not _is_same_value(*pair)), None)
     if isinstance(one, Ragged):
         assert isinstance(other, Ragged)
         row = _first_unlike(one.sizes, other.sizes)
@@ -104,6 +103,14 @@ def _first_unlike(one: Rows, other: Rows) -> int | None:
     if torch.equal(a, b):
         return None
     return int((a != b).any(1).nonzero()[0])
+
+
+def _is_same_value(one: object, other: object) -> bool:
+    a, b = encode(one), encode(other)
+    return json.dumps(a.form) == json.dumps(b.form) and all(
+        x.dtype == y.dtype and x.shape == y.shape and _first_unlike(x[None], y[None]) is None
+        for x, y in zip(a.tensors, b.tensors, strict=True)
+    )
 
 
 class Schema:

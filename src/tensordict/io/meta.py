@@ -257,7 +257,7 @@ def keep_described(meta: dict[str, Any], there: dict[str, Any]) -> dict[str, Any
         return meta
     kept = {**meta, **there}
     if apart := {**dict(listed_apart(meta)), **dict(listed_apart(there))}:
-        kept[_ENTRIES] = [list(pair) for pair in apart.items()]
+        kept[ENTRIES] = [list(pair) for pair in apart.items()]
     return kept
 
 

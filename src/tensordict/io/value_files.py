@@ -102,8 +102,8 @@ def read_value_files(folder: str, key: Path) -> ValueFiles | None:
         return None
     if is_foreign(meta):
         raise SaveError(
-            f"{entry_of(key)}the value that {folder!r} holds has tensors in it, beside which nothing can be added: load "
-            "the save, and save it with the new entries elsewhere"
+            f"{entry_of(key)}the value that {folder!r} holds has tensors in it, beside which nothing can be added: "
+            "load the save, and save it with the new entries elsewhere"
         )
     name = read_node(folder, key).pickled
     return ValueFiles(meta, [], name, FOLDERS.read(f"{folder}/{name}") if name else b"")

@@ -31,7 +31,7 @@ def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] 
     name = getattr(func, "__name__", repr(func))
     if name == "wrapped":
         # Dynamo of torch 2.15 gives the name of the decorator's inner function for operators written in Python.
-        name = func.__wrapped__.__name__
+        name = func.__wrapped__.__name__  # type: ignore[attr-defined]
     if name in _REGIONS:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
