@@ -128,7 +128,8 @@ def _spans(tensor: MemoryMappedTensor, at: Any) -> Iterator[Span]:
 
 def _runs(rows: Tensor, count: int) -> list[Span]:
     """The first and the last row of each run in an index tensor."""
-    known = torch.unique(torch.where(rows < 0, rows + count, rows))
+    # An index that is out of bounds is refused by torch later.
+    known = torch.unique(torch.where(rows < 0, rows + count, rows).clamp(0, count - 1))
     ends = known.diff() != 1
     true = torch.ones(1, dtype=torch.bool)
     firsts, lasts = known[torch.cat((true, ends))], known[torch.cat((ends, true))]
