@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tensordict import MemmapTensor, MemoryMappedTensor, TensorDict
 from tensordict.core.errors import SaveError
+from tensordict.memory import system
 
 DTYPES = [
     torch.bool,
@@ -366,10 +367,10 @@ def test_descriptors_are_given_back() -> None:
 def test_full_disk_is_an_error_at_allocation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
-    def full(fd: int, offset: int, length: int) -> None:
+    def full(fd: int, start: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(system, "reserve", full)
     with pytest.raises(OSError, match=str(tmp_path / "x")) as caught:
         MemoryMappedTensor.empty(1000, filename=tmp_path / "x")
     assert caught.value.errno == errno.ENOSPC

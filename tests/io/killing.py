@@ -21,10 +21,11 @@ import torch
 
 from tensordict import TensorDict, verify
 from tensordict.io import commit
+from tensordict.memory import system
 
 # What changes something on disk. Each call may be the last one, and a write may be cut in half.
 CHANGES = ("mkdir", "write", "pwrite", "link", "rename", "replace", "unlink", "rmdir", "chmod", "open", "close")
-CHANGES += ("pwritev", "fchmod", "posix_fallocate")
+CHANGES += ("pwritev", "fchmod")
 MINE = {"notes.txt": "mine", "b/own/deep.txt": "deep", "runs/log": "log"}
 
 
@@ -68,6 +69,7 @@ def kill_at(count: int) -> None:
     for name in CHANGES:
         setattr(os, name, watched(name, getattr(os, name)))
     commit._rename_by_flags = watched("renameat2", commit._rename_by_flags)
+    system.reserve = watched("fallocate", system.reserve)
     # HDF5 writes by itself, at these calls.
     for owner, name in ((h5py.Group, "create_dataset"), (h5py.Dataset, "__setitem__"), (h5py.File, "close")):
         setattr(owner, name, watched(name, getattr(owner, name)))

@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict, lazy_stack, verify
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io.specification import VALUE_STACK, Specification, to_container
+from tensordict.memory import system
 
 LEAF = {"device": "cpu", "shape": [2], "dtype": "torch.float32", "is_nested": False}
 NODE = {"shape": [2], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
@@ -260,8 +261,8 @@ def test_full_disk(
     before = tree(tmp_path)
     calls: list[int] = []
 
-    name = "posix_fallocate" if method == "memmap_like" else "pwrite"
-    real = getattr(os, name)
+    owner, name = (system, "reserve") if method == "memmap_like" else (os, "pwrite")
+    real = getattr(owner, name)
 
     def full(fd: int, *args: Any) -> int:
         if not os.readlink(f"/proc/self/fd/{fd}").endswith(".memmap"):
@@ -271,7 +272,7 @@ def test_full_disk(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return 12
 
-    monkeypatch.setattr(os, name, full)
+    monkeypatch.setattr(owner, name, full)
     td = make()
     # Without, `memmap_like` opens what is there, and writes nothing.
     more = {"overwrite": True} if method == "memmap_like" else {}

@@ -129,7 +129,9 @@ def _save(container: Contract, parts: list[Part], path: str, options: FolderOpti
         if (there := _reopened(container, path, options)) is not None:
             return there
         with save.new_file(path) as fd:
-            _write(fd, parts, how, options.num_threads, options.progress)
+            # Nobody looks for room before tensors in an archive are written to: "auto" reserves it or fails.
+            reserve = options.preallocate is not False
+            _write(fd, parts, how, options.num_threads, options.progress, reserve)
             mode = "r+" if options.like else "r"
             with Archive(path, mode, options.num_threads, fd, _index(parts)) as source:
                 loading = LoadOptions(robust=options.robust, source=source, unpickle=unpickle)
@@ -180,10 +182,12 @@ def _index(parts: Iterable[Part]) -> dict[str, Entry]:
     return found
 
 
-def _write(fd: int, parts: list[Part], how: Compression, num_threads: int, shown: bool | None) -> None:
+def _write(
+    fd: int, parts: list[Part], how: Compression, num_threads: int, shown: bool | None, reserve: bool = True
+) -> None:
     with progress_bar(shown, "saving", sum(item.size for item in parts if not item.like)) as progress:
         if how.method == STORED:
-            write_stored(fd, parts, num_threads, progress)
+            write_stored(fd, parts, num_threads, progress, reserve)
         else:
             write_compressed(fd, parts, how.method, how.level, num_threads, progress)
 

@@ -85,7 +85,9 @@ def part(name: str, key: Path, size: int, source: Tensor | bytes | str, like: bo
 # --- stored -----------------------------------------------------------------------------------------------------------
 
 
-def write_stored(fd: int, parts: Sequence[Part], num_threads: int, progress: Progress | None = None) -> None:
+def write_stored(
+    fd: int, parts: Sequence[Part], num_threads: int, progress: Progress | None = None, reserve: bool = True
+) -> None:
     """Write an archive to the empty file `fd`, without compressing; sums are taken by a second thread in any case.
 
     Raises:
@@ -112,7 +114,7 @@ def write_stored(fd: int, parts: Sequence[Part], num_threads: int, progress: Pro
     if run:
         jobs.append(partial(_write_run, fd, run, stamp, progress))
     if any(item.like for item, _ in large):
-        files.allocate(fd, position)
+        files.allocate(fd, position, reserve)
     # Two threads keep one core summing while the other writes: the file system lets one write to a file at a time.
     files.run_all(jobs, max(num_threads, 2 if large else 0))
     for item, sums in large:

@@ -63,6 +63,7 @@ from tensordict.memory.mapped import (
     map_file,
 )
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
+from tensordict.memory.reserving import Preallocate, reserves
 
 # Where a file system refuses a hard link, or there is nothing to link to any more.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOENT}
@@ -84,6 +85,8 @@ class FolderOptions(SaveOptions):
     robust: bool = True
     like: bool = False
     inplace: bool = False
+    # Whether the disk keeps room for tensors without content.
+    preallocate: Preallocate = "auto"
     # Whether values that JSON cannot hold may be pickled.
     allow_pickle: bool = False
     # Whether values that are no tensors are followed by all who have them.
@@ -449,6 +452,9 @@ def _write_into(
     moving: list[_Leaf] = []
     with progress_bar(options.progress, "saving", nbytes) as shown:
         writing = WriteOptions(save, options.num_threads, options.checksum, shown)
+        if options.like:
+            stage = os.path.dirname(save.at(f"{root.folder}/{META}"))
+            writing.reserve = reserves(options.preallocate, stage, nbytes, root.folder)
         written = [_leaf_file(leaf, options, writing) for leaf in leaves]
         # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
         threads = files.threads(options.num_threads, nbytes)

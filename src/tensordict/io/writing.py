@@ -45,12 +45,14 @@ class WriteOptions:
         num_threads: how many threads will run the jobs.
         checksum: the algorithm; none when empty.
         progress: is told of every byte.
+        reserve: have the disk keep room for files without content.
     """
 
     transaction: Transaction
     num_threads: int = 0
     checksum: str = ""
     progress: Progress | None = None
+    reserve: bool = True
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class LeafFile:
     """The file of a tensor, which is to be `path`.
 
     Args:
-        zero: reserve the space only.
+        zero: write no content, which is zero then.
         there: do not write: what is staged is the content of the tensor, and needs a checksum at most.
     """
 
@@ -98,7 +100,7 @@ class LeafFile:
             fd = self.options.transaction.create(self.path)
             try:
                 if self.zero:
-                    files.allocate(fd, self.tensor.numel() * self.tensor.element_size())
+                    files.allocate(fd, self.tensor.numel() * self.tensor.element_size(), self.options.reserve)
                 else:
                     self._write_content(fd)
                 if self.options.transaction.durable:
@@ -106,7 +108,8 @@ class LeafFile:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise files.named_os_error(error, "write the file", self.path, self.key) from error
+            doing = "reserve room, which preallocate=False does not, for" if self.zero else "write"
+            raise files.named_os_error(error, f"{doing} the file", self.path, self.key) from error
 
     def _write_content(self, fd: int) -> None:
         tensor, options = self.tensor, self.options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tensordict.core.errors import SaveError
 from tensordict.memory import system
@@ -16,13 +17,26 @@ _REPLACED = -1
 class FileSource:
     """The file that a tensor maps: its absolute path, and what tells whether that path still is the same file.
 
-    `shared` says whether what is written to the tensor goes to the file.
+    `shared` says whether what is written to the tensor goes to the file; `sparse`, whether the disk may still lack room
+    for what is written there.
     """
+
+    # Whether this process has mapped a sparse file: writes to other tensors look at nothing else.
+    any_sparse: ClassVar[bool] = False
 
     path: str
     device: int
     inode: int
     shared: bool
+    sparse: bool = False
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result, shared: bool) -> FileSource:
+        """Describe the file of a status."""
+        sparse = shared and is_sparse(status)
+        if sparse:
+            cls.any_sparse = True
+        return cls(path, status.st_dev, status.st_ino, shared, sparse)
 
     def is_file(self, status: os.stat_result) -> bool:
         """Whether `status` describes the mapped file."""
@@ -39,6 +53,11 @@ class FileSource:
             return self.inode, _REPLACED
         # While it is mapped, no other file has its number.
         return found if found[0] == self.inode else (self.inode, _REPLACED)
+
+
+def is_sparse(status: os.stat_result) -> bool:
+    """Tell whether a file has fewer blocks than bytes; file systems that compress may say so of whole files."""
+    return bool(getattr(status, "st_blocks", status.st_size) * 512 < status.st_size)
 
 
 def check_identity(path: str, identity: tuple[int, int] | None) -> None:

@@ -204,20 +204,19 @@ def to_bytes(tensor: Tensor) -> bytes:
     return ctypes.string_at(packed.data_ptr(), packed.nbytes) if packed.numel() else b""
 
 
-def allocate(fd: int, nbytes: int) -> None:
-    """Make the file `nbytes` long with the space reserved, so that a full disk is an error now and no crash later."""
-    if not nbytes:
-        return
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(fd, 0, nbytes)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-        else:
-            return
-    # Nobody can reserve space; all that is left is a sparse file.
-    os.ftruncate(fd, nbytes)
+def allocate(fd: int, nbytes: int, reserve: bool = True) -> None:
+    """Make a new file `nbytes` long, without content.
+
+    Args:
+        fd: a descriptor of the file.
+        nbytes: its length.
+        reserve: have the disk keep room for it. Without, and on file systems that cannot reserve, it is sparse.
+
+    Raises:
+        OSError: the disk has no room for it, with `reserve`.
+    """
+    if nbytes and not (reserve and system.reserve(fd, 0, nbytes)):
+        os.ftruncate(fd, nbytes)
 
 
 def copy_file(source: int, target: int, nbytes: int) -> None:

@@ -23,6 +23,7 @@ from tensordict.core.keys import Path, entry_of
 from tensordict.memory import files, system
 from tensordict.memory.file_source import FileSource, check_identity
 from tensordict.memory.names import local_path
+from tensordict.memory.reserving import Preallocate, check_preallocate, reserves
 from tensordict.memory.rows import picks_rows, rows_of
 from tensordict.memory.stored_tensors import StoredTensor
 
@@ -190,6 +191,7 @@ class MemoryMappedTensor(Tensor):
         copy_existing: bool = False,
         copy_data: bool = True,
         shape: Shape | None = None,
+        preallocate: Preallocate = "auto",
     ) -> MemoryMappedTensor:
         """A memory-mapped copy of a tensor.
 
@@ -202,6 +204,7 @@ class MemoryMappedTensor(Tensor):
             copy_existing: allow `input` to be over another file already.
             copy_data: `False` takes shape and dtype only, and leaves the content of a new file zero.
             shape: the shape of the result, to which `input` is broadcast.
+            preallocate: of a file without content, as :meth:`empty` takes it.
 
         Raises:
             TypeError: when `input` is not a tensor.
@@ -224,17 +227,17 @@ class MemoryMappedTensor(Tensor):
             raise RuntimeError("a tensor that requires grad cannot be memory-mapped; pass tensor.detach()")
         if ragged.is_ragged(input) and input.layout is torch.strided and shape is None:
             content = ragged.in_row_order(input) if copy_data else None
-            return _make(ragged.row_sizes(input), input.dtype, filename, existsok, content)
+            return _make(ragged.row_sizes(input), input.dtype, filename, existsok, content, False, preallocate)
         check_storable(input)
         if shape is not None:
             if isinstance(shape, Tensor):
                 raise UnsupportedEntryError("from_tensor does not take nested shapes; see empty_nested")
             input = input.expand(tuple(shape)) if copy_data else input.new_empty(()).expand(tuple(shape))
-        return _make(input.shape, input.dtype, filename, existsok, input if copy_data else None)
+        return _make(input.shape, input.dtype, filename, existsok, input if copy_data else None, False, preallocate)
 
     @classmethod
     def empty(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
-        """A tensor of zeros whose space is reserved on disk but not written, or the one that is in a file already.
+        """A tensor of zeros, which are not written to the disk, or the one that is in a file already.
 
         Args:
             *args: the shape, as ints or one sequence of ints; or one int64 tensor of nested shapes (`empty_nested`).
@@ -246,11 +249,18 @@ class MemoryMappedTensor(Tensor):
                 dtype need.
             overwrite: whatever `existsok` says, have a new file of zeros take its place: tensors that map the old one
                 keep it.
+            preallocate: `True` has the disk keep room for all of a new file. `False` makes a sparse file, which takes
+                room with each write. `"auto"`, the default, reserves where a tenth of the free space is left then,
+                and else warns and makes a sparse file. File systems that cannot reserve have sparse files. A write to
+                a sparse file on a full disk ends the process (SIGBUS), except where it is assigned through a
+                container, which looks first and raises an `OSError`.
 
         Raises:
             TypeError: when no shape is given.
+            ValueError: when `preallocate` is something else.
             RuntimeError: when the file exists, or is of another size.
-            OSError: when the disk has no room for it, or the file that is there may not be written to.
+            OSError: when the disk has no room for it and the file is not to be sparse; or when the file that is there
+                may not be written to.
 
         Example:
             >>> import torch
@@ -258,8 +268,9 @@ class MemoryMappedTensor(Tensor):
             >>> MemoryMappedTensor.empty((2,), dtype=torch.int64)
             MemoryMappedTensor([0, 0])
         """
+        preallocate = kwargs.get("preallocate", "auto")
         size, dtype, filename, existsok, overwrite = _creation(args, kwargs)
-        return _make(size, dtype or torch.get_default_dtype(), filename, existsok, None, overwrite)
+        return _make(size, dtype or torch.get_default_dtype(), filename, existsok, None, overwrite, preallocate)
 
     @classmethod
     def zeros(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
@@ -268,7 +279,10 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def ones(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
-        """A tensor of ones; arguments as in :meth:`empty`, but a file that is there is replaced."""
+        """A tensor of ones; arguments as in :meth:`empty`, but a file that is there is replaced.
+
+        `preallocate` changes nothing, as all of the file is written.
+        """
         size, dtype, filename, existsok, _ = _creation(args, kwargs)
         return _filled(size, torch.ones((), dtype=dtype, device="cpu"), filename, existsok)
 
@@ -295,24 +309,33 @@ class MemoryMappedTensor(Tensor):
         return _filled(size, torch.full((), fill_value, dtype=dtype, device="cpu"), filename, existsok)
 
     @classmethod
-    def empty_like(cls, input: Tensor, *, filename: PathLike | None = None) -> MemoryMappedTensor:
+    def empty_like(
+        cls, input: Tensor, *, filename: PathLike | None = None, preallocate: Preallocate = "auto"
+    ) -> MemoryMappedTensor:
         """:meth:`empty` with the shape and dtype of `input`."""
-        return cls.empty(input.shape, dtype=input.dtype, filename=filename)
+        return cls.empty(input.shape, dtype=input.dtype, filename=filename, preallocate=preallocate)
 
     @classmethod
-    def zeros_like(cls, input: Tensor, *, filename: PathLike | None = None) -> MemoryMappedTensor:
+    def zeros_like(
+        cls, input: Tensor, *, filename: PathLike | None = None, preallocate: Preallocate = "auto"
+    ) -> MemoryMappedTensor:
         """:meth:`zeros` with the shape and dtype of `input`."""
-        return cls.zeros(input.shape, dtype=input.dtype, filename=filename)
+        return cls.zeros(input.shape, dtype=input.dtype, filename=filename, preallocate=preallocate)
 
     @classmethod
-    def ones_like(cls, input: Tensor, *, filename: PathLike | None = None) -> MemoryMappedTensor:
+    def ones_like(
+        cls, input: Tensor, *, filename: PathLike | None = None, preallocate: Preallocate = "auto"
+    ) -> MemoryMappedTensor:
         """:meth:`ones` with the shape and dtype of `input`."""
-        return cls.ones(input.shape, dtype=input.dtype, filename=filename)
+        return cls.ones(input.shape, dtype=input.dtype, filename=filename, preallocate=preallocate)
 
     @classmethod
-    def full_like(cls, input: Tensor, fill_value: float, *, filename: PathLike | None = None) -> MemoryMappedTensor:
+    def full_like(
+        cls, input: Tensor, fill_value: float, *, filename: PathLike | None = None, preallocate: Preallocate = "auto"
+    ) -> MemoryMappedTensor:
         """:meth:`full` with the shape and dtype of `input`."""
-        return cls.full(input.shape, fill_value=fill_value, dtype=input.dtype, filename=filename)
+        like = {"dtype": input.dtype, "filename": filename, "preallocate": preallocate}
+        return cls.full(input.shape, fill_value=fill_value, **like)
 
     @classmethod
     def empty_nested(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
@@ -409,7 +432,7 @@ class MemoryMappedTensor(Tensor):
             if mapped is not None and os.path.abspath(mapped) != path:
                 raise RuntimeError(f"the storage maps {mapped!r}, not {path!r}; pass filename=None or its own file")
             status = os.stat(path)
-            source = FileSource(path, status.st_dev, status.st_ino, untyped.is_shared())
+            source = FileSource.of(path, status, untyped.is_shared())
         tensor = torch.empty(0, dtype=dtype, device="cpu").set_(untyped, 0, size, _strides(size))
         return _indexed(_wrap(tensor, source), shape, index)
 
@@ -488,7 +511,7 @@ def _map(
         raise _unfit(path, status, dtype, shape, nbytes, key)
     if not nbytes:
         flat = torch.empty(0, dtype=dtype, device="cpu")
-        return flat, FileSource(path, status.st_dev, status.st_ino, True)
+        return flat, FileSource.of(path, status, True)
     try:
         # The size has been checked: torch would grow a shorter file.
         flat = torch.from_file(path, shared, numel, dtype=dtype, device="cpu")
@@ -497,7 +520,7 @@ def _map(
             raise _unmappable(path, error, key) from error
         shared = False
         flat = torch.from_file(path, False, numel, dtype=dtype, device="cpu")
-    return flat, FileSource(path, status.st_dev, status.st_ino, shared)
+    return flat, FileSource.of(path, status, shared)
 
 
 def _unfit(
@@ -540,8 +563,10 @@ def _make(
     existsok: bool,
     content: Tensor | None,
     overwrite: bool = False,
+    preallocate: object = "auto",
 ) -> MemoryMappedTensor:
     """A new tensor over anonymous memory or a new file, zero or with `content`; without, a file there is opened."""
+    room = check_preallocate(preallocate)
     size = _flat_size(shape)
     nbytes = math.prod(size) * dtype.itemsize
     if filename is not None:
@@ -549,7 +574,7 @@ def _make(
         if existsok and not overwrite and content is None and os.path.lexists(path):
             result = _open_file(path, size, dtype, nbytes)
         else:
-            result = _make_file(path, size, dtype, nbytes, existsok, content)
+            result = _make_file(path, size, dtype, nbytes, existsok, content, room)
     elif not nbytes:
         result = _wrap(torch.empty(size, dtype=dtype, device="cpu"), None)
     else:
@@ -576,7 +601,13 @@ def _open_file(path: str, size: tuple[int, ...], dtype: torch.dtype, nbytes: int
 
 
 def _make_file(
-    path: str, size: tuple[int, ...], dtype: torch.dtype, nbytes: int, existsok: bool, content: Tensor | None
+    path: str,
+    size: tuple[int, ...],
+    dtype: torch.dtype,
+    nbytes: int,
+    existsok: bool,
+    content: Tensor | None,
+    preallocate: Preallocate,
 ) -> MemoryMappedTensor:
     exists = os.path.lexists(path)
     if exists and not existsok:
@@ -584,12 +615,13 @@ def _make_file(
         raise SaveError(f"the file {path!r} already exists; pass existsok=True to {doing} it")
     # An existing file is replaced and not written to: whoever maps it keeps what they have.
     target = files.temporary_name(os.path.dirname(path)) if exists else path
+    reserve = content is None and reserves(preallocate, os.path.dirname(path), nbytes, path)
     with files.naming("create the file", path):
         fd = files.create(target)
     try:
         try:
             if content is None:
-                files.allocate(fd, nbytes)
+                files.allocate(fd, nbytes, reserve)
             else:
                 files.write_tensor(fd, content)
         finally:
@@ -615,7 +647,7 @@ def _creation(
     args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Shape, torch.dtype | None, PathLike | None, bool, bool]:
     """The shape, dtype, filename, `existsok` and `overwrite` out of the arguments of a factory."""
-    known = {"shape", "size", "dtype", "device", "filename", "existsok", "overwrite"}
+    known = {"shape", "size", "dtype", "device", "filename", "existsok", "overwrite", "preallocate"}
     unknown = kwargs.keys() - known
     if unknown:
         raise TypeError(f"unexpected keyword arguments {sorted(unknown)}; known are {sorted(known)}")

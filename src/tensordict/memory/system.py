@@ -7,6 +7,7 @@ without reserved space, files are sparse; without positioned reads and writes, t
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import struct
@@ -134,6 +135,41 @@ def pwritev(fd: int, contents: Sequence[ctypes.Array[ctypes.c_char]], offset: in
         if written < len(content):
             break
     return done
+
+
+# Glibc has this name for files of any length on 32-bit systems too.
+_FALLOCATE = next((name for name in ("fallocate64", "fallocate") if hasattr(libc, name)), "")
+_KEEP_SIZE = 1
+_RESERVES_NOTHING = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+
+
+def reserve(fd: int, start: int, size: int, keep_size: bool = False) -> bool:
+    """Have the disk keep room for a part of a file, and change nothing in it.
+
+    The C library's `posix_fallocate` would write where the file system cannot reserve; this writes nothing.
+
+    Args:
+        fd: a descriptor of the file.
+        start: the byte at which the part begins.
+        size: its length; at least 1.
+        keep_size: leave the length of a file that ends before the part does.
+
+    Returns:
+        `False` if the system or the file system cannot reserve: nothing has been done then.
+
+    Raises:
+        OSError: the disk has no room for the part.
+    """
+    if not _FALLOCATE:
+        return False
+    call = getattr(libc, _FALLOCATE)
+    while call(fd, _KEEP_SIZE if keep_size else 0, ctypes.c_int64(start), ctypes.c_int64(size)):
+        code = ctypes.get_errno()
+        if code in _RESERVES_NOTHING:
+            return False
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+    return True
 
 
 def new_memory(nbytes: int) -> int:

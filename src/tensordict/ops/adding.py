@@ -23,6 +23,7 @@ from tensordict.memory import files
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.memory.names import LEAF_SUFFIX, TABLE_SUFFIX, file_name, folder_name
+from tensordict.memory.reserving import Preallocate, check_preallocate
 
 # How long an entry that is being added waits for another process that adds one, in seconds.
 _PATIENCE = 10.0
@@ -32,7 +33,13 @@ class Adding(Contract):
     """`make_memmap` and its kin: new entries in a saved folder."""
 
     def make_memmap(
-        self, key: Key, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool | None = True
+        self,
+        key: Key,
+        shape: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+        preallocate: Preallocate = "auto",
     ) -> MemoryMappedTensor:
         """Add an entry of zeros to a memory-mapped container, in its folder too.
 
@@ -45,6 +52,7 @@ class Adding(Contract):
                 `NAME.shape.memmap`.
             dtype: the dtype, torch's default when `None`.
             robust_key: as in :meth:`memmap`.
+            preallocate: as in :meth:`memmap_like`, of the file of this entry.
 
         Returns:
             The new entry; what is written to it is written to its file.
@@ -73,10 +81,16 @@ class Adding(Contract):
         """
         size, table = _stored_shape(shape, key)
         content = torch.empty((), dtype=dtype, device="cpu").expand(size)
-        return _add(self, key, _NewEntry(content, table), False, robust_key is not False)
+        return _add(self, key, _NewEntry(content, table), False, robust_key is not False, preallocate)
 
     def make_memmap_from_tensor(
-        self, key: Key, tensor: Tensor, *, copy_data: bool = True, robust_key: bool | None = True
+        self,
+        key: Key,
+        tensor: Tensor,
+        *,
+        copy_data: bool = True,
+        robust_key: bool | None = True,
+        preallocate: Preallocate = "auto",
     ) -> MemoryMappedTensor:
         """Add a copy of a tensor to a memory-mapped container, in its folder too.
 
@@ -86,6 +100,7 @@ class Adding(Contract):
             copy_data: `False` takes only shape and dtype, and leaves the entry zero, as :meth:`make_memmap` does; with
                 `True`, a file of the entry's name that no entry has yet is replaced.
             robust_key: as in :meth:`memmap`.
+            preallocate: with `copy_data=False`, as in :meth:`make_memmap`.
 
         Returns:
             The new entry.
@@ -93,7 +108,7 @@ class Adding(Contract):
         Raises:
             RuntimeError: as :meth:`make_memmap`.
         """
-        return _add(self, key, _NewEntry.of(tensor), copy_data, robust_key is not False)
+        return _add(self, key, _NewEntry.of(tensor), copy_data, robust_key is not False, preallocate)
 
     def make_memmap_from_storage(
         self,
@@ -183,9 +198,12 @@ def _stored_shape(shape: Any, key: Key) -> tuple[torch.Size, Tensor | None]:
         ) from None
 
 
-def _add(container: Contract, key: Key, content: _NewEntry, copy_data: bool, robust: bool) -> MemoryMappedTensor:
+def _add(
+    container: Contract, key: Key, content: _NewEntry, copy_data: bool, robust: bool, preallocate: Preallocate = "auto"
+) -> MemoryMappedTensor:
     """Add a tensor to a memory-mapped container and to its folder."""
     path = path_of(key)
+    check_preallocate(preallocate)
     if not container._is_memmap:
         raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
     parent, missing = _parent_of(container, path)
@@ -222,7 +240,7 @@ def _add(container: Contract, key: Key, content: _NewEntry, copy_data: bool, rob
             meta.refuse_entry(folder, path[-1], path)
             if content.sizes is not None:
                 _write_table(table, content.sizes, copy_data, path)
-            flat = _leaf_in(target, content.flat, copy_data, path)
+            flat = _leaf_in(target, content.flat, copy_data, path, preallocate)
             meta.add_entry(folder, path[-1], spec, path)
     leaf: MemoryMappedTensor = content.over(flat)
     parent._entries[path[-1]] = leaf
@@ -281,7 +299,7 @@ def _is_row(container: Contract) -> bool:
     return False
 
 
-def _leaf_in(target: str, content: Tensor, copy_data: bool, path: Path) -> MemoryMappedTensor:
+def _leaf_in(target: str, content: Tensor, copy_data: bool, path: Path, preallocate: Preallocate) -> MemoryMappedTensor:
     """A new tensor in the file `target`, or the one that is over it already."""
     if isinstance(content, MemoryMappedTensor) and isinstance(content._source, FileSource) and copy_data:
         if content._source.path != target:
@@ -291,7 +309,9 @@ def _leaf_in(target: str, content: Tensor, copy_data: bool, path: Path) -> Memor
             )
         return content
     try:
-        return MemoryMappedTensor.from_tensor(content.detach(), filename=target, existsok=True, copy_data=copy_data)
+        return MemoryMappedTensor.from_tensor(
+            content.detach(), filename=target, existsok=True, copy_data=copy_data, preallocate=preallocate
+        )
     except SaveError as error:
         raise SaveError(
             f"entry {joined(path)!r}: {error}; make_memmap_from_tensor(key, torch.zeros(...)) replaces it"

@@ -17,6 +17,8 @@ from tensordict.core.indexing import checked_size, is_basic, is_mask, leaf_index
 from tensordict.core.keys import Key, is_nested_key, key_path, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.memory import rows
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.sparse_files import make_room
 from tensordict.ops.assigning import Assign, AssignWithin, assignable
 from tensordict.ops.refusals import has_ragged, retried
 from tensordict.ops.sources import leaf_items, restricted
@@ -231,7 +233,10 @@ class Indexing(Writing):
         elif not isinstance(value, (int, float, complex)):
             value = assignable(value, path, current.device).to(current.dtype)
         try:
-            current[leaf_index(index, current.shape)] = value
+            at = leaf_index(index, current.shape)
+            if FileSource.any_sparse:
+                make_room([(current, at)], self)
+            current[at] = value
         except RuntimeError as error:
             raise named_error(error, path) from error
         return self

@@ -25,6 +25,7 @@ from tensordict.io.uploads import save_file, save_folder
 from tensordict.io.value_files import unpickle
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of, without_scheme
+from tensordict.memory.reserving import Preallocate, check_preallocate
 from tensordict.ops.refreshing import check_fit, take_over
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     class _Like(_Options, total=False):
         existsok: bool
         archive: bool | None
+        preallocate: Preallocate
 
     class _InPlace(_Common, total=False):
         existsok: bool
@@ -270,6 +272,7 @@ class Saving(Contract):
         allow_pickle: bool | None = None,
         durable: bool = False,
         overwrite: bool = False,
+        preallocate: Preallocate = "auto",
     ) -> Self | Future[Self]:
         """Open the save at `prefix`, or make one of the same structure as this container whose tensors are zero.
 
@@ -279,9 +282,12 @@ class Saving(Contract):
         sizes, shapes and dtypes: otherwise an error names the difference, and nothing changes. An archive takes no new
         entries.
 
-        Of a new one disk space is reserved but nothing is written, so that an expanded container (which takes no
-        memory) can be preallocated and then filled piece by piece. An archive is loaded with `mode="r+"`, and is not
-        locked.
+        Of a new one nothing is written, so that an expanded container (which takes no memory) can be preallocated and
+        then filled piece by piece. The disk keeps room for it where there is enough. Otherwise its files are sparse,
+        and take room with each write. What is assigned to them through a container (`data[i] = item`, `update_`,
+        `set_`, ...) is an `OSError` on a full disk, with nothing written; other writes (`data["image"].copy_`,
+        arithmetic in place, to ragged entries) end the process then. An archive is loaded with `mode="r+"`, and is
+        not locked.
 
         Args:
             prefix, num_threads, return_early, share_non_tensor, robust_key, archive, allow_pickle, durable: as in
@@ -289,11 +295,18 @@ class Saving(Contract):
             copy_existing: without effect, since no tensors are copied.
             existsok: allow that there is a save, to be opened or overwritten.
             overwrite: replace what is there, whatever `existsok` says: its tensors are zero then.
+            preallocate: `True` has the disk keep room for all tensors of a new save, or raises. `False` makes sparse
+                files. `"auto"` has it keep room where a tenth of the free space is left then, and else warns and makes
+                sparse files; an archive raises instead. File systems that cannot keep room have sparse files.
 
         Raises:
             SaveError: there is a save with other entries, or a file that belongs to no save; what differs is named.
             SaveError: a new entry is one of the members of a ragged lazy stack, which have no files of their own.
-            OSError: the disk has no room for all of it.
+            OSError: the disk has no room for all of it, and it is not to be sparse; nothing is left then.
+            ValueError: `preallocate` is something else.
+
+        Warns:
+            UserWarning: with `"auto"`, the disk has no room for all of it; names both sizes.
 
         Example:
             >>> import tempfile
@@ -311,6 +324,7 @@ class Saving(Contract):
         common = (num_threads, durable, "", False, overwrite)
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
         options.like, options.allow_pickle, options.share_values = True, bool(allow_pickle), share_non_tensor
+        options.preallocate = check_preallocate(preallocate)
         return _save(self, prefix, options, return_early, archive)
 
     @overload

@@ -13,6 +13,8 @@ from tensordict.core.contract import Contract, EntryStore, is_node, named_error
 from tensordict.core.errors import ShapeError, nearest, refuse_stored
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.sparse_files import make_room
 from tensordict.ops.locking import adopt, raise_locked
 from tensordict.ops.naming import take_names
 from tensordict.ops.numbers import overwriting, to_tensor
@@ -77,6 +79,8 @@ class WritePlan:
             with block:
                 self.run(container, non_blocking)
             return
+        if FileSource.any_sparse:
+            make_room(self._places(), container)
         if self.assigned or self.parts:
             foreach.refuse_graph_leaves(self._written(), container)
         if self.targets:
@@ -88,9 +92,13 @@ class WritePlan:
 
     def _written(self) -> list[Tensor]:
         """All tensors that are written into."""
-        found = [*self.targets, *[target for target, _, _ in self.assigned]]
+        return [target for target, _ in self._places()]
+
+    def _places(self) -> list[tuple[Tensor, Any]]:
+        """All tensors that are written into, each with the index of the part; `None` stands for all of it."""
+        found = [(target, None) for target in self.targets] + [(target, at) for target, at, _ in self.assigned]
         for part in self.parts:
-            found += part._written()
+            found += part._places()
         return found
 
 

@@ -16,6 +16,8 @@ from tensordict.core.foreach import refuse_graph_leaves
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.replacing import replacing
+from tensordict.memory.file_source import FileSource
+from tensordict.memory.sparse_files import make_room
 from tensordict.ops.locking import Locking, raise_locked
 from tensordict.ops.naming import checked_names, take_names
 from tensordict.ops.numbers import stored
@@ -393,6 +395,8 @@ class Writing(Reading, Locking):
             except RuntimeError:
                 alike = False  # see `_write_name`
             if alike:
+                if FileSource.any_sparse:
+                    make_room([(current, None)], self)
                 try:
                     current.copy_(item, non_blocking)
                 except RuntimeError:
