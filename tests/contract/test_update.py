@@ -10,7 +10,7 @@ import torch
 
 from contract.kinds import Kind
 from contract.model import Plain, addresses, as_path, assert_leaf, assert_matches, changed, leaves, mapped
-from tensordict import TensorDict
+from tensordict import TensorClass, TensorDict
 
 
 def test_update_from_every_kind_of_source(writable: Any, plain: Plain, kind: Kind) -> None:
@@ -176,6 +176,36 @@ def test_update_with_another_batch_size_needs_all_entries() -> None:
             td.update(source, update_batch_size=True, **options)
     assert td.batch_size == (3,) and td.update(source, update_batch_size=True).batch_size == (2,)
     assert td["a", "c"].tolist() == [1, 1]
+
+
+class Message(TensorClass["nocast"]):
+    role: str
+    content: str
+
+
+def make_history(size: tuple[int, ...], length: int) -> Any:
+    rows = torch.stack([Message(role="user", content=f"message {at}") for at in range(length)])
+    return rows.expand(*size, length)
+
+
+def test_update_with_another_batch_size_of_nested_ones(writable: Any, kind: Kind) -> None:
+    """A history of messages that begins anew has the new length; the container keeps its own."""
+    if not kind.any_names or not kind.in_memory:
+        pytest.skip("holds no tensorclasses of any name")
+    writable["history"] = make_history(kind.batch_size, 3)
+    source = TensorDict({"history": make_history(kind.batch_size, 1)}, kind.batch_size)
+    with pytest.raises(RuntimeError):
+        writable.update(source)
+    assert writable["history"].batch_size == (*kind.batch_size, 3)
+    assert writable.update(source, update_batch_size=True) is writable
+    assert writable.batch_size == kind.batch_size
+    assert writable["history"].batch_size == (*kind.batch_size, 1)
+    element = writable["history"][(0,) * len(kind.batch_size)].to_tensordict()
+    assert element.get("content").tolist() == ["message 0"] and element.get("role").tolist() == ["user"]
+    fewer = TensorDict({"history": TensorDict({"role": "user"}, (*kind.batch_size, 2))}, kind.batch_size)
+    with pytest.raises(RuntimeError, match="not present in the source.*'content'"):
+        writable.update(fewer, update_batch_size=True)
+    assert writable["history"].batch_size == (*kind.batch_size, 1)
 
 
 def test_update_at(td: Any, plain: Plain, kind: Kind) -> None:

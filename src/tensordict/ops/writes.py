@@ -135,9 +135,16 @@ class Update(Write):
     adds = True
 
     def __init__(
-        self, inplace: bool, clone: bool, non_blocking: bool, is_leaf: IsLeaf | None, ignore_lock: bool
+        self,
+        inplace: bool,
+        clone: bool,
+        non_blocking: bool,
+        is_leaf: IsLeaf | None,
+        ignore_lock: bool,
+        update_batch_size: bool = False,
     ) -> None:
         self.plan = WritePlan()
+        self.update_batch_size = update_batch_size
         self.inplace = inplace
         self.clone = clone
         self.non_blocking = non_blocking
@@ -152,6 +159,13 @@ class Update(Write):
             # A value that is no tensor has nothing to be copied into the entries of a container.
             return not isinstance(item, Tensor) and not (item._is_non_tensor and self.adds)
         return isinstance(item, Mapping)
+
+    def _replaces(self, current: Any, item: object) -> bool:
+        """Whether a nested container makes way for one of another batch size, with `update_batch_size`."""
+        if not self.update_batch_size or not isinstance(item, Contract) or not has_other_size(current, item):
+            return False
+        check_all_given(current, item)
+        return True
 
     def into(self, node: Any, source: Any, prefix: Path) -> None:
         mapping, plan = node._entries, self.plan
@@ -199,7 +213,7 @@ class Update(Write):
         if current is None and not self.adds:
             # TorchRL's processes write a step that has more entries than the specs, and the reference lets them.
             self.plan.absent = self.plan.absent or path
-        elif is_container and not current._is_non_tensor and self.merges(item):
+        elif is_container and not current._is_non_tensor and self.merges(item) and not self._replaces(current, item):
             current._plan_write(self, item, path)
         elif self.inplace and is_container and current._is_non_tensor:
             self.plan.steps.append((overwriting(current, node, key, item, path), ()))
@@ -225,9 +239,25 @@ class Copy(Update):
     non_blocking = False
     is_leaf = None
     ignore_lock = False
+    update_batch_size = False
 
     def __init__(self, plan: WritePlan | None = None) -> None:
         self.plan = WritePlan() if plan is None else plan
+
+
+def has_other_size(container: Contract, source: Contract) -> bool:
+    """Whether the batch dims that both have differ."""
+    return any(own != new for own, new in zip(container._batch_size, source._batch_size))
+
+
+def check_all_given(container: Any, source: Contract) -> None:
+    """Raise unless a container of another batch size has all entries of the one that it takes the place of."""
+    kept = [key for key in container.keys(True) if not source._has(path_of(key))]
+    if kept:
+        raise ShapeError(
+            f"the batch size {list(container._batch_size)} cannot become {list(source._batch_size)}: Some keys of the "
+            f"dest tensordict are not present in the source, {kept[:4]}"
+        )
 
 
 class Resize(Write):

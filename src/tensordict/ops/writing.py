@@ -23,7 +23,17 @@ from tensordict.ops.naming import checked_names, take_names
 from tensordict.ops.numbers import stored
 from tensordict.ops.reading import NO_DEFAULT, Reading
 from tensordict.ops.sources import one_source, restricted
-from tensordict.ops.writes import Copy, Resize, Update, Write, fitting, raise_no_entry, resize
+from tensordict.ops.writes import (
+    Copy,
+    Resize,
+    Update,
+    Write,
+    check_all_given,
+    fitting,
+    has_other_size,
+    raise_no_entry,
+    resize,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -302,8 +312,8 @@ class Writing(Reading, Locking):
             non_blocking: passed to device transfers.
             keys_to_update: restrict the update to these (nested) keys.
             is_leaf: takes a class and says whether its instances replace the entry as a whole.
-            update_batch_size: take over the batch size of the source where it is another one; all entries must be in
-                the source then.
+            update_batch_size: take over the batch sizes of the source, of nested containers too, where they are others;
+                all entries of such a container must be in the source then.
             ignore_lock: write even if this container is locked.
 
         Returns:
@@ -319,18 +329,16 @@ class Writing(Reading, Locking):
         source = one_source(input_dict_or_td, kwargs)
         if source is self:
             return self
-        if update_batch_size and isinstance(source, Contract):
-            common = min(len(self._batch_size), len(source._batch_size))
-            if source._batch_size[:common] != self._batch_size[:common]:
-                if inplace or keys_to_update is not None:
-                    raise ShapeError(
-                        "update_batch_size=True replaces the entries of a container of another batch size, "
-                        f"{list(self._batch_size)} by {list(source._batch_size)}: leave out inplace and keys_to_update"
-                    )
-                return self._update_with_batch_size(source, clone)
+        if update_batch_size and isinstance(source, Contract) and has_other_size(self, source):
+            if inplace or keys_to_update is not None:
+                raise ShapeError(
+                    "update_batch_size=True replaces the entries of a container of another batch size, "
+                    f"{list(self._batch_size)} by {list(source._batch_size)}: leave out inplace and keys_to_update"
+                )
+            return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
             source = restricted(source, keys_to_update)
-        write = Update(inplace, clone, self._queues(non_blocking), is_leaf, ignore_lock)
+        write = Update(inplace, clone, self._queues(non_blocking), is_leaf, ignore_lock, update_batch_size)
         self._plan_write(write, source)
         write.plan.run(self, write.non_blocking)
         if self._device is not None:
@@ -345,12 +353,7 @@ class Writing(Reading, Locking):
         if self._locked:
             raise_locked("update the batch size")
         size = source._batch_size
-        kept = [key for key in self.keys(True, True) if not source._has(path_of(key))]
-        if kept:
-            raise ShapeError(
-                f"the batch size {list(self._batch_size)} cannot become {list(size)}: Some keys of the dest tensordict "
-                f"are not present in the source, {kept[:4]}"
-            )
+        check_all_given(self, source)
         staged: Any = self.empty()
         staged._rebatch(size, ())
         for name, value in source._entries.items():
