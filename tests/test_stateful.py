@@ -70,6 +70,13 @@ class ContainerMachine(RuleBasedStateMachine):
     def refused(self) -> Any:
         return pytest.raises((KeyError, RuntimeError, ValueError, AttributeError))
 
+    def keeps_form(self, path: tuple[str, ...], value: Any) -> bool:
+        """Whether writing keeps the tensor at this path, in a file, which is of another shape or dtype."""
+        old = self.find(path)
+        if not self.kind.index_writes or not isinstance(old, torch.Tensor) or not isinstance(value, torch.Tensor):
+            return False
+        return old.shape != value.shape or old.dtype != value.dtype
+
     # Single entries.
 
     @rule(path=PATHS, data=st.data())
@@ -79,7 +86,8 @@ class ContainerMachine(RuleBasedStateMachine):
             with self.refused():
                 self.td.set(path, value)
             return
-        self.td.set(path, value.clone())
+        options = {"overwrite": True} if self.keeps_form(path, value) else {}
+        self.td.set(path, value.clone(), **options)
         self.node_for(path)[path[-1]] = value
 
     @rule(path=PATHS)
@@ -156,6 +164,10 @@ class ContainerMachine(RuleBasedStateMachine):
                 with self.refused():
                     self.td.update(new)
             return
+        for path, value in leaves(new).items():
+            if self.keeps_form(path, value):
+                # `update` would write into the tensor that is there.
+                self.td.set(path, value.clone(), overwrite=True)
         self.td.update(mapped(torch.clone, new))
         merge(self.plain, new)
 

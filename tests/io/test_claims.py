@@ -236,7 +236,7 @@ def test_entries_whose_names_are_patterns(base: str) -> None:
     td.to_zarr(f"{base}/x.zarr").close()
     with from_zarr(f"{base}/x.zarr", mode="r+") as data:
         del data["a*"], data["[b]"]
-        data["ab"] = torch.zeros(3, 2)
+        data.set("ab", torch.zeros(3, 2), overwrite=True)
     data = load(f"{base}/x.zarr")
     assert sorted(data.keys()) == ["ab", "b"] and data["ab"].shape == (3, 2) and data["b", "x"].sum() == 3
     assert verify(f"{base}/x.zarr").ok

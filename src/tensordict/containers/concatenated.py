@@ -291,6 +291,10 @@ class LazyConcatenatedTensorDict(OnDisk):
             raise KeyError(name)
         return value.read() if isinstance(value, JoinedValues) else value
 
+    def _template_of(self, name: str) -> Any:
+        # A sketch says `<values of 2 parts>` of a value.
+        return self._entries[name] if isinstance(self._held[name], JoinedValues) else self._sketch(name)
+
     def _sketch(self, name: str) -> Any:
         value = self._held[name]
         return value.sketch(self._size, self._device) if isinstance(value, JoinedValues) else super()._sketch(name)

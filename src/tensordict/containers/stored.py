@@ -80,6 +80,9 @@ class _Read(EntryStore, MutableMapping[str, Any]):  # guarded: `_target` asks
     def structure(self) -> Mapping[str, Any]:
         return {name: self.owner._sketch(name) for name in self.owner._listed()}
 
+    def template(self) -> Mapping[str, Any]:
+        return {name: self.owner._template_of(name) for name in self.owner._listed()}
+
     def writable(self) -> Mapping[str, Any]:
         return _Unread(self.owner)
 
@@ -198,6 +201,10 @@ class OnDisk(GivesTensorDicts):
     def _closed_text(self) -> str:
         """What `repr` gives where the file was closed; empty where it is open."""
         return ""
+
+    def _template_of(self, name: str) -> Any:
+        """An entry as `EntryStore.template` gives it."""
+        return self._sketch(name)
 
     @property
     def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]

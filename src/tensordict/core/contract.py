@@ -93,6 +93,10 @@ class EntryStore:
         """The names with nested containers, and any tensor in the place of a leaf."""
         raise NotImplementedError
 
+    def template(self) -> Mapping[str, Any]:
+        """Give the structure with the values that are no tensors, which a result with other leaves keeps."""
+        return self.structure()
+
     def writable(self) -> Mapping[str, Any]:
         """The entries for those who write into them; see `Contract._writable`."""
         return self  # type: ignore[return-value]
@@ -441,11 +445,7 @@ class Contract:
                 if not members:
                     return self.copy()
                 return self._restacked([member._rebuilt(leaves) for member in members])
-            # The structure describes a value without reading it. The result needs the value itself.
-            mapping = {
-                name: mapping[name] if type(value) is not Tensor and isinstance(value, Contract) else value
-                for name, value in self._structure().items()
-            }
+            mapping = mapping.template() if isinstance(mapping, EntryStore) else mapping
         if is_flat(mapping):
             entries = dict(zip(mapping, leaves))
         else:

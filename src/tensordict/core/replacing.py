@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+
+import torch
 
 _REPLACING = ContextVar("tensordict.replacing", default=False)
 
@@ -14,9 +17,13 @@ def is_replacing() -> bool:
     return _REPLACING.get()
 
 
+def replacing() -> AbstractContextManager[None]:
+    """A block in which tensors are replaced, and not written into; compiled code writes to no file and needs none."""
+    return nullcontext() if torch.compiler.is_dynamo_compiling() else _replacing()
+
+
 @contextlib.contextmanager
-def replacing() -> Iterator[None]:
-    """A block in which tensors are replaced, and not written into."""
+def _replacing() -> Iterator[None]:
     token = _REPLACING.set(True)
     try:
         yield
