@@ -291,7 +291,7 @@ class LazyConcatenatedTensorDict(OnDisk):
             raise KeyError(name)
         return value.read() if isinstance(value, JoinedValues) else value
 
-    def _template_of(self, name: str) -> Any:
+    def _with_values(self, name: str) -> Any:
         # A sketch says `<values of 2 parts>` of a value.
         return self._entries[name] if isinstance(self._held[name], JoinedValues) else self._sketch(name)
 

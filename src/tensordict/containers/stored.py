@@ -80,8 +80,8 @@ class _Read(EntryStore, MutableMapping[str, Any]):  # guarded: `_target` asks
     def structure(self) -> Mapping[str, Any]:
         return {name: self.owner._sketch(name) for name in self.owner._listed()}
 
-    def template(self) -> Mapping[str, Any]:
-        return {name: self.owner._template_of(name) for name in self.owner._listed()}
+    def structure_with_values(self) -> Mapping[str, Any]:
+        return {name: self.owner._with_values(name) for name in self.owner._listed()}
 
     def writable(self) -> Mapping[str, Any]:
         return _Unread(self.owner)
@@ -202,8 +202,8 @@ class OnDisk(GivesTensorDicts):
         """What `repr` gives where the file was closed; empty where it is open."""
         return ""
 
-    def _template_of(self, name: str) -> Any:
-        """An entry as `EntryStore.template` gives it."""
+    def _with_values(self, name: str) -> Any:
+        """An entry as `EntryStore.structure_with_values` gives it."""
         return self._sketch(name)
 
     @property

@@ -93,7 +93,7 @@ class EntryStore:
         """The names with nested containers, and any tensor in the place of a leaf."""
         raise NotImplementedError
 
-    def template(self) -> Mapping[str, Any]:
+    def structure_with_values(self) -> Mapping[str, Any]:
         """Give the structure with the values that are no tensors, which a result with other leaves keeps."""
         return self.structure()
 
@@ -445,7 +445,7 @@ class Contract:
                 if not members:
                     return self.copy()
                 return self._restacked([member._rebuilt(leaves) for member in members])
-            mapping = mapping.template() if isinstance(mapping, EntryStore) else mapping
+            mapping = mapping.structure_with_values() if isinstance(mapping, EntryStore) else mapping
         if is_flat(mapping):
             entries = dict(zip(mapping, leaves))
         else:
