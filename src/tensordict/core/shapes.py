@@ -208,9 +208,6 @@ def with_dim(size: torch.Size, dim: int, length: int) -> torch.Size:
     return torch.Size(sizes)
 
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
 def split_lengths(length: int, split_size: object) -> list[int]:
     """The lengths of the pieces that `split(split_size)` cuts a dim of `length` into.
 
@@ -220,7 +217,7 @@ def split_lengths(length: int, split_size: object) -> list[int]:
         TypeError: when `split_size` is neither an int nor a sequence of ints.
         ValueError: when the int is not positive, or the ints do not add up to `length`.
     """
-    if isinstance(split_size, torch.Tensor) and split_size.dim() < 2 and split_size.dtype in _INTEGERS:
+    if isinstance(split_size, torch.Tensor) and split_size.dim() < 2 and split_size.dtype is not torch.bool:
         split_size = split_size.tolist()
     if isinstance(split_size, int):
         if split_size <= 0:
