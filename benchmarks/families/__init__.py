@@ -24,4 +24,4 @@ IN_MEMORY = (
     "modules",
     "compile",
 )
-FAMILIES = (*IN_MEMORY, "storage", "parallel")
+FAMILIES = (*IN_MEMORY, "storage", "parallel", "gpu")
