@@ -427,22 +427,6 @@ def test_pickle() -> None:
     assert again._source["new"].shape == (2, 3) and "new" not in td.keys()
 
 
-def test_pickles_of_earlier_versions() -> None:
-    """They have the operation and its inverse as names of methods with their arguments."""
-    td = make()
-    for forward, backward, inner in [
-        (("transpose", 0, 1), ("transpose", 0, 1), (3, 2)),
-        (("view", 6), ("reshape", 2, 3), (6,)),
-        (("unsqueeze", 1), ("squeeze", 1), (2, 1, 3)),
-    ]:
-        entries = object.__new__(type(lazily(lambda td: td.permute(1, 0), td)._entries))
-        state = {"source": td, "forward": forward, "backward": backward, "outer": td.batch_size, "inner": inner}
-        entries.__setstate__((None, state))
-        assert entries.source is td and entries["a"].shape[: len(inner)] == inner
-        entries["new"] = torch.ones(inner)
-        assert td["new"].shape == td.batch_size
-
-
 def test_gradients_flow_through() -> None:
     td = TensorDict({"a": torch.ones(2, 3, requires_grad=True)}, [2, 3])
     (lazily(lambda td: td.view(-1), td)["a"] * torch.arange(6)).sum().backward()

@@ -53,9 +53,7 @@ class _Through(EntryStore, MutableMapping[str, Any]):
     def __getstate__(self) -> Any:
         return {"source": self.source, "forward": self.op.call(), "outer": self.op.old}
 
-    def __setstate__(self, state: Any) -> None:
-        # Earlier pickles have the state that Python gives to what has slots, with more in it.
-        state = state[1] if isinstance(state, tuple) else state
+    def __setstate__(self, state: dict[str, Any]) -> None:
         name, *arguments = state["forward"]
         with set_lazy_legacy(True):
             view = getattr(TensorDict._make({}, state["outer"], None, None), name)(*arguments)

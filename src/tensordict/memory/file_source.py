@@ -60,14 +60,12 @@ def is_sparse(status: os.stat_result) -> bool:
     return bool(getattr(status, "st_blocks", status.st_size) * 512 < status.st_size)
 
 
-def check_identity(path: str, identity: tuple[int, int] | None) -> None:
-    """Refuse a file that took the path of the one that a pickle is of; `None` is what earlier versions pickled.
+def check_identity(path: str, identity: tuple[int, int]) -> None:
+    """Refuse a file that took the path of the one that a pickle is of.
 
     Raises:
         SaveError: it is another file.
     """
-    if identity is None:
-        return
     (inode, made), (found, found_made) = identity, system.identity_of(path)
     # Systems that do not tell the time give 0.
     if made == _REPLACED or inode != found or (made and found_made and made != found_made):

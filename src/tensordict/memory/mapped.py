@@ -714,7 +714,7 @@ def _from_file(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     offset: int,
-    identity: tuple[int, int] | None = None,
+    identity: tuple[int, int],
 ) -> MemoryMappedTensor:
     flat, source = _map(path, dtype, _extent(shape, strides, offset), shape, ())
     check_identity(path, identity)

@@ -129,8 +129,7 @@ def _as(leaf: object, content: Tensor) -> Tensor:
 
 
 # Harmless whatever it is called with: `torch.load(weights_only=True)` may.
-# Under the name that this module had, too: files hold it.
-torch.serialization.add_safe_globals([over_storage, (over_storage, "tensordict.pickling.over_storage")])
+torch.serialization.add_safe_globals([over_storage])
 
 
 def is_ours(kind: Any) -> bool:
