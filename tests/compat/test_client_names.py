@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
+from importlib.resources import files
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,14 @@ import pytest
 import torch
 
 import tensordict as package
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 
-TABLE = Path(__file__).parents[1] / "data" / "client-names.tsv"
-NAMES = [line.split("\t")[0] for line in TABLE.read_text().splitlines() if line.startswith("tensordict")]
+ROWS = [
+    line.split("\t")
+    for line in files("tensordict.compat").joinpath("client_names.tsv").read_text().splitlines()
+    if not line.startswith("#")
+][1:]
+NAMES = [name for kind, name, _ in ROWS if kind == "name"]
 
 # Public names of the modules of the API, which programs and tests written against it import from there.
 PUBLIC = {
@@ -44,35 +52,33 @@ PUBLIC = {
 }
 
 
-def found(path: str) -> Any:
-    """What `from ... import ...` finds, in the longest part of the path that is a module."""
-    parts = path.split(".")
-    for count in range(len(parts), 0, -1):
-        name = ".".join(parts[:count])
-        try:
-            value: Any = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                raise
-            continue
-        for part in parts[count:]:
-            value = getattr(value, part)
-        return value
-    raise AssertionError(path)
-
-
 def test_the_table_is_whole() -> None:
-    assert len(NAMES) == len(set(NAMES)) == 159
+    assert len(NAMES) == len(set(NAMES)) == 167
+    assert {kind for kind, _, _ in ROWS} == {"name", "container member", "module member"}
+    assert all(re.fullmatch(r"[\w-]+:\d+( [\w-]+:\d+)*", programs) for _, _, programs in ROWS)
 
 
 @pytest.mark.parametrize("path", NAMES)
 def test_names_that_clients_import(path: str) -> None:
-    assert found(path) is not None
+    assert resolve_name(path) is not None
+
+
+@pytest.mark.parametrize("name", [name for kind, name, _ in ROWS if kind == "container member"])
+def test_private_members_of_containers_that_clients_reach(name: str) -> None:
+    td = package.TensorDict(a=torch.ones(2), batch_size=[2])
+    assert any(hasattr(container, name) for container in (td, package.TensorDictParams(td.copy())))
+
+
+@pytest.mark.parametrize("name", [name for kind, name, _ in ROWS if kind == "module member"])
+def test_private_members_of_modules_that_clients_reach(name: str) -> None:
+    module = TensorDictModule(torch.nn.Linear(1, 1), in_keys=["a"], out_keys=["loc"])
+    drawn = ProbabilisticTensorDictModule(["loc"], ["x"], distribution_class=torch.distributions.Categorical)
+    assert any(hasattr(found, name) for found in (module, drawn, TensorDictSequential(module)))
 
 
 @pytest.mark.parametrize("path", [f"{module}.{name}" for module, names in PUBLIC.items() for name in names.split()])
 def test_public_names_of_modules(path: str) -> None:
-    assert found(path) is not None
+    assert resolve_name(path) is not None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,7 @@ def test_public_names_of_modules(path: str) -> None:
     ],
 )
 def test_one_thing_under_two_names(path: str, same: str) -> None:
-    assert found(path) is found(same)
+    assert resolve_name(path) is resolve_name(same)
 
 
 def test_modules_of_the_name_of_a_function() -> None:

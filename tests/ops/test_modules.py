@@ -422,8 +422,6 @@ def test_lazy_modules_where_sizes_are_needed():
     net = nn.LazyLinear(4)
     with pytest.raises(RuntimeError, match=r"'weight'.*lazy module.*run it once"):
         TensorDict(weight=torch.ones(4, 3)).to_module(net, inplace=True)
-    with pytest.raises(RuntimeError, match=r"'weight'.*lazy module.*run it once"):
-        TensorDict.from_modules(nn.LazyLinear(4, bias=False), nn.LazyLinear(4, bias=False))
     with pytest.raises(RuntimeError, match=r"'w' has shape \[-1\]"):
         TensorDict(batch_size=[2]).set("w", nn.UninitializedParameter())
 

@@ -1,8 +1,10 @@
 """What somebody does first with a package that was just installed; run in an environment with nothing else in it."""
 
 import importlib.metadata
+import importlib.resources
 import importlib.util
 import pathlib
+import pkgutil
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +27,11 @@ def main() -> None:
     assert pathlib.Path(tensordict.__file__).resolve().is_relative_to(installed), tensordict.__file__
     assert tensordict.__version__ == importlib.metadata.version("tensordict")
     assert importlib.util.find_spec("h5py") is None
+
+    for line in importlib.resources.files("tensordict.compat").joinpath("client_names.tsv").read_text().splitlines():
+        kind, _, rest = line.partition("\t")
+        if kind == "name" and rest.startswith("tensordict"):
+            pkgutil.resolve_name(rest.split("\t")[0])
 
     data = TensorDict({"obs": torch.rand(6, 3), "meta": {"name": "walk"}}, batch_size=[6])
     with tempfile.TemporaryDirectory() as folder:

@@ -48,11 +48,11 @@ def shape_of(leaf: Tensor) -> torch.Size:
     """The shape of a leaf; -1 stands for a ragged dim of the strided layout, torch's `j1` for one of the jagged, and -1
     for every dim of a row under `torch.vmap`.
 
-    A parameter of a lazy module, which has no shape yet, counts as one of a single unknown dim.
+    A parameter of a lazy module has no shape yet: one unknown dim, after the stack dim where it is a stack of such.
     """
     if not leaf.is_nested or leaf.layout is torch.jagged:
         if type(leaf) is not Tensor and is_lazy(leaf):
-            return torch.Size((-1,))
+            return torch.Size((*leaf.size()[:-1], -1))
         try:
             return leaf.shape
         except RuntimeError:

@@ -16,6 +16,7 @@ from torch import Tensor
 from tensordict.core.contract import Contract, LeafFn, Rename, is_node
 from tensordict.core.keys import joined
 from tensordict.core.ragged import is_row_of_many
+from tensordict.core.uninitialized import enter_map
 
 
 def from_the_front(value: Any, dim: object, new: int = 0) -> Any:
@@ -61,11 +62,10 @@ def entering(value: Any, dim: int | None, level: int) -> Any:
     """
     if dim is None:
         return value.copy() if is_node(value) else value
-    add = functorch._add_batch_dim  # type: ignore[attr-defined]
     if not is_node(value):
-        return add(value, dim, level)
+        return enter_map(value, dim, level)
     size = value._batch_size[:dim]
-    return _mapped(value, dim, lambda leaf: add(leaf, dim, level), size, dim + 1, lambda names: names[:dim])
+    return _mapped(value, dim, lambda leaf: enter_map(leaf, dim, level), size, dim + 1, lambda names: names[:dim])
 
 
 def leaving(value: Contract, dim: int, level: int, count: int) -> Any:

@@ -6,7 +6,8 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor, nn, no_grad
+from torch.nn.parameter import is_lazy
 
 from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
@@ -15,6 +16,7 @@ from tensordict.core import pytree, registry
 from tensordict.core.contract import Clones, Contract, is_node
 from tensordict.core.errors import ContainerExpected, ModuleError, SaveError
 from tensordict.core.keys import Path, entry_of, is_nested_key, path_of
+from tensordict.core.uninitialized import uninitialized_like
 from tensordict.io import pickled
 from tensordict.io.specification import is_typed
 from tensordict.memory.mapped import MemoryMappedTensor
@@ -353,7 +355,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
             old = next(olds)
             leaf = made.get(id(old))
             if leaf is None:
-                same = new.data_ptr() == old.data_ptr() and new.dtype == old.dtype and new.device == old.device
+                same = new.dtype == old.dtype and new.device == old.device
+                same = same and (is_lazy(old) or new.data_ptr() == old.data_ptr())
                 leaf = made[id(old)] = old if same else _like(new, old)
             return leaf
 
@@ -469,10 +472,16 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         error_msgs: list[str],
     ) -> None:
         # Torch takes what is behind a dot in a name for a submodule's.
-        names = {*self._parameters, *self._buffers}
+        leaves: dict[str, Any] = {**self._parameters, **self._buffers}
+        for name, leaf in leaves.items():
+            value = state_dict.get(prefix + name)
+            if is_lazy(leaf) and isinstance(value, Tensor) and not is_lazy(value):
+                # As the modules themselves do.
+                with no_grad():
+                    leaf.materialize(value.shape)
         odd: list[str] = []
         nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, odd, error_msgs)
-        unexpected_keys += [key for key in odd if key[len(prefix) :] not in names]
+        unexpected_keys += [key for key in odd if key[len(prefix) :] not in leaves]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "." in name:
@@ -526,6 +535,8 @@ def _like(new: Tensor, old: Any) -> Any:
 
 def _parameter(content: Tensor, requires_grad: bool, old: Any) -> Any:
     """A parameter in the place of a leaf."""
+    if is_lazy(old):
+        return uninitialized_like(old, content)
     made: Any = nn.Parameter(content, requires_grad=requires_grad)
     if isinstance(old, Contract):
         # An `UnbatchedTensor`, of which torch keeps the class alone.

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import KeyMismatchError, ModuleError, OptionError
+from tensordict.core.uninitialized import initialize_with_first_call, is_element, stack_uninitialized
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
@@ -127,6 +128,11 @@ class Modules(Contract):
     ) -> Any:
         """The parameters of several modules of the same structure, stacked: those of an ensemble.
 
+        Parameters and buffers of lazy modules, such as `nn.LazyLinear`, are stacked without a size. The first call
+        within `torch.vmap` gives the stack its size and first values, in place: the parameters that an optimizer has
+        already are the ones that it trains. The values are drawn as for one parameter of shape
+        `[len(modules), *shape]`, whatever the `randomness` of `torch.vmap` is.
+
         Args:
             *modules: the modules.
             as_module: give a :class:`~tensordict.TensorDictParams`; not with `lazy_stack`.
@@ -143,6 +149,7 @@ class Modules(Contract):
 
         Raises:
             KeyError: the modules have different parameters, and `lazy_stack` is not set.
+            RuntimeError: some of the modules are lazy and others have their sizes.
             ValueError: no modules, or options that exclude one another.
 
         Example:
@@ -241,8 +248,9 @@ class Modules(Contract):
             swap, undo = _load_state(container, module, bool(inplace))
         else:
             slots: list[_Slot] = []
-            swap = _plan(container, module, slots, {} if memo is None else memo, bool(preserve_module_state))
-            undo = _fill_in(slots, container, bool(inplace), non_blocking)
+            firsts: _Firsts = []
+            swap = _plan(container, module, slots, firsts, {} if memo is None else memo, bool(preserve_module_state))
+            undo = _fill_in(slots, firsts, container, bool(inplace), non_blocking)
         if not return_swap:
             return None
         if swap_dest is not None:
@@ -288,10 +296,13 @@ def _stacked(leaves: list[Any], expand_identical: bool) -> Any:
     first = leaves[0]
     kinds = {is_parameter(leaf) for leaf in leaves}
     grads = {leaf.requires_grad for leaf in leaves}
-    if any(map(is_lazy, leaves)):
-        raise RuntimeError(_NO_SIZE)
+    lazy = sum(map(is_lazy, leaves))
+    if 0 < lazy < len(leaves):
+        raise RuntimeError(f"of {lazy} of the {len(leaves)} modules, {_NO_SIZE}")
     if len(kinds) > 1 or len(grads) > 1:
         raise RuntimeError("it is a parameter, or requires gradients, in some of the modules only")
+    if lazy:
+        return stack_uninitialized(leaves)
     if expand_identical and all(leaf is first for leaf in leaves):
         return first.expand(len(leaves), *first.shape)
     with torch.no_grad():
@@ -318,7 +329,13 @@ class _Slot(NamedTuple):
     target: dict[str, Any] | None = None
 
 
-def _plan(container: Contract, module: nn.Module, slots: list[_Slot], memo: dict[int, Any], preserve: bool) -> Any:
+# Lazy modules whose next call gives stacks their sizes, with the places of these.
+_Firsts = list[tuple[nn.Module, list[_Slot]]]
+
+
+def _plan(
+    container: Contract, module: nn.Module, slots: list[_Slot], firsts: _Firsts, memo: dict[int, Any], preserve: bool
+) -> Any:
     """Note what goes where, and give the container of what is there."""
     done = memo.get(id(module))
     if done is not None:
@@ -341,12 +358,15 @@ def _plan(container: Contract, module: nn.Module, slots: list[_Slot], memo: dict
         elif (old := buffers.get(name)) is not None:
             slots.append(_Slot(buffers, name, old, value, entries, kept))
         elif (child := modules.get(name)) is not None and isinstance(value, Contract):
-            kept[name] = _plan(value._wrapped_container(), child, slots, memo, preserve)
+            kept[name] = _plan(value._wrapped_container(), child, slots, firsts, memo, preserve)
         elif isinstance(old := state.get(name), Tensor) and not isinstance(value, Contract):
             # A plain attribute, as a swap without `preserve_module_state` leaves it. A parameter is registered again.
             slots.append(_Slot(state, name, old, value, entries, kept, parameters if is_parameter(value) else None))
         else:
             raise _unfit(container, module, name)
+    # Lazy modules have this hook until their first call.
+    if "_initialize_hook" in state and (own := [s for s in slots if is_element(s.new) and s.source is entries]):
+        firsts.append((module, own))
     return result
 
 
@@ -373,7 +393,9 @@ def _as_parameter(value: Tensor, old: nn.Parameter) -> Tensor:
     return nn.Parameter(value, requires_grad=old.requires_grad)
 
 
-def _fill_in(slots: list[_Slot], container: Contract, inplace: bool, non_blocking: bool) -> Callable[[Any], object]:
+def _fill_in(
+    slots: list[_Slot], firsts: _Firsts, container: Contract, inplace: bool, non_blocking: bool
+) -> Callable[[Any], object]:
     if inplace:
         return _copy_in(slots, non_blocking)
     orders = [(slot.table, list(slot.table)) for slot in slots if slot.target is not None and is_parameter(slot.old)]
@@ -384,11 +406,20 @@ def _fill_in(slots: list[_Slot], container: Contract, inplace: bool, non_blockin
         else:
             del table[name]
             target[name] = new
-    return partial(_put_back, slots, orders, container._locked)
+    stops = []
+    for module, own in firsts:
+        # The function that is mapped may put its container into the module again.
+        places = [([slot.target or slot.table, slot.source], slot.name, slot.new) for slot in own]
+        stops.append(initialize_with_first_call(module, places))
+    return partial(_put_back, slots, orders, stops, container._locked)
 
 
-def _put_back(slots: list[_Slot], orders: list[tuple[dict[str, object], list[str]]], locked: bool, swap: object) -> Any:
+def _put_back(
+    slots: list[_Slot], orders: list[tuple[dict[str, Any], list[str]]], stops: list[Any], locked: bool, swap: object
+) -> Any:
     """Undo `_fill_in`, whatever has become of the module meanwhile."""
+    for stop in stops:
+        stop()
     for table, name, old, new, source, _, target in slots:
         current = table.get(name) if target is None else target.pop(name, new)
         table[name] = old

@@ -1,5 +1,8 @@
 """Policies and models that TorchRL builds on modules: actors, exploration, recurrent and multi-agent networks."""
 
+import itertools
+from collections.abc import Iterator
+
 import torch
 from recording import SEED, Record, case, run
 from torch import nn
@@ -231,6 +234,56 @@ def agents(record: Record) -> None:
         module(data)["agents", "out"].sum().backward()
         record(f"{name} gradients", {key: parameter.grad for key, parameter in model.named_parameters()})
         record(f"{name} state", dict(model.state_dict()))
+
+
+def train(record: Record, name: str, model: nn.Module, inputs: torch.Tensor) -> None:
+    """Two steps of an optimizer that has the parameters of `model` before its first call."""
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    record(f"{name} before", [key for key, _ in model.named_parameters()])
+    for step in range(2):
+        out = model(inputs)
+        record(f"{name} {step}", out)
+        optimizer.zero_grad()
+        out.square().sum().backward()
+        record(f"{name} gradients {step}", {key: parameter.grad for key, parameter in model.named_parameters()})
+        optimizer.step()
+    record(f"{name} state", dict(model.state_dict()))
+    record(f"{name} repr", repr(model))
+
+
+def kinds_of_agents() -> Iterator[tuple[str, dict[str, object]]]:
+    for share, central, container in itertools.product((False, True), repeat=3):
+        options = {"share_params": share, "centralized": central, "use_td_params": container}
+        yield f"share={share} central={central} container={container}", {"n_agents": 3, **options}
+
+
+@case
+def agents_of_unknown_inputs(record: Record) -> None:
+    for name, options in kinds_of_agents():
+        for depth in (1, 0):
+            model = MultiAgentMLP(n_agent_inputs=None, n_agent_outputs=2, num_cells=8, depth=depth, **options)
+            train(record, f"{name} depth={depth}", model, torch.randn(ROWS, 3, OBSERVED))
+
+
+@case
+def convolutions_of_unknown_inputs(record: Record) -> None:
+    for name, options in kinds_of_agents():
+        model = MultiAgentConvNet(num_cells=[4, 4], kernel_sizes=3, **options)
+        train(record, name, model, torch.randn(2, 3, 3, 8, 8))
+
+
+@case
+def resetting_agents_of_unknown_inputs(record: Record) -> None:
+    for share in (False, True):
+        model = MultiAgentMLP(None, 2, 3, centralized=False, share_params=share, num_cells=[8])
+        inputs = torch.randn(ROWS, 3, OBSERVED)
+        model(inputs)
+        model.reset_parameters()
+        record(f"reset {share}", model(inputs))
+        net = model.get_stateful_net()
+        record(f"stateful {share}", dict(net.named_parameters()))
+        model.from_stateful_net(net)
+        record(f"from stateful {share}", model(inputs))
 
 
 @case

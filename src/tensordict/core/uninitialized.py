@@ -1,0 +1,210 @@
+"""Parameters and buffers of lazy modules in stacks, which get their sizes with the first call under `torch.vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch._functorch.vmap as functorch
+from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.utils._pytree import tree_map
+
+
+class _Stack:
+    """The base of both kinds of stacks. Without a size, the data of a stack has shape `(number of modules, 0)`."""
+
+    def materialize(self: Any, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
+        """Allocate all of the stack; `shape` begins with the number of modules. This very object is the parameter then.
+
+        Raises:
+            RuntimeError: `shape` belongs to a single module.
+        """
+        count = self.size(0)
+        if tuple(shape[:1]) != (count,):
+            raise RuntimeError(
+                f"this parameter is a stack for {count} lazy modules, and a call outside torch.vmap gives it the shape "
+                f"{list(shape)}: make the first call in torch.vmap over the container that holds it"
+            )
+        super().materialize(shape, device, dtype)  # type: ignore[misc]
+
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        found = memo.get(id(self))
+        if found is None:
+            found = memo[id(self)] = uninitialized_like(self, _data_of(self).clone())
+        return found
+
+    def __reduce_ex__(self: Any, protocol: object) -> Any:
+        return _rebuild, (type(self), self.size(0), self.requires_grad, self.device, self.dtype)
+
+
+class StackedUninitializedParameter(_Stack, UninitializedParameter):
+    """The parameters of several lazy modules, as one parameter that has no size yet."""
+
+
+class StackedUninitializedBuffer(_Stack, UninitializedBuffer):
+    """The buffers of several lazy modules, as one buffer that has no size yet."""
+
+
+class _Element:
+    """The base of stand-ins for one element of a `stack`, within `torch.vmap`, until the stack has its size.
+
+    It allocates the whole stack, and shares its memory afterwards: what initializes the element initializes all.
+    """
+
+    def materialize(self: Any, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
+        """Allocate the stack. One element of it has this shape."""
+        if is_lazy(self.stack):
+            self.stack.materialize((self.stack.size(0), *shape), device, dtype)
+        self.data = self.stack.data
+        self.__class__ = self.cls_to_become
+
+
+class _ParameterElement(_Element, UninitializedParameter):
+    pass
+
+
+class _BufferElement(_Element, UninitializedBuffer):
+    pass
+
+
+_STACKS = (StackedUninitializedParameter, StackedUninitializedBuffer)
+_ELEMENTS = (_ParameterElement, _BufferElement)
+
+
+def stack_uninitialized(leaves: Sequence[Any]) -> Any:
+    """Stack the leaves of several lazy modules, as one leaf without a size."""
+    parameters = isinstance(leaves[0], UninitializedParameter)
+    data = torch.stack([_data_of(leaf) for leaf in leaves])
+    return _make(StackedUninitializedParameter if parameters else StackedUninitializedBuffer, data, leaves[0])
+
+
+def uninitialized_like(leaf: Any, data: Tensor) -> Any:
+    """A leaf without a size, of the kind of another one, with the device and dtype of `data`."""
+    return _make(type(leaf), data, leaf)
+
+
+def enter_map(leaf: Any, dim: int, level: int) -> Any:
+    """A leaf in the function that `torch.vmap` maps at this level: without the dim."""
+    if type(leaf) in _STACKS:
+        kind = _ParameterElement if isinstance(leaf, nn.Parameter) else _BufferElement
+        with _outside_of_transforms():
+            element = _make(kind, _data_of(leaf)[0], leaf)
+        element.__dict__.update(stack=leaf, mapped_dim=dim, map_level=level)
+        return element
+    return functorch._add_batch_dim(leaf, dim, level)  # type: ignore[attr-defined]
+
+
+def is_element(leaf: object) -> bool:
+    """Return True for a stand-in for one element of a stack."""
+    return type(leaf) in _ELEMENTS
+
+
+def initialize_with_first_call(module: nn.Module, places: list[tuple[list[Any], str, Any]]) -> Callable[[], None]:
+    """Have the next call of a lazy module initialize whole stacks first, and then use their elements.
+
+    Torch would initialize within `torch.vmap`, which refuses random numbers for what is not mapped unless it is called
+    with `randomness="same"`, and would run the module on the whole stacks.
+
+    Args:
+        module: the module.
+        places: the dicts to put the mapped tensors into, the names there, and the elements that stand for them.
+
+    Returns:
+        a function that calls this off.
+    """
+
+    def initialize(module: nn.Module, args: Any, kwargs: Any) -> None:
+        leaves = [leaf for _, _, element in places for leaf in (element, element.stack)]
+        with _outside_of_transforms(), _restored_on_error(leaves), _unmapped_state(module):
+            module.initialize_parameters(*tree_map(_one_of, args), **tree_map(_one_of, kwargs))  # type: ignore[operator]
+        for tables, name, element in places:
+            mapped = functorch._add_batch_dim(element.stack, element.mapped_dim, element.map_level)  # type: ignore[attr-defined]
+            for table in tables:
+                table[name] = mapped
+        handle.remove()
+
+    handle = module.register_forward_pre_hook(initialize, prepend=True, with_kwargs=True)
+    return handle.remove
+
+
+@contextmanager
+def _outside_of_transforms() -> Iterator[None]:
+    with ExitStack() as popped:
+        while torch._C._functorch.peek_interpreter_stack() is not None:
+            popped.enter_context(temporarily_pop_interpreter_stack())
+        yield
+
+
+@contextmanager
+def _restored_on_error(leaves: list[Any]) -> Iterator[None]:
+    """Have leaves lose their sizes again where not all is initialized: nothing trains on memory that was not filled."""
+    before = [(leaf, type(leaf), leaf.data) for leaf in leaves]
+    try:
+        yield
+    except BaseException:
+        for leaf, kind, data in before:
+            if type(leaf) is not kind:
+                leaf.data = data
+                leaf.__class__ = kind
+        raise
+
+
+@contextmanager
+def _unmapped_state(module: nn.Module) -> Iterator[None]:
+    """Put whole tensors in the place of mapped ones, such as `num_batches_tracked`, and these back at the end."""
+    tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+    mapped = []
+    for table in tables:
+        for name, value in table.items():
+            if value is not None and torch._C._functorch.is_functorch_wrapped_tensor(value):
+                mapped.append((table, name, value))
+                table[name] = _unwrap(value)[0]
+    try:
+        yield
+    finally:
+        for table, name, value in mapped:
+            table[name] = value
+
+
+def _one_of(value: Any) -> Any:
+    """Return the first element of a mapped tensor, and any other value as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    whole, dims = _unwrap(value)
+    for dim in reversed(dims):
+        whole = whole.select(dim, 0)
+    return whole
+
+
+def _unwrap(value: Any) -> tuple[Any, list[int]]:
+    """The tensor behind one that function transforms have wrapped, and the dims that they map, the last one first."""
+    dims = []
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if torch._C._functorch.is_batchedtensor(value):
+            dims.append(torch._C._functorch.maybe_get_bdim(value))
+        value = torch._C._functorch.get_unwrapped(value)
+    return value, dims
+
+
+def _data_of(leaf: Any) -> Any:
+    """Return the data of a leaf without a size as a plain tensor. It has the device and dtype of the leaf."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return leaf.detach().as_subclass(Tensor)
+
+
+def _make(kind: type[Any], data: Tensor, leaf: Any) -> Any:
+    made = Tensor._make_subclass(kind, data, leaf.requires_grad)
+    made.__dict__.update(leaf.__dict__)
+    return made
+
+
+def _rebuild(kind: type[Any], count: int, requires_grad: bool, device: Any, dtype: Any) -> Any:
+    """Unpickle a stack."""
+    made = Tensor._make_subclass(kind, torch.empty(count, 0, device=device, dtype=dtype), requires_grad)
+    if kind is StackedUninitializedBuffer:
+        made.__dict__.update(UninitializedBuffer().__dict__)
+    return made
