@@ -27,7 +27,7 @@ from tensordict.io.structure import Complain, Described, naming_file, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
-from tensordict.memory.mapped import PathLike, check_storable
+from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
 
 # The keys of ours in the "__metadata__" of the header, whose values are strings: the structure of the container, the
@@ -137,10 +137,6 @@ def _packed(header: dict[str, Any], names: list[str], checksums: list[str]) -> b
 def _stored_dtype(tensor: Tensor, key: Path) -> str | None:
     """What the format calls the dtype of a tensor; `None` when it has to stand as bytes."""
     entry = f"entry {joined(key)!r}: "
-    try:
-        check_storable(tensor)
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"{entry}{error}") from None
     if tensor.is_meta:
         raise SaveError(f"{entry}it is on the meta device and has no content")
     name = _NAMES.get(tensor.dtype)
