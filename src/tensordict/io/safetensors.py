@@ -29,6 +29,7 @@ from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
+from tensordict.memory.storable import check_storable
 
 # The keys of ours in the "__metadata__" of the header, whose values are strings: the structure of the container, the
 # dtypes of tensors that stand as bytes because the format has no name for them, and checksums that were asked for.
@@ -137,6 +138,10 @@ def _packed(header: dict[str, Any], names: list[str], checksums: list[str]) -> b
 def _stored_dtype(tensor: Tensor, key: Path) -> str | None:
     """What the format calls the dtype of a tensor; `None` when it has to stand as bytes."""
     entry = f"entry {joined(key)!r}: "
+    try:
+        check_storable(tensor)
+    except UnsupportedEntryError as error:
+        raise UnsupportedEntryError(f"{entry}{error}") from None
     if tensor.is_meta:
         raise SaveError(f"{entry}it is on the meta device and has no content")
     name = _NAMES.get(tensor.dtype)

@@ -30,7 +30,6 @@ from tensordict.io.specification import (
     tensorclass_over,
 )
 from tensordict.io.values import Encoded, NotJson, encode, restored
-from tensordict.memory.storable import check_storable
 
 # What follows the name of a ragged tensor in that of the table of the sizes of its rows.
 SIZES = "%sizes"
@@ -111,10 +110,6 @@ class Described:
         if not is_ragged(value):
             if not isinstance(value, Tensor):
                 raise UnsupportedEntryError(f"{entry_of(key)}a {type(value).__name__} cannot be stored")
-            try:
-                check_storable(value)
-            except UnsupportedEntryError as error:
-                raise UnsupportedEntryError(f"{entry_of(key)}{error}") from None
             self._add(name, value, key)
             return {}
         if isinstance(value, Tensor) and value.is_meta:

@@ -372,7 +372,14 @@ def _reducible(container: Contract, call: str, op: str, devices: MessageDevices)
             sizes = ragged.row_sizes(leaf)
             told += f" of {len(sizes)} rows of the sizes {_digest(sizes.numpy().tobytes()).hex()}"
         else:
-            told += f" {list(leaf.shape)}"
+            shape = list(leaf.shape)
+            told += f" {shape}"
+            strides = leaf.stride() if leaf.layout is torch.strided and leaf.numel() else ()
+            if 0 in strides:
+                # Torch would reduce the memory behind an expanded tensor, too. Its own elements are reduced once.
+                leaf = leaf[tuple(slice(None) if stride else 0 for stride in strides)]
+                expanded = [dim for dim, stride in enumerate(strides) if not stride and shape[dim] > 1]
+                told += f" expanded along {expanded}" if expanded else ""
         if not _is_plain(leaf):
             raise TransferError(f"{call}: entry {joined(path)!r} ({type(leaf).__name__}, {told}) has no plain memory")
         takes = _TAKES.get(op, _INTS | _FLOATS)
