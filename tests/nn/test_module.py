@@ -425,6 +425,63 @@ def test_parameters_are_reset():
         plus_one().reset_parameters_recursive()
 
 
+class Noted(nn.Module):
+    """A module that notes its name when it is reset."""
+
+    def __init__(self, name, notes, *inner):
+        super().__init__()
+        self.name, self.notes, self.inner = name, notes, nn.ModuleList(inner)
+
+    def reset_parameters(self):
+        self.notes.append(self.name)
+
+
+@pytest.mark.parametrize(
+    ("make", "order"),
+    [
+        (lambda m, a, b, c: m(a), "a"),
+        (lambda m, a, b, c: m(nn.Sequential(a, nn.Sequential(b, c), a)), "a b c"),
+        (lambda m, a, b, c: m(nn.ModuleList([a, nn.ModuleDict({"x": b, "y": c})])), "a b c"),
+        (lambda m, a, b, c: TensorDictSequential(m(a), m(b)), "a a b b"),
+        (lambda m, a, b, c: TensorDictSequential({"x": m(a), "y": m(b)}), "a a b b"),
+        (lambda m, a, b, c: TensorDictSequential(m(a), TensorDictSequential(m(b), m(nn.Sequential(c)))), "a a b b c"),
+        (lambda m, a, b, c: TensorDictSequential(m(a), m(b), m(a)), "a a b b a a"),
+        (lambda m, a, b, c: TensorDictSequential(*[m(a), m(b)][:1] * 2), "a a"),
+        (lambda m, a, b, c: TensorDictModuleWrapper(m(a)), "a a"),
+        (lambda m, a, b, c: TensorDictSequential(TensorDictModuleWrapper(m(a))), "a a a"),
+        (lambda m, a, b, c: TensorDictSequential(m(Noted("d", a.notes, a, b)), m(c)), "a b d d c c"),
+    ],
+)
+def test_order_of_resets_is_that_of_the_reference(make, order):
+    notes = []
+    net = make(lambda inner: TensorDictModule(inner, ["x"], ["x"]), *(Noted(name, notes) for name in "abc"))
+    net.reset_parameters_recursive()
+    assert " ".join(notes) == order
+    notes.clear()
+    net.reset_parameters_recursive(TensorDict.from_module(net))
+    assert " ".join(notes) == order
+
+
+def test_seeded_resets_give_the_numbers_of_the_reference():
+    def make():
+        return TensorDictSequential(
+            TensorDictModule(nn.Linear(2, 3), ["a"], ["b"]),
+            TensorDictSequential(TensorDictModule(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)), ["b"], ["c"])),
+        )
+
+    # Sums of the parameters that tensordict 0.14.3 and 0.15.3 give.
+    expected = [0.0756, 0.036, 0.069, 0.564, 0.2744, -0.2627]
+    net = make()
+    torch.manual_seed(1)
+    net.reset_parameters_recursive()
+    sums = [parameter.sum().item() for parameter in net.parameters()]
+    assert sums == pytest.approx(expected, abs=1e-4)
+    given = TensorDict.from_module(net).data.clone().zero_()
+    torch.manual_seed(1)
+    net.reset_parameters_recursive(given)
+    assert (given == TensorDict.from_module(net).data).all()
+
+
 def test_is_tdmodule_compatible():
     class Net(nn.Linear):
         in_keys = ["a"]

@@ -251,9 +251,37 @@ def test_vmap_and_pytree():
     params = make()
     leaves, spec = torch.utils._pytree.tree_flatten(params)
     assert len(leaves) == 3
-    assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is TensorDict
+    assert spec == torch.utils._pytree.tree_flatten(make())[1]
     y = torch.vmap(lambda p: p["a"].sum())(params)
     assert y.shape == (2,)
+
+
+def test_pytree_functions_that_return_parameters_give_parameters():
+    tree_map = torch.utils._pytree.tree_map
+    params = TensorDictParams(TensorDict(a=torch.ones(2), n={"b": torch.ones(3)}, i=torch.arange(2)))
+    same = tree_map(lambda leaf: leaf, params)
+    assert type(same) is TensorDictParams
+    assert [same[key] is params[key] for key in ("a", ("n", "b"), "i")] == [True] * 3
+    assert list(dict(same.named_parameters())) == ["a", "n.b"] and list(dict(same.named_buffers())) == ["i"]
+    assert same is not params and same._param_td is not params._param_td
+    frozen = tree_map(lambda leaf: nn.Parameter(leaf.detach() + 1, requires_grad=False), {"net": params.exclude("i")})
+    assert type(frozen["net"]) is TensorDict
+    frozen = tree_map(
+        lambda leaf: nn.Parameter(leaf.detach() + 1, requires_grad=False) if leaf.is_floating_point() else leaf, params
+    )
+    assert type(frozen) is TensorDictParams and (frozen["n", "b"] == 2).all()
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    frozen["new"] = torch.zeros(1)
+    assert type(frozen["new"]) is nn.Parameter
+    # Computed tensors are no parameters.
+    for function in (torch.detach, torch.clone, torch.zeros_like, lambda leaf: leaf * 2):
+        assert type(tree_map(function, params)) is TensorDict
+    assert tree_map(lambda leaf: None, params) is None
+    raw = TensorDictParams(TensorDict(a=torch.ones(2)), no_convert=True)
+    assert type(tree_map(lambda leaf: leaf, raw)) is TensorDict
+    seen = []
+    torch.vmap(lambda x, p: seen.append(type(p)) or x, in_dims=(0, None))(torch.ones(2), params)
+    assert seen == [TensorDictParams]
 
 
 # --- what it wraps ----------------------------------------------------------------------------------------------------

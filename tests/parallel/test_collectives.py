@@ -122,6 +122,33 @@ def test_reduce(four: Ranks) -> None:
     four.run(_reduce)
 
 
+def _reduce_expanded(rank: int) -> None:
+    """Leaves whose elements share memory on all ranks: the memory behind them stays as it is."""
+    for call, writes in ((TensorDict.all_reduce, True), (lambda td: td.reduce(1), rank == 1)):
+        memory = torch.full((5,), rank + 1.0)
+        columns = torch.arange(2.0).add(rank)
+        td = TensorDict(
+            {
+                "a": memory[:1].expand(3),
+                "b": columns[:, None].expand(2, 3),
+                "c": torch.tensor(rank + 1.0).expand(1),
+                "stack": lazy_stack(
+                    [TensorDict(a=torch.full((1,), rank + 1.0).expand(3)), TensorDict(a=torch.ones(3))]
+                ),
+            }
+        )
+        call(td)
+        assert td["a"].tolist() == [10.0 if writes else rank + 1.0] * 3 and td["a"].stride() == (0,)
+        assert memory[1:].tolist() == [rank + 1.0] * 4
+        assert td["b"].tolist() == ([[6.0] * 3, [10.0] * 3] if writes else [[0.0 + rank] * 3, [1.0 + rank] * 3])
+        assert td["c"].tolist() == [10.0 if writes else rank + 1.0]
+        assert td["stack", "a"].tolist() == ([[10.0] * 3, [4.0] * 3] if writes else [[rank + 1.0] * 3, [1.0] * 3])
+
+
+def test_reduce_expanded_leaves(four: Ranks) -> None:
+    four.run(_reduce_expanded)
+
+
 def _reduce_misfit(rank: int) -> None:
     for change, message in MISFITS.values():
         td = plain(1).exclude("flag", "columns")
@@ -136,8 +163,8 @@ def _reduce_misfit(rank: int) -> None:
         rows["jagged"] = torch.nested.nested_tensor([torch.ones(n, 2) for n in (2, 3, 2)], layout=torch.jagged)
     with pytest.raises(TransferError, match="'jagged'.*3 rows of the sizes"):
         rows.all_reduce()
-    expanded = TensorDict(a=torch.zeros(1).expand(3))
-    with pytest.raises(TransferError, match="'a'.*no plain memory"):
+    expanded = TensorDict(a=torch.zeros(1).expand(3) if rank == 2 else torch.zeros(3))
+    with pytest.raises(TransferError, match=r"'a'.*\[3\] expanded along \[0\] on rank 2"):
         expanded.all_reduce()
     for name, dtype in (("flag", torch.bool), ("short", torch.int16)):
         refused = TensorDict({"x": torch.ones(2), name: torch.ones(2, dtype=dtype)})

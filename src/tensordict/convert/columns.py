@@ -37,7 +37,7 @@ from tensordict.io.specification import (
     to_container,
 )
 from tensordict.io.values import NotJson, exact, restored
-from tensordict.memory.mapped import check_storable
+from tensordict.memory.storable import check_storable
 
 # What follows the name of an entry in those of the ones that say more about it.
 TYPE, CATEGORIES, MASK = "_arrow_type", "_categories", "_mask"

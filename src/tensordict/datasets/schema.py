@@ -27,7 +27,7 @@ from tensordict.io.specification import (
     to_container,
 )
 from tensordict.io.values import NotJson, encode
-from tensordict.memory.mapped import check_storable
+from tensordict.memory.storable import check_storable
 
 
 @dataclass(frozen=True, slots=True)

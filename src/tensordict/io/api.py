@@ -58,13 +58,15 @@ def memmap(
     progress: bool | None = None,
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
+    full_tensor: bool = False,
 ) -> Any:
     """Save a container and return its memory-mapped version; see :meth:`TensorDict.memmap`.
 
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options: as in the method.
+            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            the method.
 
     Example:
         >>> import tempfile
@@ -91,6 +93,7 @@ def memmap(
         progress=progress,
         overwrite=overwrite,
         storage_options=storage_options,
+        full_tensor=full_tensor,
     )
 
 
@@ -129,13 +132,15 @@ def save(
     progress: bool | None = None,
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
+    full_tensor: bool = False,
 ) -> Any:
     """Save a container in the format that the suffix of the path stands for; see :meth:`TensorDict.save`.
 
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options: as in the method.
+            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            the method.
 
     Returns:
         what the method gives: for a folder the container over it.
@@ -165,6 +170,7 @@ def save(
         progress=progress,
         overwrite=overwrite,
         storage_options=storage_options,
+        full_tensor=full_tensor,
     )
 
 

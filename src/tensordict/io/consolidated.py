@@ -57,6 +57,7 @@ from tensordict.memory import file_maps, files, system
 from tensordict.memory.flat_buffers import ALIGN, Block, Layout, fresh
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
+from tensordict.memory.storable import check_storable
 
 MAGIC = b"tensdict"
 _LENGTH = struct.Struct("<q")
@@ -93,11 +94,12 @@ class BlockPlan:
         for name, tensor in self.tensors.items():
             if tensor.is_meta:
                 raise SaveError(f"entry {joined(described.keys[name])!r} is on the meta device and has no content")
-            if tensor.dtype not in self.dtypes:
-                try:
+            try:
+                check_storable(tensor)
+                if tensor.dtype not in self.dtypes:
                     self.dtypes[tensor.dtype] = leaf_spec(tensor.dtype, ())["dtype"]
-                except UnsupportedEntryError as error:
-                    raise UnsupportedEntryError(f"entry {joined(described.keys[name])!r}: {error}") from None
+            except UnsupportedEntryError as error:
+                raise UnsupportedEntryError(f"entry {joined(described.keys[name])!r}: {error}") from None
             self.layout.add(tensor)
         foreign = _Foreign(self)
         try:

@@ -58,12 +58,12 @@ from tensordict.memory.mapped import (
     MemoryMappedTensor,
     PathLike,
     SharedBlock,
-    check_storable,
     is_whole_file,
     map_file,
 )
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 from tensordict.memory.reserving import Preallocate, reserves
+from tensordict.memory.storable import check_storable
 
 # Where a file system refuses a hard link, or there is nothing to link to any more.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOENT}

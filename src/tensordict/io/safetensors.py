@@ -27,8 +27,9 @@ from tensordict.io.structure import Complain, Described, naming_file, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
-from tensordict.memory.mapped import PathLike, check_storable
+from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
+from tensordict.memory.storable import check_storable
 
 # The keys of ours in the "__metadata__" of the header, whose values are strings: the structure of the container, the
 # dtypes of tensors that stand as bytes because the format has no name for them, and checksums that were asked for.

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.memory.mapped import MemoryMappedTensor, check_storable
+from tensordict.memory.mapped import MemoryMappedTensor
+from tensordict.memory.storable import check_storable
 from tensordict.memory.stored_tensors import StoredTensor
 
 # Larger ints are read by Python's own reader, but not by that of the reference.

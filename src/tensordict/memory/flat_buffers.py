@@ -15,6 +15,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import joined
 from tensordict.memory import files
+from tensordict.memory.storable import SHARDED, is_sharded
 
 # Every tensor begins at a multiple of this, or of the size of its elements if that is more.
 ALIGN = 8
@@ -217,6 +218,8 @@ def _problem(leaf: Tensor, content: bool) -> str:
         return f"has the layout {leaf.layout} and cannot be consolidated; to_dense() gives what can"
     if leaf.is_quantized:
         return "is quantized and cannot be consolidated; dequantize() gives what can"
+    if is_sharded(leaf):
+        return f"cannot be consolidated: {SHARDED}"
     kind = type(leaf)
     if not leaf.is_nested and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return f"is a {kind.__name__}, whose elements are not its own, and cannot be consolidated"

@@ -25,7 +25,7 @@ from tensordict.memory.file_source import FileSource, check_identity
 from tensordict.memory.names import local_path
 from tensordict.memory.reserving import Preallocate, check_preallocate, reserves
 from tensordict.memory.rows import picks_rows, rows_of
-from tensordict.memory.stored_tensors import StoredTensor
+from tensordict.memory.storable import check_storable
 
 __all__ = ["MemmapTensor", "MemoryMappedTensor"]
 
@@ -450,28 +450,6 @@ def map_file(
     numel = math.prod(shape)
     flat, source = _map(path, dtype, numel, shape, key, shared)
     return _wrap(flat if len(shape) == 1 else flat.view(shape), source)
-
-
-def check_storable(tensor: Tensor) -> None:
-    """Refuse what has no elements in plain memory: sparse, nested, quantized and wrapper tensors.
-
-    Raises:
-        UnsupportedEntryError: naming the type.
-    """
-    kind = type(tensor)
-    if kind is Tensor and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
-        return
-    if tensor.is_nested:
-        what = f"nested (ragged) tensors of layout {tensor.layout}"
-    elif tensor.layout is not torch.strided:
-        what = f"tensors of layout {tensor.layout}"
-    elif tensor.is_quantized:
-        what = "quantized tensors"
-    elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and kind is not StoredTensor:
-        what = f"tensors of class {kind.__name__}"
-    else:
-        return
-    raise UnsupportedEntryError(f"{what} cannot be stored as one block of elements")
 
 
 def is_whole_file(tensor: MemoryMappedTensor) -> bool:

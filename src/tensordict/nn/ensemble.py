@@ -127,7 +127,10 @@ class EnsembleModule(TensorDictModuleBase):
         values: Any = parameters.data
         for index in itertools.product(*map(range, values.batch_size)):
             with values[index].to_module(self.module):
-                reset_modules(self.module)
+                if isinstance(self.module, EnsembleModule):
+                    self.module.reset_parameters()
+                else:
+                    reset_modules(self.module)
         return parameters
 
 

@@ -188,7 +188,7 @@ class TensorDictModuleBase(nn.Module):
     @overload
     def reset_parameters_recursive(self, parameters: C) -> C: ...
     def reset_parameters_recursive(self, parameters: C | None = None) -> C | None:
-        """Call `reset_parameters` of all submodules that have it.
+        """Call `reset_parameters` of all submodules that have it, those within before the one that holds them.
 
         Args:
             parameters: a container of parameters without batch dims, structured as the module (see
@@ -254,12 +254,15 @@ def repr_of_fields(module: object, fields: Mapping[str, object]) -> str:
 
 
 def reset_modules(module: nn.Module) -> bool:
-    """Call `reset_parameters` of a module and of those below it that have it; whether there are any."""
+    """Call `reset_parameters` of all modules below a module; returns whether there are any.
+
+    The order decides which random numbers a parameter gets for a seed: children come before their parent. A
+    `TensorDictModule` finds the method in the module that it wraps, which is therefore reset twice.
+    """
     found = False
-    for child in module.modules():
-        # Not those that an attribute is looked up in, which come by themselves.
-        reset = vars(child).get("reset_parameters", getattr(type(child), "reset_parameters", None))
-        if reset is not None:
+    for child in module.children():
+        found |= reset_modules(child)
+        if hasattr(child, "reset_parameters"):
             child.reset_parameters()  # type: ignore[operator]
             found = True
     return found

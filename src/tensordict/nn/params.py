@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor, nn, no_grad
 from torch.nn.parameter import is_lazy
@@ -110,7 +110,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     What is written becomes a parameter or a buffer. Writes in place (`update_`, `set_`, `zero_`, ...) go to the values,
     past autograd; arithmetic in place needs `torch.no_grad()`, as for any parameter. Results of operations are plain
     containers (of a tensorclass, if it was made of one), but for `clone`, `copy`, `to` and its kin, which give a
-    `TensorDictParams` with parameters of its own. It is saved as the container behind it.
+    `TensorDictParams` with parameters of its own. So does `torch.utils._pytree.tree_map` with a function that returns
+    a parameter for each parameter. It is saved as the container behind it.
 
     Args:
         parameters: a container, or a dict; no tensor is copied. Of a locked container, and of one that is mapped from
@@ -617,12 +618,46 @@ def _settle_devices(container: Any) -> None:
             _settle_devices(value)
 
 
-def _flatten(params: Any) -> tuple[list[Any], Any]:
-    return pytree.flatten_container(params._tensordict)
+class _Context(NamedTuple):
+    """What a `TensorDictParams` is apart from its entries.
+
+    container: that of the wrapped container.
+    trained: how many parameters the container holds.
+    convert, kind: the attributes of the same names.
+    """
+
+    container: pytree.Context
+    trained: int
+    convert: Convert
+    kind: Any
 
 
-def _flatten_with_keys(params: Any) -> tuple[list[Any], Any]:
-    return pytree._flatten_with_keys(params._tensordict)
+def _context_of(params: Any, container: pytree.Context) -> _Context:
+    return _Context(container, _count_parameters(params._tensordict), params._convert, params._kind)
 
 
-pytree.register(TensorDictParams, _flatten, pytree.unflatten_container, _flatten_with_keys)
+def _count_parameters(container: Any) -> int:
+    return sum(map(is_parameter, container._leaves()))
+
+
+def _flatten(params: Any) -> tuple[list[Any], _Context]:
+    values, context = pytree.flatten_container(params._tensordict)
+    return values, _context_of(params, context)
+
+
+def _flatten_with_keys(params: Any) -> tuple[list[Any], _Context]:
+    values, context = pytree._flatten_with_keys(params._tensordict)
+    return values, _context_of(params, context)
+
+
+def _unflatten(values: Iterable[Any], context: _Context) -> Any:
+    """A `TensorDictParams` of the same parameters or as many new ones; a plain container of computed tensors."""
+    made = pytree.unflatten_container(values, context.container)
+    if made is None or not context.trained or _count_parameters(made) != context.trained:
+        return made
+    params = object.__new__(TensorDictParams)
+    params._set_up(made, context.convert, context.kind)
+    return params
+
+
+pytree.register(TensorDictParams, _flatten, _unflatten, _flatten_with_keys)

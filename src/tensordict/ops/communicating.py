@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch.distributed as dist
 from torch.futures import Future
@@ -12,6 +12,7 @@ from tensordict.core.devices import as_device
 from tensordict.ops.leaves import Leaves
 from tensordict.parallel import collectives, transfers
 from tensordict.parallel.channels import Channel, as_group, rank_in
+from tensordict.parallel.sharded import gather_leaves
 from tensordict.parallel.transfers import Receiving, Sending
 
 if TYPE_CHECKING:
@@ -487,8 +488,4 @@ class Communicating(Leaves):
             >>> td.full_tensor()["a"] is td["a"]
             True
         """
-        return self._map(_whole)
-
-
-def _whole(leaf: object) -> Any:
-    return leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
+        return gather_leaves(self)

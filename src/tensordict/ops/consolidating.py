@@ -23,6 +23,7 @@ from tensordict.memory import flat_buffers
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike
 from tensordict.ops.leaves import Leaves
+from tensordict.parallel.sharded import holds_sharded, save_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         progress: bool | None
         overwrite: bool
         storage_options: StorageOptions | None
+        full_tensor: bool
 
 
 _CPU = torch.device("cpu")
@@ -82,6 +84,7 @@ class Consolidating(Leaves):
         progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
+        full_tensor: bool = False,
     ) -> Self | Future[Self]:
         """The same container with all leaves side by side in one storage, which is pickled and moved as a whole.
 
@@ -113,6 +116,8 @@ class Consolidating(Leaves):
                 after a second.
             overwrite: with a file, replace one that is no consolidated container, too.
             storage_options: of a URL, as in :meth:`memmap`.
+            full_tensor: gather each `DTensor` leaf on all ranks of its device mesh, as :meth:`memmap` does. With a
+                file, one rank writes it, and the result is what :func:`from_consolidated` gives on every rank.
 
         Returns:
             a new container, locked, for which :meth:`is_consolidated` holds until it is unlocked; with a file, on the
@@ -123,6 +128,7 @@ class Consolidating(Leaves):
                 or cannot be stored (it is named), there is no such memory here, or there is a file of another kind, or
                 another process or thread is saving to it.
             OSError: the file cannot be written; what was there before stays.
+            TransferError: with `full_tensor`, another rank failed, or the ranks have different leaves or paths.
 
         Example:
             >>> import pickle
@@ -136,6 +142,17 @@ class Consolidating(Leaves):
         """
         if filename is None and self.is_consolidated():
             return self
+        if full_tensor and holds_sharded(self):
+            if inplace:
+                raise ValueError("full_tensor=True gives a new container, without the DTensors: not with inplace")
+            options: dict[str, Any] = {
+                "num_threads": num_threads, "device": device, "non_blocking": non_blocking, "use_buffer": use_buffer,
+                "share_memory": share_memory, "pin_memory": pin_memory, "durable": durable, "checksum": checksum,
+                "progress": progress, "overwrite": overwrite, "storage_options": storage_options,
+            }  # fmt: skip
+            write = partial(type(self).consolidate, filename=filename, **options)
+            load = partial(self.from_consolidated, filename or "", storage_options=storage_options)
+            return save_whole(self, filename, return_early, write, load)  # type: ignore[no-any-return]
         in_file = self._wrapped_container()._is_in_file
         if in_file and inplace:
             raise UnsupportedEntryError(
@@ -159,8 +176,8 @@ class Consolidating(Leaves):
             run = partial(_copied, copies, target, num_threads, non_blocking, share_memory, pin_memory)
         else:
             target = _CPU
-            options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-            written = partial(_written, BlockPlan(self), options, use_buffer)
+            save_options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
+            written = partial(_written, BlockPlan(self), save_options, use_buffer)
             run = partial(write_file, filename, storage_options, overwrite, written)
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 

@@ -21,6 +21,7 @@ from tensordict.io.transaction import FileTransaction, TreeTransaction
 from tensordict.io.uploads import save_file
 from tensordict.memory import files
 from tensordict.memory.names import without_scheme
+from tensordict.memory.storable import refuse_sharded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -324,6 +325,7 @@ class Persisting(Contract):
     ) -> Any:
         """Write this container as a store of a kind, at a path or in one that is given; see `to_h5` and `to_zarr`."""
         check_levels(self)
+        refuse_sharded(self)
         kind = backend_of(backend)
         options = kind.checked_options(kwargs)
         open_store = registry.lookup("PersistentTensorDict")._opened

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from tensordict.core import registry
 from tensordict.core.contract import ContainerT, Contract, underlying
 from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError, UnsupportedEntryError
@@ -20,13 +21,15 @@ from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.progress import bytes_on_disk, progress_bar, quiet
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import Access, RemoteSave, read_remote
-from tensordict.io.specification import specification_of
+from tensordict.io.specification import DICT, specification_of
+from tensordict.io.stores.backends import BACKENDS
 from tensordict.io.uploads import save_file, save_folder
 from tensordict.io.value_files import unpickle
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of, without_scheme
 from tensordict.memory.reserving import Preallocate, check_preallocate
 from tensordict.ops.refreshing import check_fit, take_over
+from tensordict.parallel.sharded import holds_sharded, save_whole
 
 if TYPE_CHECKING:
     import pathlib
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
         checksum: bool | str
         progress: bool | None
         storage_options: StorageOptions | None
+        full_tensor: bool
 
     class _Memmap(_Save, total=False):
         existsok: bool
@@ -105,6 +109,7 @@ class Saving(Contract):
         progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
+        full_tensor: bool = False,
     ) -> Self | Future[Self]:
         """Save to a folder, or an archive, and return a memory-mapped copy.
 
@@ -148,9 +153,14 @@ class Saving(Contract):
                 fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too. Two options are of this package:
                 `allow_secrets=True` lets pickles have the secrets among them, and `redirect_hosts` names the hosts
                 that a server of HTTP may redirect to, beside itself.
+            full_tensor: gather each `DTensor` leaf on all ranks of its device mesh, which all have to make this call
+                with the same `prefix`. One rank writes the whole tensors, and every rank loads the save. An error on
+                one rank is raised on all. The process group must not time out before the write ends. Without
+                `full_tensor`, `DTensor` leaves are refused.
 
         Returns:
             A new container, locked and on the CPU, of `MemoryMappedTensor`s; unlocking it ends `is_memmap()`.
+            With `full_tensor` and `DTensor` leaves, the container that :meth:`load_memmap` gives, on every rank.
 
         Raises:
             RuntimeError: an entry is memory-mapped from elsewhere, cannot be saved, or (with `existsok=False`)
@@ -158,6 +168,7 @@ class Saving(Contract):
             RuntimeError: another process or thread is saving to `prefix`, or what is there cannot be replaced in one
                 step (it is where a file system is mounted).
             OSError: the folder cannot be written, or the disk is full; names the path and the key.
+            TransferError: with `full_tensor`, another rank failed, or the ranks have different leaves or paths.
 
         Example:
             >>> import tempfile
@@ -174,7 +185,7 @@ class Saving(Contract):
         common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
         options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
         options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive, compression, storage_options)
+        return _save(self, prefix, options, return_early, archive, compression, storage_options, full_tensor)
 
     @overload
     def memmap_(
@@ -357,6 +368,7 @@ class Saving(Contract):
         progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
+        full_tensor: bool = False,
     ) -> Self | Future[Self]:
         """Save in the format that the suffix of the path stands for.
 
@@ -383,10 +395,12 @@ class Saving(Contract):
             durable: of all but CSV and JSON.
             share_non_tensor, robust_key, allow_pickle: of folders and archives.
             progress, overwrite, storage_options: of every format, as of its method.
+            full_tensor: of every format, as for :meth:`memmap`.
 
         Returns:
             for a folder or an archive the container over it; for `.consolidated`, `.h5` and `.zarr` the result of the
             method (close the last two after use); for other formats this container.
+            With `full_tensor` and `DTensor` leaves, what :meth:`load` gives, on every rank.
 
         Raises:
             UnsupportedEntryError: the format cannot hold this container, or the suffix (`.pt`, `.pth`) stands for
@@ -417,6 +431,15 @@ class Saving(Contract):
                 "overwrite": overwrite, "storage_options": storage_options,
             }  # fmt: skip
             formats.check_options(prefix, format, {**options, "robust_key": robust_key is False})
+            if full_tensor and holds_sharded(self):
+
+                def write_and_close(whole: Self) -> None:
+                    written: Any = formats.write_save(whole, without_scheme(prefix), format, **options)
+                    if format in BACKENDS:
+                        written.close()
+
+                load = partial(self.load, prefix, storage_options=storage_options)
+                return save_whole(self, prefix, return_early, write_and_close, load)  # type: ignore[no-any-return]
             write = partial(formats.write_save, self, without_scheme(prefix), format, **options)
             return _run_early(write) if return_early else write()
         common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
@@ -424,7 +447,7 @@ class Saving(Contract):
         folder.allow_pickle, folder.share_values = bool(allow_pickle), share_non_tensor
         if format == formats.ARCHIVE:
             archive = True
-        return _save(self, prefix, folder, return_early, archive, compression, storage_options)
+        return _save(self, prefix, folder, return_early, archive, compression, storage_options, full_tensor)
 
     dumps = save
 
@@ -681,7 +704,22 @@ def _save(
     archive: bool | None = None,
     compression: str | int | None = None,
     storage_options: StorageOptions | None = None,
+    full_tensor: bool = False,
 ) -> ContainerT | Future[ContainerT]:
+    if full_tensor and holds_sharded(container):
+        return save_whole(  # type: ignore[no-any-return]
+            container,
+            prefix,
+            return_early,
+            lambda whole: _save(whole, prefix, options, False, archive, compression, storage_options),
+            partial(
+                registry.lookup(DICT).load_memmap,
+                prefix,
+                robust_key=options.robust,
+                allow_pickle=options.allow_pickle,
+                storage_options=storage_options,
+            ),
+        )
     options.existsok |= options.overwrite
     is_archive = wants_archive(prefix, archive, compression)
     if prefix is not None and is_url(prefix):

@@ -40,7 +40,7 @@ _TAKES = {
 # The tags of what `gather_and_stack` and `scatter` send.
 _STACK, _SCATTER = (1 << 28) - 1, (1 << 28) - 2
 # Whether a rank took part, and if not, why.
-_VERDICT = 1024
+VERDICT = 1024
 # Before more bytes than this are sent to all ranks, they agree that each of them has the memory.
 _ROOM = 1 << 20
 
@@ -117,8 +117,8 @@ def _settle(problem: Exception | None, devices: MessageDevices, group: dist.Proc
     Raises:
         TransferError: what it was, and on which rank.
     """
-    own = wire.verdict(problem is not None, f"{problem}", _VERDICT, devices.main_device)
-    verdicts = _from_all(own, group, call)
+    own = wire.verdict(problem is not None, f"{problem}", VERDICT, devices.main_device)
+    verdicts = from_all(own, group, call)
     if problem is not None:
         raise problem
     for rank, (failed, why) in enumerate(map(wire.read_verdict, verdicts)):
@@ -165,7 +165,7 @@ def _gathered(head: bytes, devices: MessageDevices, group: dist.ProcessGroup) ->
     first, *rest = wire.prologue(head, devices.main_device)
     own = dist.get_rank(group)
     found = []
-    for rank, begun in enumerate(_from_all(first, group, "all_gather")):
+    for rank, begun in enumerate(from_all(first, group, "all_gather")):
         src = dist.get_global_rank(group, rank)
         if rank == own:
             _broadcast(rest, src, group)
@@ -187,7 +187,7 @@ def _made(anew: wire.NewBuffers, device: torch.device | None, allow_pickle: bool
     return made if device is None else made.to(device)
 
 
-def _from_all(message: Tensor, group: dist.ProcessGroup, call: str) -> list[Tensor]:
+def from_all(message: Tensor, group: dist.ProcessGroup, call: str) -> list[Tensor]:
     """The messages of all ranks, which are of one length, this one among them."""
     found = [torch.empty_like(message) for _ in range(group.size())]
     _wait([dist.all_gather(found, message, group=group, async_op=True)], call)
@@ -321,7 +321,7 @@ def _agreed(container: Contract, group: dist.ProcessGroup, call: str, op: object
         told = {"refusal": f"{error}"}
     content = json.dumps(told).encode()
     own = wire.as_message(_digest(content), devices.main_device)
-    digests = _from_all(own, group, call)
+    digests = from_all(own, group, call)
     if error is None and all(torch.equal(digest, own) for digest in digests):
         return tensors
     heads = _gathered(content, devices, group)
@@ -372,7 +372,14 @@ def _reducible(container: Contract, call: str, op: str, devices: MessageDevices)
             sizes = ragged.row_sizes(leaf)
             told += f" of {len(sizes)} rows of the sizes {_digest(sizes.numpy().tobytes()).hex()}"
         else:
-            told += f" {list(leaf.shape)}"
+            shape = list(leaf.shape)
+            told += f" {shape}"
+            strides = leaf.stride() if leaf.layout is torch.strided and leaf.numel() else ()
+            if 0 in strides:
+                # Torch would reduce the memory behind an expanded tensor, too. Its own elements are reduced once.
+                leaf = leaf[tuple(slice(None) if stride else 0 for stride in strides)]
+                expanded = [dim for dim, stride in enumerate(strides) if not stride and shape[dim] > 1]
+                told += f" expanded along {expanded}" if expanded else ""
         if not _is_plain(leaf):
             raise TransferError(f"{call}: entry {joined(path)!r} ({type(leaf).__name__}, {told}) has no plain memory")
         takes = _TAKES.get(op, _INTS | _FLOATS)

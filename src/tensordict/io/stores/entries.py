@@ -42,7 +42,7 @@ from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Stor
 from tensordict.io.structure import Complain
 from tensordict.io.values import Encoded, NotJson, encode, restored
 from tensordict.memory.files import is_direct
-from tensordict.memory.mapped import check_storable
+from tensordict.memory.storable import check_storable
 from tensordict.memory.stored_tensors import SLAB, StoredTensor, as_array, stored_dtype
 
 NAMES, CLASS, KIND, STACK_DIM, TEXT = "_names", "_class", "_kind", "_stack_dim", "_text"

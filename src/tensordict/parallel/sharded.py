@@ -1,0 +1,149 @@
+"""Sharded leaves (`DTensor`): all ranks gather them, and one rank saves them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from tensordict.core.contract import ContainerT, Contract
+from tensordict.core.errors import TransferError
+from tensordict.core.keys import joined
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.storable import is_sharded
+from tensordict.parallel import wire
+from tensordict.parallel.channels import MessageDevices
+from tensordict.parallel.collectives import VERDICT, from_all
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
+
+
+def gather_leaves(container: ContainerT) -> ContainerT:
+    """Replace each sharded leaf by the whole tensor; other leaves are shared. See `TensorDict.full_tensor`."""
+    return container._map(lambda leaf: leaf.full_tensor() if is_sharded(leaf) else leaf)
+
+
+def holds_sharded(container: Contract) -> bool:
+    """Whether a container has a sharded leaf."""
+    return any(map(is_sharded, container._leaves()))
+
+
+def save_whole(
+    container: Any,
+    path: PathLike | None,
+    return_early: bool,
+    write: Callable[[Any], Any],
+    load: Callable[[], Any],
+) -> Any:
+    """Gather the sharded leaves of a container on all ranks, have one rank save it, and load it on all ranks.
+
+    The ranks are those of the largest mesh that a leaf is on. They exchange what went wrong after each step, so that
+    a step that fails on one rank ends the call on all of them.
+
+    Args:
+        container: has the same sharded leaves on all ranks, and at least one.
+        path: where it is saved; with `None` each rank writes to memory of its own.
+        return_early: must be false, as the ranks have to gather in one order.
+        write: saves a container of whole tensors; for a path the first rank of the mesh calls it.
+        load: reads what was saved at the path.
+
+    Returns:
+        what `load` returns; without a path, what `write` returns.
+
+    Raises:
+        TransferError: another rank failed, or the ranks have different leaves or paths.
+    """
+    if return_early:
+        raise ValueError("full_tensor=True gathers DTensors, which all ranks do in one order: not with return_early")
+    if path is None:
+        return write(gather_leaves(container))
+    sharded = [(joined(key), leaf) for key, leaf in container._walk() if is_sharded(leaf)]
+    ranks = _Ranks(max((leaf.device_mesh for _, leaf in sharded), key=lambda mesh: mesh.size()))
+    forms = [f"{key} {leaf.dtype} {leaf.shape} {leaf.placements}" for key, leaf in sharded]
+    ranks.compare(f"{len(forms)} DTensors ({sharded[0][0]!r}, ...) to {os.fspath(path)!r}", forms)
+
+    def gather(leaf: Any) -> Any:
+        if not is_sharded(leaf):
+            return leaf
+        whole = leaf.full_tensor()
+        # The other ranks take part, and free the memory at once. The CPU has room for all leaves together.
+        return whole.cpu() if ranks.is_first else leaf
+
+    with torch.no_grad():
+        whole = container._map(gather)
+    ranks.run(lambda: write(whole) if ranks.is_first else None)
+    return ranks.run(load)
+
+
+class _Ranks:
+    """The ranks of a device mesh, which tell each other what went wrong.
+
+    A mesh has a process group for each row along each of its dims, and none for all ranks. What a rank says therefore
+    goes along one dim after the other.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            raise ValueError("this rank is not in the device mesh of the sharded entries, whose ranks save them")
+        self.is_first = not any(coordinate)
+        self._groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+
+    def run(self, step: Callable[[], T]) -> T:
+        """Run a step on this rank. An error of any rank is raised on all of them.
+
+        Raises:
+            TransferError: the step failed on another rank.
+        """
+        try:
+            result = step()
+        except Exception as error:  # Whatever it is, the other ranks wait to hear of it.
+            self._settle(error)
+            raise
+        self._settle()
+        return result
+
+    def compare(self, call: str, forms: list[str]) -> None:
+        """Check that all ranks make the same call.
+
+        Args:
+            call: what is saved, and where.
+            forms: describe the entries.
+
+        Raises:
+            TransferError: two ranks differ.
+        """
+        digest = hashlib.blake2b(repr((call, forms)).encode(), digest_size=8).hexdigest()
+        problem = None
+        for group in self._groups:
+            for rank, (_, told) in enumerate(_exchange(False, digest + call, group)):
+                if told[: len(digest)] != digest and problem is None:
+                    there = told[len(digest) :]
+                    detail = there if there != call else f"{there} of other names, shapes, dtypes or placements"
+                    problem = TransferError(
+                        f"rank {dist.get_rank()} saves {call}, and rank {dist.get_global_rank(group, rank)} {detail}"
+                    )
+        self._settle(problem)
+        if problem is not None:
+            raise problem
+
+    def _settle(self, problem: Exception | None = None) -> None:
+        """Tell the other ranks what went wrong here; raise what went wrong there, if nothing did here."""
+        text = "" if problem is None else f"rank {dist.get_rank()}: {type(problem).__name__}: {problem}"
+        for group in self._groups:
+            text = next((why for failed, why in _exchange(bool(text), text, group) if failed), "")
+        if text and problem is None:
+            raise TransferError(f"another rank of the device mesh failed: {text}")
+
+
+def _exchange(failed: bool, text: str, group: dist.ProcessGroup) -> list[tuple[int, str]]:
+    """What each rank of a group says, in their order."""
+    message = wire.verdict(failed, text, VERDICT, MessageDevices(group).main_device)
+    return [wire.read_verdict(found) for found in from_all(message, group, "save")]
