@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -420,6 +422,40 @@ def test_verify_checks_what_the_manifest_says_of_a_shard(tmp_path: pathlib.Path)
     assert open_dataset(tmp_path)["x"].tolist() == list(range(6))
     problems = verify(tmp_path, raises=False).problems
     assert len(problems) == 2 and "bytes" in problems[0] and "description" in problems[1]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem", "is_cheap"),
+    [
+        (1, 3, "it has 2 rows, and the manifest says 3", True),
+        (2, 1, "bytes, and the manifest says 1$", False),
+        (3, "0" * 64, "its description is not the one that the manifest names", False),
+    ],
+)
+@pytest.mark.parametrize("format", ["folder", "archive", "zarr"])
+def test_verify_checks_each_word_of_a_line(
+    tmp_path: pathlib.Path, format: str, place: int, value: object, problem: str, is_cheap: bool
+) -> None:
+    """The checksums of the lines hold; a writer of another program could have written them."""
+    from tensordict.datasets.records import to_file
+
+    shards = written(tmp_path, format=format)
+    (manifest,) = (tmp_path / "writers").iterdir()
+    items = [json.loads(line[9:]) for line in manifest.read_bytes().splitlines()]
+    line = next(item for item in items if item[0] == shards[1].name)
+    if line[place] is None:
+        # A group of Zarr has no length.
+        assert format == "zarr"
+        return
+    line[place] = value
+    manifest.write_bytes(to_file(items))
+    problems = verify(tmp_path, raises=False).problems
+    assert len(problems) == 1 and shards[1].name in problems[0] and re.search(problem, problems[0])
+    data = open_dataset(tmp_path)
+    assert data[0]["x"] == 0
+    if is_cheap:
+        with pytest.raises(SaveError, match=f"{shards[1].name}.*has 2 rows, and the manifest says 3"):
+            data[2]
 
 
 @pytest.mark.parametrize("what", ["writer", "shard", "file", "shards"])

@@ -20,7 +20,9 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 DROP, CUT, FAIL, SLOW, SHORT, REFUSE = "drop", "cut", "fail", "slow", "short", "refuse"
-LATE, TWICE = "late", "twice"
+LATE, TWICE, ENDLESS = "late", "twice", "endless"
+# An answer without end is given up here, so that a test of a client that reads it all ends.
+END = 200 << 20
 
 
 @dataclass
@@ -29,7 +31,8 @@ class Fault:
 
     kind: the connection drops in the middle of the answer, or (`CUT`) before the server has the request; the answer is
         500, it comes late, it is cut short and says so, or it is 403. `LATE` hangs up and keeps the request, which
-        `Proxy.deliver` carries out; `TWICE` carries it out, and keeps it, too.
+        `Proxy.deliver` carries out; `TWICE` carries it out, and keeps it, too. `ENDLESS` sends bytes until the client
+        hangs up.
     """
 
     kind: str
@@ -37,6 +40,8 @@ class Fault:
     path: str = ""
     times: int = 1
     after: int = 0
+    # Whether an answer without end says how long it is.
+    has_length: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,10 @@ class Proxy:
     requests: list[tuple[str, str, int]] = field(default_factory=list)
     # Called with method and path before a request is passed on.
     before: Callable[[str, str], None] | None = None
+    # How many bytes went out at most in one answer without end.
+    sent: int = 0
+    # Called with method and path, the answer in the place of that of the server.
+    forges: Callable[[str, str], bytes | None] | None = None
     # Called with method, path and body by one request at a time, what it answers: whether it may not be carried out.
     refuses: Callable[[str, str, bytes], bool] | None = None
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -112,6 +121,7 @@ class Proxy:
             self.requests.clear()
             self.faults.clear()
             self.late.clear()
+        self.forges, self.sent = None, 0
 
     def fault(self, method: str, path: str) -> Fault | None:
         with self.lock:
@@ -145,6 +155,12 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             fault = proxy.fault(self.command, self.path)
             if fault is not None and fault.kind == SLOW:
                 time.sleep(0.3)
+            if fault is not None and fault.kind == ENDLESS:
+                self._send_without_end(fault.has_length)
+                return
+            if proxy.forges is not None and (forged := proxy.forges(self.command, self.path)) is not None:
+                self._send(200, [("ETag", '"1"')], forged)
+                return
             if fault is not None and fault.kind in (FAIL, REFUSE):
                 status = 500 if fault.kind == FAIL else 403
                 self._send(status, [], b"<Error><Code>AccessDenied</Code></Error>" if status == 403 else b"")
@@ -205,6 +221,20 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             self._head(status, headers, len(content))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self.wfile.write(content)
+
+        def _send_without_end(self, has_length: bool) -> None:
+            self.send_response_only(200)
+            name, value = ("Content-Length", str(END)) if has_length else ("Transfer-Encoding", "chunked")
+            self.send_header(name, value)
+            self.end_headers()
+            self._note(0)
+            piece, sent = b"x" * (1 << 20), 0
+            self.close_connection = True
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                while sent < END:
+                    self.wfile.write(piece if has_length else b"%x\r\n%s\r\n" % (len(piece), piece))
+                    sent += len(piece)
+                    proxy.sent = max(proxy.sent, sent)
 
         def _note(self, nbytes: int) -> None:
             with proxy.lock:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from redis_server import shared_socket
-from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, load_memmap, unpack_memmap, verify
-from tensordict.core.errors import SaveError
+from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, load, load_memmap, unpack_memmap, verify
+from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io.specification import MAX_LEVELS
 from tensordict.store import TensorDictStore
 
@@ -143,6 +143,39 @@ def test_a_container_above_the_limit_is_refused_before_anything_is_written(
         FORMATS[name][0](make(MAX_LEVELS + more), path)
     assert len(str(caught.value)) < 400
     assert os.listdir(tmp_path) == []
+
+
+TABLES = (".parquet", ".jsonl", ".json")
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+def test_tables_have_the_limit(suffix: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / f"x{suffix}"
+    # Two levels of a Parquet schema are the root and the leaf.
+    most = MAX_LEVELS - 2 * (suffix == ".parquet")
+    call_below(FRAMES, lambda: nested(most).save(path))
+    loaded, count = innermost(call_below(FRAMES, lambda: load(path)))
+    assert count == most and loaded.get("x").tolist() == [1, 2]
+    path.unlink()
+    for levels in (most + 1, MAX_LEVELS + 1, 5 * MAX_LEVELS):
+        with pytest.raises((SaveError, UnsupportedEntryError), match="at most 100|with more than 100"):
+            nested(levels).save(path)
+    with pytest.raises(SaveError, match="at most 100"):
+        nested(MAX_LEVELS + 1).to_arrow()
+    assert os.listdir(tmp_path) == []
+
+
+def test_lists_are_levels_of_a_parquet_schema(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("pyarrow")
+    for levels, rank in ((96, 2), (94, 3)):
+        td = TensorDict({"x": torch.zeros(2, *[1] * (rank - 1))}, [2])
+        for _ in range(levels):
+            td = TensorDict({"n": td}, [2])
+        td.save(tmp_path / "x.parquet", overwrite=True)
+        assert innermost(load(tmp_path / "x.parquet"))[1] == levels
+        with pytest.raises(UnsupportedEntryError, match="column 'n' needs 101 levels of a Parquet schema"):
+            TensorDict({"n": td}, [2]).save(tmp_path / "x.parquet", overwrite=True)
+        assert innermost(load(tmp_path / "x.parquet"))[1] == levels
 
 
 def test_a_save_above_the_limit_leaves_the_one_that_is_there(tmp_path: pathlib.Path) -> None:

@@ -31,6 +31,7 @@ from tensordict.io.specification import (
     WRAPPED,
     Specification,
     check,
+    check_level,
     specification_of,
     tensorclass_over,
     tensorclass_problem,
@@ -238,6 +239,7 @@ class _Columns:
     text_categories: bool
 
     def take(self, container: Any, path: Path) -> None:
+        check_level(path)
         form = specification_of(container, path)
         node: dict[str, Any] = {}
         if form.is_tensorclass:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tensordict.containers.dense import TensorDict
     from tensordict.io.remote_saves import CacheDir
 
+# Arrow reads no file whose schema has more levels; it writes them.
+_MOST_LEVELS = 100
+
 
 @overload
 def from_parquet(path: PathLike, *, batch_size_rows: int, **options: Any) -> Iterator[TensorDict]: ...
@@ -224,6 +227,7 @@ def write(
     # Of other categories it keeps what the codes stand for, and no codes.
     table = arrow.table_of(container, separator, text_categories=True, nulls=nulls)
     refuse_empty_lists(table.schema)
+    _refuse_deep_columns(table.schema)
 
     def save(local: PathLike) -> None:
         check = None if overwrite else _refuse_other
@@ -261,6 +265,29 @@ def refuse_empty_lists(schema: Any) -> None:
                     "td.exclude, or save in another format"
                 )
             kind = kind.value_type
+
+
+def _refuse_deep_columns(schema: Any) -> None:
+    """Refuse columns that Arrow would write, and not read back.
+
+    Raises:
+        UnsupportedEntryError: there is one; it is named.
+    """
+    for field in schema:
+        # The root of the schema is a level, too.
+        if (levels := 1 + _count_levels(field.type)) > _MOST_LEVELS:
+            raise UnsupportedEntryError(
+                f"column {field.name!r} needs {levels} levels of a Parquet schema, and files with more than "
+                f"{_MOST_LEVELS} cannot be read: flatten_keys() gives fewer levels"
+            )
+
+
+def _count_levels(kind: Any) -> int:
+    if arrow.pyarrow().types.is_struct(kind):
+        return 1 + max((_count_levels(inner.type) for inner in kind), default=0)
+    kind = getattr(kind, "storage_type", kind)
+    # A list is a group with a repeated group in it.
+    return 2 + _count_levels(kind.value_type) if arrow.is_list(kind) else 1
 
 
 def _refuse_other(path: str) -> None:

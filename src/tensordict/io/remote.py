@@ -13,7 +13,7 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -25,6 +25,7 @@ from tensordict.core.errors import SaveError
 from tensordict.core.redaction import HIDDEN, redact, secrets_of_url
 from tensordict.io.credentials import GuardedOptions, Url, as_url, full_url
 from tensordict.io.credentials import StorageOptions as StorageOptions
+from tensordict.io.listing import Listing, is_listed_by_pages, list_below
 from tensordict.io.progress import Progress, transferring
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
@@ -102,7 +103,7 @@ class RemoteFile:
     modified: float | None = field(default=None, compare=False)
 
 
-class _LengthError(OSError):
+class LengthError(OSError):
     """Fewer bytes came than were asked for, or the file became longer while it was read."""
 
 
@@ -159,13 +160,13 @@ class Remote:
         protocols = self._known_fs.protocol
         protocols = (protocols,) if isinstance(protocols, str) else protocols
         self._is_local, self._is_memory = "file" in protocols, "memory" in protocols
-        self._is_s3 = "s3" in protocols and hasattr(self._known_fs, "_call_s3")
+        self.is_s3 = "s3" in protocols and hasattr(self._known_fs, "_call_s3")
 
     def _connect(self) -> None:
         core = extras.require("fsspec.core", "remote")
         self._pid = os.getpid()
-        url, options = self.for_fsspec()
         try:
+            url, options = self.for_fsspec()
             self._known_fs, self._root = core.url_to_fs(url, **options)
         except ImportError as error:
             # fsspec says what to install.
@@ -192,6 +193,9 @@ class Remote:
         elif scheme_of(url) in ("gs", "gcs"):
             bounded = {"response_class": _web(self.url).BoundedResponse}
             options["session_kwargs"] = {**bounded, **_nested_option("session_kwargs", options, "gcs", "gs")}
+        elif scheme_of(url) in ("s3", "s3a") and _is_reached_by_s3fs(scheme_of(url)):
+            bounded = {"http_session_cls": extras.require("tensordict.io.s3", "remote").Session}
+            options["config_kwargs"] = {**bounded, **_nested_option("config_kwargs", options, "s3", "s3a")}
         return url, options
 
     def redact(self, text: object) -> str:
@@ -260,16 +264,32 @@ class Remote:
         if self.is_http:
             raise SaveError(f"what is below {self.url_of(name)!r} cannot be listed: servers of HTTP do not say")
 
-        def ask() -> dict[str, Any]:
+        def ask() -> list[RemoteFile]:
+            if is_listed_by_pages(self._fs):
+                return list(self._list_pages(name, deep=True).files.values())
             self._fs.invalidate_cache()
-            found: dict[str, Any] = self._fs.find(self._path(name), detail=True)
-            return found
+            start = len(self._root.lstrip("/")) + 1
+            found = self._fs.find(self._path(name), detail=True).items()
+            # Without the file of the very name, and the empty ones that stand for folders.
+            listed = ((path.lstrip("/")[start:], info) for path, info in found if not path.endswith("/"))
+            return [_file(path, info) for path, info in listed if path]
 
-        start = len(self._root.lstrip("/")) + 1
-        found = self._try("list", name, ask)
-        # Without the file of the very name, and the empty ones that stand for folders.
-        listed = ((path.lstrip("/")[start:], info) for path, info in found.items() if not path.endswith("/"))
-        return sorted((_file(path, info) for path, info in listed if path), key=lambda file: file.name)
+        return sorted(self._try("list", name, ask), key=lambda file: file.name)
+
+    def _list_pages(self, name: str, *, deep: bool) -> Listing[RemoteFile]:
+        above = f"{name}/" if name else ""
+        listed = list_below(self._fs, self._path(name), lambda below, info: _file(f"{above}{below}", info), deep=deep)
+        found: Listing[RemoteFile] = self._wait_for(listed)
+        return found
+
+    def _wait_for(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread of fsspec."""
+
+        async def run() -> T:
+            return await call
+
+        found: T = extras.require("fsspec.asyn", "remote").sync(self._fs.loop, run)
+        return found
 
     def folders(self, name: str = "") -> list[str]:
         """Return the names of the folders in a folder, sorted; none when there is no such folder.
@@ -281,6 +301,8 @@ class Remote:
             raise SaveError(f"the folders in {self.url_of(name)!r} cannot be listed: servers of HTTP do not say")
 
         def ask() -> list[str]:
+            if is_listed_by_pages(self._fs):
+                return sorted(self._list_pages(name, deep=False).folders)
             self._fs.invalidate_cache()
             try:
                 found = self._fs.ls(self._path(name), detail=True)
@@ -319,17 +341,16 @@ class Remote:
     def _range(self, name: str, start: int, stop: int, at_end: bool = False) -> bytes:
         """The bytes of a range, in one request; `at_end` has one byte less in the file."""
         path = self._path(name)
-        if self._is_s3:
-            asyn = extras.require("fsspec.asyn", "remote")
-            read = _web(self.url).read_from_s3
-            content: bytes = asyn.sync(self._fs.loop, read, self._fs, path, start, stop)
+        if self.is_s3:
+            read = extras.require("tensordict.io.s3", "remote").read_from_s3
+            content: bytes = self._wait_for(read(self._fs, path, f"{start}-{stop - 1}", stop - start))
         else:
             content = self._fs.cat_file(path, start=start, end=stop)
         wanted = stop - start - at_end
         if len(content) > stop - start:
             raise SaveError(f"{len(content)} bytes came from byte {start} on, where {wanted} were asked for")
         if len(content) != wanted:
-            raise _LengthError(f"it has {len(content)} bytes from byte {start} on, where {wanted} should be")
+            raise LengthError(f"it has {len(content)} bytes from byte {start} on, where {wanted} should be")
         return content
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -502,7 +523,7 @@ def _own_error(error: BaseException) -> Any:
 
 def _may_pass(error: BaseException) -> bool:
     """Tell whether another attempt may succeed."""
-    if isinstance(error, (TimeoutError, ConnectionError, EOFError, _LengthError)):
+    if isinstance(error, (TimeoutError, ConnectionError, EOFError, LengthError)):
         return True
     status = _status(error)
     if status is not None:
@@ -551,6 +572,11 @@ def _nested_option(name: str, options: dict[str, Any], *schemes: str) -> dict[st
     configuration = extras.require("fsspec.config", "remote").conf
     given = [options, *(configuration.get(scheme, {}) for scheme in schemes)]
     return dict(next((found[name] for found in given if isinstance(found.get(name), dict)), {}))
+
+
+def _is_reached_by_s3fs(scheme: str) -> bool:
+    """Whether fsspec reaches S3 by s3fs: programs can register other file systems for a scheme."""
+    return hasattr(extras.require("fsspec", "remote").get_filesystem_class(scheme), "_call_s3")
 
 
 def _web(url: str) -> Any:

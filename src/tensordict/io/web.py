@@ -19,7 +19,7 @@ import yarl
 from tensordict.core.errors import SaveError
 from tensordict.core.redaction import redact
 
-# An answer that has no length, to a request that asks for no range, has at most so many bytes.
+# The answer to a request that asks for no range has at most so many bytes.
 _LONGEST = 64 << 20
 # The text of an error is read up to so many bytes.
 _LONGEST_ERROR = 1 << 20
@@ -57,6 +57,8 @@ class Client:
 class BoundedResponse(aiohttp.ClientResponse):
     """An answer that is read up to the length that the request has asked for."""
 
+    longest = _LONGEST
+
     async def read(self) -> bytes:
         """The content.
 
@@ -75,12 +77,12 @@ class BoundedResponse(aiohttp.ClientResponse):
                 self._body = await self._read_bounded(int(stop) - int(start) + 1)
             elif stop:
                 self._body = await self._read_bounded(int(stop))
-            elif self.content_length is None:
-                self._body = await self._read_bounded(_LONGEST)
+            else:
+                self._body = await self._read_bounded(self.longest)
         except BaseException:
             self.close()
             raise
-        return await super().read() if self._body is None else self._body
+        return self._body
 
     async def _read_bounded(self, limit: int) -> bytes:
         content = await read_at_most(self.content.read, limit + 1)
@@ -102,24 +104,6 @@ async def read_at_most(read: Callable[[int], Awaitable[bytes]], limit: int) -> b
     while len(content) < limit and (piece := await read(min(_STEP, limit - len(content)))):
         content += piece
     return bytes(content)
-
-
-async def read_from_s3(files: Any, path: str, start: int, stop: int) -> bytes:
-    """A range of an object of S3, and one byte behind it where the server sends more than was asked for.
-
-    Args:
-        files: the file system of s3fs, which itself reads all that comes.
-        path: of the object.
-        start, stop: the range in bytes.
-    """
-    bucket, key, version = files.split_path(path)
-    which = {"VersionId": version} if version else {}
-    answer = await files._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **which)
-    body = answer["Body"]
-    try:
-        return await read_at_most(body.read, stop - start + 1)
-    finally:
-        body.close()
 
 
 # --- redirects --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tensordict.io.claims import Claim
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
 from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text, decode_names
-from tensordict.io.stores.zarr_chunks import find_damaged_chunks
+from tensordict.io.stores.zarr_chunks import find_damaged_chunks, find_longest_chunk
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
@@ -729,8 +729,12 @@ def _array(node: _ZarrNode) -> Any:
     from zarr.core.array_spec import ArrayConfig
     from zarr.storage import StorePath
 
-    library, where = zarr(), StorePath(node.store.nodes, node.at)
-    return library.Array(library.AsyncArray(dict(node.document), where, ArrayConfig.from_dict(_CONFIG)))
+    library, nodes, config = zarr(), node.store.nodes, ArrayConfig.from_dict(_CONFIG)
+    array = library.AsyncArray(dict(node.document), StorePath(nodes, node.at), config)
+    if not nodes.is_here:
+        store = nodes.bounded(find_longest_chunk(node.document, array))
+        array = library.AsyncArray(array.metadata, StorePath(store, node.at), config)
+    return library.Array(array)
 
 
 def _is_of_strings(dtype: np.dtype[Any], document: Document) -> bool:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 # The position of a chunk in the grid.
 _Place = tuple[int, ...]
+# Codecs that leave the number of bytes as it is, and those that can make it a little larger.
+_SAME_LENGTH = ("bytes", "transpose", "endian", "None")
+_COMPRESSORS = ("gzip", "zstd", "blosc", "zlib", "lz4", "bz2", "lzma", "shuffle")
+_HEAD = 64 << 10
 # A problem names so many chunks.
 _SHOWN = 3
 
@@ -83,6 +87,42 @@ def find_damaged_chunks(
     files.run_all(jobs, num_threads)
     if broken:
         yield f"{len(broken):,} of its chunks cannot be decoded: {_shorten(sorted(broken)[:_SHOWN], len(broken))}"
+
+
+def find_longest_chunk(document: Mapping[str, Any], array: Any) -> int | None:
+    """Find how many bytes a chunk of an array can have, or a shard; `None` where elements are of any length.
+
+    Args:
+        document: its `zarr.json`, or `.zarray`.
+        array: the array of zarr over it.
+    """
+    if array.dtype.kind not in "biufcmMSUV":
+        return None
+    codecs = document.get("codecs") or [*(document.get("filters") or ()), document.get("compressor")]
+    return _grow_by(codecs, array.shards or array.chunks, array.dtype.itemsize)
+
+
+def _grow_by(codecs: Collection[Any], shape: Sequence[int], itemsize: int) -> int:
+    """The most bytes that codecs make of elements."""
+    nbytes = math.prod(shape) * itemsize
+    for codec in codecs:
+        found = codec if isinstance(codec, dict) else {"name": codec}
+        name = str(found.get("name") or found.get("id")).removeprefix("numcodecs.")
+        if name == "sharding_indexed":
+            inner = found["configuration"]
+            chunks = _count_chunks(shape, inner["chunk_shape"])
+            # The index has two numbers of 8 bytes for each chunk.
+            index = _grow_by(inner.get("index_codecs") or (), (*chunks, 2), 8)
+            nbytes = math.prod(chunks) * _grow_by(inner["codecs"], inner["chunk_shape"], itemsize) + index
+        elif name == "crc32c":
+            nbytes += 4
+        elif name in _COMPRESSORS:
+            # What cannot be compressed gets a little longer.
+            nbytes = 2 * nbytes + _HEAD
+        elif name not in _SAME_LENGTH:
+            # Filters can make each byte an element of 16.
+            nbytes = 16 * nbytes + _HEAD
+    return nbytes
 
 
 def _count_chunks(shape: Sequence[int] | Iterator[int], lengths: Sequence[int]) -> list[int]:

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, WrapperStore, ZipStore
@@ -51,6 +52,7 @@ class NodeStore(WrapperStore[Any]):
         drafts: the paths of nodes that are not seen yet.
         is_old: whether it is of Zarr v2, and only read.
         is_folder: whether it is a folder here.
+        is_here: whether it is a folder or a file here, which is as long as the disk says.
         links: refuses links that lead out of the folder; `None` for other stores.
         lists: whether `children` can be asked for.
     """
@@ -73,6 +75,7 @@ class NodeStore(WrapperStore[Any]):
         self.links = None if self._root is None else Save(self._root)
         # Nothing in a zip file can be written again, so documents are kept until it is closed.
         self._is_zip = isinstance(store, ZipStore)
+        self.is_here = self.is_folder or self._is_zip
         if self._root is None:
             sync(store._ensure_open())
 
@@ -110,6 +113,10 @@ class NodeStore(WrapperStore[Any]):
     def folder_of(self, path: str) -> str | None:
         """The folder of a node, where the store is a folder."""
         return None if self._root is None else f"{self._root}/{path}"
+
+    def bounded(self, limit: int | None) -> Store:
+        """The store for an array whose chunks have so many bytes at most; `None` is any number."""
+        return self if limit is None else BoundedChunks(self, limit)
 
     # --- what zarr asks -----------------------------------------------------------------------------------------------
 
@@ -433,6 +440,30 @@ class NodeStore(WrapperStore[Any]):
             self._pending = {}
         if not self._is_given:
             super().close()
+
+
+class BoundedChunks(WrapperStore[Any]):
+    """The store of an array whose chunks have so many bytes at most, and of which no more is read.
+
+    Args:
+        store: the nodes.
+        limit: the length of a chunk, or of a shard, in bytes.
+    """
+
+    def __init__(self, store: NodeStore, limit: int) -> None:
+        super().__init__(store)
+        self._limit = limit
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        # The index of a shard says where its chunks are, and may say anything.
+        if isinstance(byte_range, RangeByteRequest) and (count := byte_range.end - byte_range.start) > self._limit:
+            raise ValueError(f"a part of {key!r} has {count:,} bytes, where its array allows {self._limit:,} in all")
+        # One byte more than there may be tells that there is more.
+        wanted = RangeByteRequest(0, self._limit + 1) if byte_range is None else byte_range
+        found: Buffer | None = await self._store.get(key, prototype, wanted)
+        if found is not None and len(found) > self._limit:
+            raise ValueError(f"{key!r} has more than the {self._limit:,} bytes that its array allows")
+        return found
 
 
 @contextlib.contextmanager

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, WrapperStore
 
+from tensordict.core import extras
 from tensordict.core.errors import SaveError
 from tensordict.io.commit import JOURNAL
+from tensordict.io.listing import is_listed_by_pages, list_below
+from tensordict.io.remote import IN_FLIGHT, LengthError
 from tensordict.io.web import AnswerError
 
 if TYPE_CHECKING:
@@ -26,6 +29,11 @@ T = TypeVar("T")
 
 # So many keys are deleted at once.
 _AT_ONCE = 32
+# So many bytes are read at once.
+_PART = 16 << 20
+# The documents of nodes, and the most bytes that one may have: that of the root may have those of all nodes in it.
+_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+_LONGEST_DOCUMENT = 128 << 20
 
 
 class RemoteStore(WrapperStore[Any]):
@@ -61,26 +69,70 @@ class RemoteStore(WrapperStore[Any]):
                 await asyncio.sleep(tries.delay_after(error))
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        if byte_range is None and key.endswith(".json"):
-            # s3fs asks how long a whole object is before it reads it.
-            byte_range = OffsetByteRequest(0)
+        if byte_range is None and key.rpartition("/")[2] in _DOCUMENTS:
+            byte_range = RangeByteRequest(0, _LONGEST_DOCUMENT)
+        content = await self._tried("read", key, lambda path: self._read(path, byte_range))
+        return None if content is None else prototype.buffer.from_bytes(content)
 
-        async def read(path: str) -> Buffer | None:
-            found: Buffer | None
-            try:
-                found = await self._store.get(path, prototype, byte_range)
-            except AnswerError:
-                if not isinstance(byte_range, SuffixByteRequest):
-                    raise
-                # Some servers pass over a range that is counted from the end, and send all.
-                size = await self._store.getsize(path)
-                whole = RangeByteRequest(max(0, size - byte_range.suffix), size)
-                found = await self._store.get(path, prototype, whole)
-            return found
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        return await concurrent_map([(key, prototype, part) for key, part in key_ranges], self.get, IN_FLIGHT)
 
-        found: Buffer | None = await self._tried("read", key, read)
-        # Of HTTP, such servers are read to the end where they say how long the file is.
-        return found[-byte_range.suffix :] if found is not None and isinstance(byte_range, SuffixByteRequest) else found
+    async def _read(self, path: str, byte_range: ByteRequest | None) -> bytes | None:
+        """Read a file or a part of it; `None` when there is none."""
+        try:
+            if isinstance(byte_range, SuffixByteRequest):
+                return await self._read_end(path, byte_range.suffix)
+            if isinstance(byte_range, RangeByteRequest):
+                return await self._read_range(path, byte_range.start, byte_range.end)
+            start = 0 if byte_range is None else byte_range.offset
+            return await self._read_range(path, start, await self._store.getsize(path))
+        except self._store.allowed_exceptions:
+            return None
+        except OSError as error:
+            # S3 says so of an empty object.
+            if "not satisfiable" in str(error):
+                return b""
+            raise
+
+    async def _read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Read a range of a file that may be shorter: one request, or several where there is more than a part."""
+        if self._remote.is_http:
+            # Some servers of HTTP pass over ranges, and send all.
+            return await self._fetch(path, start, stop)
+        first = await self._fetch(path, start, min(stop, start + _PART))
+        if len(first) < _PART or start + _PART >= stop:
+            return first
+        stop = min(stop, await self._store.getsize(path))
+        parts = [(path, at, min(at + _PART, stop)) for at in range(start + _PART, stop, _PART)]
+        content = b"".join([first, *await concurrent_map(parts, self._fetch, IN_FLIGHT)])
+        if len(content) != stop - start:
+            raise LengthError(f"{len(content)} bytes came from byte {start} on, where {stop - start} were asked for")
+        return content
+
+    async def _fetch(self, path: str, start: int, stop: int) -> bytes:
+        if start >= stop:
+            return b""
+        where = f"{self._store.path}/{path}".lstrip("/")
+        content: bytes
+        if self._remote.is_s3:
+            content = await _s3().read_from_s3(self._store.fs, where, f"{start}-{stop - 1}", stop - start)
+        else:
+            content = await self._store.fs._cat_file(where, start=start, end=stop)
+        return _check_length(content, stop - start)
+
+    async def _read_end(self, path: str, count: int) -> bytes:
+        where = f"{self._store.path}/{path}".lstrip("/")
+        if self._remote.is_s3:
+            return _check_length(await _s3().read_from_s3(self._store.fs, where, f"-{count}", count), count)
+        try:
+            content: bytes = await self._store.fs._cat_file(where, start=-count, end=None)
+        except AnswerError:
+            # Some servers pass over a range that is counted from the end, and send all.
+            size = await self._store.getsize(path)
+            return await self._read_range(path, max(0, size - count), size)
+        return content[-count:]
 
     async def getsize(self, key: str) -> int:
         return await self._tried("look for", key, self._store.getsize)
@@ -105,18 +157,32 @@ class RemoteStore(WrapperStore[Any]):
         await concurrent_map(keys, self.delete, _AT_ONCE)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        for name in await self._listed(prefix, self._store.list_dir):
+        for name in await self._listed(prefix, False, self._store.list_dir):
             yield name
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        for name in await self._listed(prefix, self._store.list_prefix):
+        for name in await self._listed(prefix, True, self._store.list_prefix):
             yield name
 
-    async def _listed(self, prefix: str, list_names: Callable[[str], AsyncIterator[str]]) -> list[str]:
+    async def _listed(self, prefix: str, deep: bool, list_names: Callable[[str], AsyncIterator[str]]) -> list[str]:
         async def listed(path: str) -> list[str]:
-            # Other processes write there, too.
             files = self._store.fs
+            if is_listed_by_pages(files):
+                where = f"{self._store.path}/{path}".rstrip("/")
+                found = await list_below(files, where, lambda *_: None, deep=deep)
+                return [f"{path}{name}" for name in found.files] if deep else [*found.files, *found.folders]
+            # Other processes write there, too.
             getattr(files, "sync_fs", files).invalidate_cache()
             return [name async for name in list_names(path)]
 
         return await self._tried("list", prefix, listed)
+
+
+def _check_length(content: bytes, limit: int) -> bytes:
+    if len(content) > limit:
+        raise AnswerError(f"the server sends more than the {limit} bytes that were asked for")
+    return content
+
+
+def _s3() -> Any:
+    return extras.require("tensordict.io.s3", "remote")
