@@ -14,4 +14,4 @@ def _is_non_tensor(cls: type) -> bool:
         >>> _is_non_tensor(NonTensorStack), _is_non_tensor(TensorDict)
         (True, False)
     """
-    return issubclass(cls, Contract) and cls._is_non_tensor
+    return issubclass(cls, Contract) and cls._is_non_tensor is True

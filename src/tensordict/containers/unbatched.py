@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.overrides import get_default_nowrap_functions
 
 from tensordict.core import registry
 from tensordict.core.contract import Contract, LeafFn, Rename
@@ -20,6 +21,11 @@ from tensordict.io import torch_files
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+def _fix(value: Any) -> Any:
+    """A property that is the same for all instances: Dynamo reads no other attributes of a class of tensors."""
+    return property(lambda self: value)
 
 
 @registry.register
@@ -45,21 +51,23 @@ class UnbatchedTensor(Tensor, Contract):
         (torch.Size([5]), UnbatchedTensor(tensor([2., 2., 2., 2., 2.])))
     """
 
-    _is_tensor = True
     _batch_size = torch.Size(())
-    _entries: Any = MappingProxyType({})
+    _is_tensor: Any = _fix(True)
+    _is_non_tensor: Any = _fix(False)
+    _names: Any = _fix(None)
+    _entries: Any = _fix(MappingProxyType({}))
 
     @staticmethod
     def __new__(cls, data: object, batch_size: object = None) -> Self:
         return cls._over(torch.as_tensor(data), as_size(batch_size))
 
-    def __init__(self, data: object, batch_size: object = None) -> None:
-        pass
-
     @classmethod
     def _over(cls, tensor: Tensor, batch_size: torch.Size) -> Self:
         """This class over the memory of a tensor."""
-        self = tensor.as_subclass(Tensor).as_subclass(cls)
+        with torch._C.DisableTorchFunctionSubclass():
+            if torch.compiler.is_dynamo_compiling():
+                tensor = tensor.view_as(tensor)
+            self = tensor.as_subclass(cls)
         self._batch_size = batch_size
         return self
 
@@ -94,11 +102,16 @@ class UnbatchedTensor(Tensor, Contract):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What torch does with it; what is made of it and of another tensor, which may have batch dims, is a tensor."""
-        alone = not _has_plain(args) and not (kwargs and _has_plain(kwargs.values()))
-        if alone or not all(issubclass(cls, kind) for kind in types):
+        if not all(issubclass(cls, kind) for kind in types):
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+        if not isinstance(result, (Tensor, tuple, list)) or isinstance(result, torch.Size):
+            return result
+        operands = (*args, *kwargs.values()) if kwargs else args
+        if _has_plain(operands) or func in get_default_nowrap_functions():
+            return result
+        return _label(result, _find_first(operands))
 
     def __reduce_ex__(self, protocol: object) -> Any:
         found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
@@ -177,14 +190,15 @@ class UnbatchedTensor(Tensor, Contract):
 
     def _one_of(self, items: Sequence[Any], size: torch.Size) -> Self:
         """The first of several, which are to be the same."""
-        plain = self.as_subclass(Tensor)
         for item in items[1:]:
             if item.shape != self.shape:
                 raise ShapeError(
                     f"the shapes {list(self.shape)} and {list(item.shape)} of an UnbatchedTensor differ: it is the "
                     "same for all of the batch"
                 )
-            if item.data_ptr() != self.data_ptr() and not torch.equal(plain, item.as_subclass(Tensor)):
+            if torch.compiler.is_compiling():
+                continue  # a graph cannot depend on what the tensors hold
+            if item.data_ptr() != self.data_ptr() and not torch.equal(self, item):
                 warnings.warn(
                     "UnbatchedTensors of different content are joined, and the first is kept: use a tensor with batch "
                     "dims where elements of the batch differ",
@@ -212,3 +226,21 @@ def _has_plain(operands: Iterable[Any]) -> bool:
         elif isinstance(operand, (list, tuple)) and _has_plain(operand):
             return True
     return False
+
+
+def _find_first(operands: Iterable[Any]) -> UnbatchedTensor | None:
+    """The first UnbatchedTensor among the operands, or in a list or tuple of them."""
+    for operand in operands:
+        found = _find_first(operand) if isinstance(operand, (list, tuple)) else operand
+        if isinstance(found, UnbatchedTensor):
+            return found
+    return None
+
+
+def _label(result: Any, source: Any) -> Any:
+    """Tensors that torch made, as entries of the container that has the source; what was written in place, as it is."""
+    if isinstance(result, (tuple, list)):
+        return type(result)([_label(item, source) for item in result])
+    if not isinstance(result, Tensor) or isinstance(result, UnbatchedTensor):
+        return result
+    return source._over(result, source._batch_size)

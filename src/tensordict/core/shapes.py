@@ -222,9 +222,12 @@ def split_lengths(length: int, split_size: object) -> list[int]:
     if isinstance(split_size, int):
         if split_size <= 0:
             raise ShapeError(f"split_size must be positive, got {split_size}")
-        # Not `divmod`, which compiled code cannot do with sizes that vary.
-        full, rest = length // split_size, length % split_size
-        return [split_size] * full + [rest] * bool(rest) or [0]
+        # Counted by comparisons: `[split_size] * count` would fix the sizes of a graph, and Dynamo knows no `divmod`.
+        lengths = []
+        while length > split_size:
+            lengths.append(split_size)
+            length -= split_size
+        return [*lengths, length]
     if not isinstance(split_size, (list, tuple)) or not all(isinstance(n, int) for n in split_size):
         raise TypeError(
             f"split_size is an int or a list of ints, got {split_size!r} of type {type(split_size).__name__}"
@@ -241,7 +244,7 @@ def even_lengths(length: int, sections: int) -> list[int]:
     """The lengths of `sections` pieces that differ by one at most, the longer ones first."""
     if sections <= 0:
         raise ShapeError(f"the number of sections must be positive, got {sections}")
-    # Not `divmod`, see above.
+    # Not `divmod`, which compiled code cannot do with sizes that vary.
     short, longer = length // sections, length % sections
     return [short + 1] * longer + [short] * (sections - longer)
 

@@ -506,6 +506,9 @@ class Cut:
         if self.lengths is None:
             rest = list(self.old)
             return rest.pop(self.dim) * [Size(rest)]
+        if torch.compiler.is_compiling():
+            # A set of lengths fixes the sizes of a graph.
+            return [with_dim(self.old, self.dim, length) for length in self.lengths]
         by_length = {length: with_dim(self.old, self.dim, length) for length in set(self.lengths)}
         return [by_length[length] for length in self.lengths]
 

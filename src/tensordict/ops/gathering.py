@@ -63,7 +63,8 @@ class Gathering(Contract):
         indices = _ByShape(index)
 
         def fn(v: Tensor) -> Tensor:
-            return v.gather(dim, indices[v.shape])
+            # A dict keyed by shapes fixes all sizes of a graph.
+            return v.gather(dim, indices.make(v.shape) if torch.compiler.is_compiling() else indices[v.shape])
 
         if inplace:
             return replace_leaves(self, fn, index.shape, batch_dims, unchanged)
@@ -222,10 +223,13 @@ class _ByShape(dict[torch.Size, Tensor]):
         self._index = index
 
     def __missing__(self, shape: torch.Size) -> Tensor:
+        made = self[shape] = self.make(shape)
+        return made
+
+    def make(self, shape: torch.Size) -> Tensor:
         index = self._index
         features = shape[index.ndim :]
-        made = self[shape] = index.reshape(*index.shape, *[1] * len(features)).expand(*index.shape, *features)
-        return made
+        return index.reshape(*index.shape, *[1] * len(features)).expand(*index.shape, *features)
 
 
 def _checked_mask(mask: Any) -> Tensor:

@@ -19,7 +19,7 @@ from tensordict.ops.writing import Writing
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_Sizes = dict[int, "torch.Size | None"]
+_Sizes = dict[str, Any]
 
 
 class Sizing(Writing):
@@ -126,7 +126,9 @@ class Sizing(Writing):
                 _spread(self, size, batch_dims, keep_compliant_size, nested, before)
             except RuntimeError:
                 for node, old, names in reversed(before):
-                    node._batch_size, node._names = old, names
+                    node._batch_size = old
+                    if node._names is not names:
+                        node._names = names
                 raise
         return self
 
@@ -169,7 +171,8 @@ def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
 def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None) -> torch.Size | None:
     """The longest size with which every leaf of the tree begins; `None` when there is no leaf.
 
-    `nested` gets that of each nested container that is there, and not made on reading, by its `id`.
+    `nested` gets, by name, the size of each nested container that is there, and not made on reading, and the same of
+    those in it.
     """
     common: torch.Size | None = None
     if members := node._members():
@@ -197,9 +200,10 @@ def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None
             # One value fits any batch, a stack of them only its own.
             shape = value._batch_size[:limit] if isinstance(value, registry.lookup("NonTensorStack")) else None
         else:
-            shape = _common_size(value, limit, nested)
+            inner: _Sizes = {}
+            shape = _common_size(value, limit, inner)
             if nested is not None and not made:
-                nested[id(value)] = shape
+                nested[name] = shape, inner
         if shape is None or shape == common:
             continue
         if common is None:
@@ -243,7 +247,7 @@ def _spread(
     """Set the size of a container and the longest fitting ones of those nested in it; `before` gets what they had."""
     before.append((node, node._batch_size, node._names))
     resize(node, size)
-    for value in node._structure().values():
+    for name, value in node._structure().items():
         if type(value) is Tensor:
             continue
         if isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor)):
@@ -251,9 +255,10 @@ def _spread(
                 before.append((value, value._batch_size, value._names))
                 resize(value, size)
         elif isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
-            own = nested[id(value)] if id(value) in nested else _common_size(value, limit)
+            inner: _Sizes = {}
+            own, inner = nested[name] if name in nested else (_common_size(value, limit, inner), inner)
             if own is not None:
-                _spread(value, own, limit, keep, nested, before)
+                _spread(value, own, limit, keep, inner, before)
             elif value._batch_size[: len(size)] != size:
                 # One without leaves keeps a size that fits.
-                _spread(value, size, limit, keep, nested, before)
+                _spread(value, size, limit, keep, inner, before)
