@@ -120,6 +120,10 @@ def restored(form: Any, tensors: Sequence[Leaf] = ()) -> Any:
             return made
         if "%scalar" in form:
             return np.frombuffer(bytes.fromhex(form["%scalar"][1]), np.dtype(form["%scalar"][0]).newbyteorder("<"))[0]
+        if "%size" in form:
+            return tuple(form["%size"])
+        if "%dtype" in form or "%device" in form:
+            return form.get("%dtype", form.get("%device"))
         if "%tensor" in form:
             return tensors[form["%tensor"]]
         if "%array" in form:

@@ -94,6 +94,8 @@ VALUES = {
     "arrays": [np.arange(6, dtype=np.int16).reshape(2, 3).T, np.array(2.0), np.zeros((0, 2), bool)],
     "scalars": [np.float32("nan"), np.int64(-3), np.bool_(True), np.complex128(1 + 2j)],
     "module": torch.nn.BatchNorm1d(2).state_dict(),
+    "torch": {"size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cuda", 1)},
+    "state": TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.zeros(2)}}, [2], device="cpu").state_dict(),
     "odd": {"%tensor": 0, "n": float("nan"), "i": (-float("inf"),)},
 }
 
@@ -236,6 +238,14 @@ HOSTILE: list[Any] = [
     {"%scalar": ["int64", "00"]},
     {"%scalar": ["int8", "zz"]},
     {"%scalar": 1},
+    {"%size": 1},
+    {"%size": [1.0]},
+    {"%size": [True]},
+    {"%dtype": "torch.nn"},
+    {"%dtype": "float99"},
+    {"%dtype": 1},
+    {"%device": "nowhere"},
+    {"%device": 0},
     {"%float": [1]},
     {"%new": 1},
     {"%tuple": [], "a": 1},
@@ -244,7 +254,7 @@ HOSTILE: list[Any] = [
 
 @pytest.mark.parametrize("form", HOSTILE, ids=str)
 def test_forms_that_nobody_wrote(form: Any, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match=r"no form of a value|no key of a dict|hexadecimal"):
+    with pytest.raises(ValueError, match=r"no form of a value|no key of a dict|hexadecimal|no device"):
         restored(form, [torch.ones(1)])
     TensorDict(n={"v": NonTensorData({"t": torch.ones(1)})}).memmap(tmp_path)
     path = tmp_path / "n" / "v" / "meta.json"

@@ -24,6 +24,8 @@ from tensordict.memory.stored_tensors import StoredTensor
 _INT_BITS = 64
 _TUPLE, _FLOAT, _DICT, _ITEMS, _ORDERED = "%tuple", "%float", "%dict", "%items", "%ordered"
 _TENSOR, _ARRAY, _SCALAR = "%tensor", "%array", "%scalar"
+# Values of torch, which state dicts of containers have in them.
+_SIZE, _DTYPE, _DEVICE = "%size", "%dtype", "%device"
 _DEEP = "a value that is nested too deeply has no form in JSON"
 _ODD_FLOATS = {"nan", "inf", "-inf"}
 # The types of the keys of a dict, and tuples of them.
@@ -142,9 +144,9 @@ class _Encoder:
             return value
         if kind is float:
             return value if math.isfinite(value) else None if self._is_plain else {_FLOAT: repr(value)}
-        if kind is list or kind is tuple:
+        if kind is list or kind is tuple or kind is torch.Size:
             forms = self._forms(value, enumerate(value))
-            return {_TUPLE: forms} if kind is tuple and not self._is_plain else forms
+            return forms if kind is list or self._is_plain else {_TUPLE if kind is tuple else _SIZE: forms}
         if kind is dict or kind is OrderedDict:
             return self._mapping(value, self._forms(value, value.items()))
         if self._is_plain:
@@ -194,6 +196,8 @@ class _Encoder:
         if isinstance(value, np.generic) and value.dtype.name in _SCALARS:
             dtype = _SCALARS[value.dtype.name]
             return {_SCALAR: [value.dtype.name, value.astype(dtype).tobytes().hex()]}
+        if kind is torch.dtype or kind is torch.device:
+            return {_DTYPE if kind is torch.dtype else _DEVICE: str(value)}
         if kind not in _TENSORS and kind is not np.ndarray:
             self._refuse(value)
         if not self._takes_tensors:
@@ -273,6 +277,8 @@ class _Decoder:
                 return float(content)
             if tag == _SCALAR:
                 return _scalar(content)
+            if tag in (_SIZE, _DTYPE, _DEVICE):
+                return _of_torch(tag, content)
             if tag in (_TENSOR, _ARRAY) and type(content) is int and 0 <= content < len(self._tensors):
                 tensor = self._tensors[content]
                 return tensor if tag == _TENSOR else _array(tensor)
@@ -296,6 +302,22 @@ def _scalar(content: Any) -> Any:
         name, digits = content
         if name in _SCALARS and len(digits) == 2 * _SCALARS[name].itemsize:
             return np.frombuffer(bytes.fromhex(digits), _SCALARS[name]).astype(name)[0]
+    raise _unknown(content)
+
+
+def _of_torch(tag: str, content: Any) -> Any:
+    """Give the size, dtype or device of a form."""
+    if tag == _SIZE and type(content) is list and all(type(size) is int for size in content):
+        return torch.Size(content)
+    if tag == _DTYPE and type(content) is str:
+        found = vars(torch).get(content.removeprefix("torch."))
+        if isinstance(found, torch.dtype):
+            return found
+    if tag == _DEVICE and type(content) is str:
+        try:
+            return torch.device(content)
+        except RuntimeError as error:
+            raise ValueError(f"{content!r:.80} is no device: {error}") from None
     raise _unknown(content)
 
 
