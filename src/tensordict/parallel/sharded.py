@@ -31,7 +31,7 @@ def gather_leaves(container: ContainerT) -> ContainerT:
 
 
 def holds_sharded(container: Contract) -> bool:
-    """Whether a container has a sharded leaf."""
+    """Return whether a container has a sharded leaf."""
     return any(map(is_sharded, container._leaves()))
 
 
@@ -104,7 +104,7 @@ class _Ranks:
         """
         try:
             result = step()
-        except Exception as error:  # Whatever it is, the other ranks wait to hear of it.
+        except Exception as error:  # The other ranks wait to hear of any error.
             self._settle(error)
             raise
         self._settle()
@@ -144,6 +144,6 @@ class _Ranks:
 
 
 def _exchange(failed: bool, text: str, group: dist.ProcessGroup) -> list[tuple[int, str]]:
-    """What each rank of a group says, in their order."""
+    """Collect the verdicts of all ranks of a group, in their order."""
     message = wire.verdict(failed, text, VERDICT, MessageDevices(group).main_device)
     return [wire.read_verdict(found) for found in from_all(message, group, "save")]
