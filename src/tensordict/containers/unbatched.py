@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, LeafFn, Rename
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
@@ -97,7 +98,7 @@ class UnbatchedTensor(Tensor, Contract):
         alone = not _has_plain(args) and not (kwargs and _has_plain(kwargs.values()))
         if alone or not all(issubclass(cls, kind) for kind in types):
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        with torch._C.DisableTorchFunctionSubclass():
+        with internals.as_plain():
             return func(*args, **(kwargs or {}))
 
     def __reduce_ex__(self, protocol: object) -> Any:

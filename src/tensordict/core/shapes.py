@@ -224,7 +224,7 @@ def split_lengths(length: int, split_size: object) -> list[int]:
             raise ShapeError(f"split_size must be positive, got {split_size}")
         # Not `divmod`, which compiled code cannot do with sizes that vary.
         full, rest = length // split_size, length % split_size
-        return [split_size] * full + [rest] * bool(rest) or [0]
+        return [split_size] * full + ([rest] if rest else []) or [0]
     if not isinstance(split_size, (list, tuple)) or not all(isinstance(n, int) for n in split_size):
         raise TypeError(
             f"split_size is an int or a list of ints, got {split_size!r} of type {type(split_size).__name__}"

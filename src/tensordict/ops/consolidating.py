@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device, wait_for
 from tensordict.core.errors import UnsupportedEntryError
@@ -286,7 +287,7 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
     if pin:
         return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=True)
     if share and nbytes:
-        shared = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+        shared = internals.new_shared_storage(nbytes)
         return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
     return flat_buffers.fresh(nbytes)
 
