@@ -20,7 +20,7 @@ from tensordict.io.progress import quiet
 from tensordict.io.remote_saves import read_file
 from tensordict.io.uploads import write_file
 from tensordict.io.writing import SaveOptions
-from tensordict.memory import flat_buffers
+from tensordict.memory import flat_buffers, system
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike
 from tensordict.ops.leaves import Leaves
@@ -287,7 +287,10 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
     if pin:
         return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=True)
     if share and nbytes:
-        shared = internals.new_shared_storage(nbytes)
+        try:
+            shared = internals.new_shared_storage(nbytes)
+        except RuntimeError as error:
+            raise system.explain_shared_memory(error) from error
         return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
     return flat_buffers.fresh(nbytes)
 
