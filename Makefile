@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl docs test redis chromium test-slow test-pythons test-clients test-clients-slow differ lint \
+.PHONY: help demo demo-rl docs test redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ lint \
 	format bench bench-keep bench-compare bench-clients
 .DEFAULT_GOAL := help
 
@@ -22,6 +22,7 @@ help:
 	@echo "make test-slow      run the tests that take minutes, which make test leaves out"
 	@echo "make test-wheels    install the wheel, with all it needs, into clean environments of every Python that is found"
 	@echo "make test-pythons   run the tests with every Python that is found; choose with PYTHONS='3.10 3.14'"
+	@echo "make test-torches   run what depends on torch with 2.11, 2.13, 2.14 and 2.15; choose with TORCHES='2.11 2.15'"
 	@echo "make redis          install the server that the tests start, where there is none"
 	@echo "make chromium       install the browser in which the tests open pages, where there is none"
 	@echo "make test-clients   run programs of TorchRL and BenchMARL here and on the reference"
@@ -62,6 +63,11 @@ test-wheels: .venv/installed
 # and TESTS.
 test-pythons: .venv/installed redis
 	.venv/bin/python tests/wheels/pythons.py $(PYTHONS) -- $(TESTS)
+
+# Contract, compile, functional, nn, memmap, parallel and pickle tests with each of these torches, in environments of
+# their own (.venv-torches, about 5 GB each); choose with TORCHES='2.11 2.15' and TESTS.
+test-torches: .venv/installed redis
+	.venv/bin/python tests/wheels/torches.py $(TORCHES) -- $(TESTS)
 
 # The server of the system's package redis-server; what is on the PATH is taken as it is. Where there are no rights to
 # install it, conda has one for every user.

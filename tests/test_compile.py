@@ -268,6 +268,11 @@ SIZES_VARY = {
 }
 
 
+# Torch 2.11 makes wrong code of a checkpoint of a container. Its Dynamo makes no instances of subclasses of `int`, and
+# transformations of `torch.func` get the batch size of a container as such an instance.
+REFUSED = {"checkpoint", "grad"} if torch.__version__.startswith("2.11.") else set()
+
+
 @pytest.fixture(autouse=True)
 def _fresh():
     torch._dynamo.reset()
@@ -302,6 +307,8 @@ def test_graphs_for_any_size(name):
 
     Code that only moves tensors about needs no graph at all.
     """
+    if name in REFUSED:
+        pytest.skip("torch 2.11 does not compile it")
     function = ANY_SIZE[name]
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     assert [run(function, compiled, 4) for _ in range(2)][-1] <= 1
@@ -310,6 +317,8 @@ def test_graphs_for_any_size(name):
 
 @pytest.mark.parametrize("name", SIZES_VARY)
 def test_the_same_as_python_does(name):
+    if name in REFUSED:
+        pytest.skip("torch 2.11 does not compile it")
     function = SIZES_VARY[name]
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     for count in (4, 6, 8):

@@ -119,6 +119,8 @@ def test_only_what_is_reached_is_kept() -> None:
     assert again["b"].tolist() == [2, 3, 4]
 
 
+# Torch 2.11 says so wherever a sparse tensor is made.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_tensors_that_torch_pickles() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     wants = torch.ones(2, requires_grad=True)

@@ -10,6 +10,9 @@ room `public`. Lines of code are those with more than comments and docstrings. A
 Code that compiled functions run asks with `in`, `get`, `getattr` or `hasattr` whether there is an entry or attribute:
 Dynamo guards these. It sets no guard where an error is caught, in `__dict__`, or in what a `Mapping` inherits, so each
 of these lines says in a comment how it is `guarded:`, or why it is `not compiled:`.
+
+Only `core/torch_internals.py` names what is private in torch: `torch._foreach_add`, `from torch.utils import _pytree`,
+`tensor._base`. A subclass of a class of torch may use what its base has for it, by `self`, `super()` or the class.
 """
 
 from __future__ import annotations
@@ -38,6 +41,14 @@ PUBLIC = "public"
 COMPILED = ("core", "ops", "containers", "nn")
 _ABSENT = {"KeyError", "AttributeError", "LookupError"}
 _EXPLAINED = ("# guarded: ", "# not compiled: ")
+# The module that names what is private in torch, and private members of objects of torch that others must not use.
+INTERNALS = Path(PACKAGE, "core", "torch_internals.py")
+_MEMBERS = {
+    "_base", "_cdata", "_is_view", "_make_subclass", "_make_wrapper_subclass", "_nested_tensor_size", "_new_shared",
+    "_new_shared_fd_cpu", "_ragged_idx", "_share_fd_cpu_", "_untyped_storage", "_version",
+}  # fmt: skip
+# What torch's modules have for their subclasses to extend.
+_FOR_SUBCLASSES = {"_apply", "_load_from_state_dict", "_save_to_state_dict"}
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -144,6 +155,41 @@ class House:
                         f"`getattr` or `hasattr`, or say {' or '.join(map(repr, _EXPLAINED))} and how, on this line"
                     )
 
+    def private_names(self) -> Iterator[str]:
+        """Names that are private in torch, outside of the one module that may use them."""
+        for path, text in self.files.items():
+            if path != INTERNALS:
+                for line, name in private_torch_names(ast.parse(text)):
+                    yield f"{path}:{line} uses {name}, which is private in torch: give it a name in {INTERNALS}"
+
+
+def private_torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The lines and names of what a program uses that is private in torch; what only type checkers see is left out."""
+    modules = {"torch"}
+    waiting = [tree]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                continue
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                for alias in node.names:
+                    name = f"{prefix}{alias.name}"
+                    if name.startswith("torch."):
+                        modules.add(alias.asname or alias.name)
+                        if _is_private(name):
+                            yield node.lineno, name
+            elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                name = ast.unparse(node)
+                if node.attr in _MEMBERS or (name.partition(".")[0] in modules and node.attr not in _FOR_SUBCLASSES):
+                    yield node.lineno, name
+                    continue
+            waiting.append(node)
+
+
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
 
 def unguarded_form(node: ast.AST) -> str:
     """The form of a read of what may be absent that Dynamo does not guard; empty for any other code."""
@@ -219,6 +265,7 @@ def problems(house: House, plan: dict[str, Any], found: dict[str, Any]) -> Itera
     yield from house.wrong_imports(order)
     yield from house.shared_names()
     yield from house.unguarded_reads()
+    yield from house.private_names()
 
 
 def main() -> int:

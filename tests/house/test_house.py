@@ -109,3 +109,35 @@ def test_reads_that_compiled_code_guards(tmp_path: Path, text: str) -> None:
 
 def test_code_that_is_not_compiled_may_catch_what_is_absent(tmp_path: Path) -> None:
     assert problems(house(tmp_path, core__keys="", base="try:\n    x = {}['k']\nexcept KeyError:\n    x = None")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nadd = torch._foreach_add",
+        "import torch\nadd = torch._C._nn.pad_sequence",
+        "import torch._functorch.vmap",
+        "from torch.utils import _pytree",
+        "from torch import _dynamo as compiler",
+        "def late():\n    from torch._C import _functorch",
+        "import torch.nn as nn\nx = nn._reduction",
+        "def version(tensor):\n    return tensor._version",
+    ],
+)
+def test_private_names_of_torch_are_in_one_module(tmp_path: Path, text: str) -> None:
+    [problem] = problems(house(tmp_path, core__keys=text))
+    assert "core/keys.py" in problem and "private in torch" in problem
+    assert problems(house(tmp_path / "other", core__torch_internals=text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nx = torch.__version__",
+        "import torch\nclass Net(torch.nn.Module):\n    def f(self):\n        return self._parameters",
+        "from torch import nn\nnn.Module._apply(None, None)",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch._subclasses import FakeTensor",
+    ],
+)
+def test_what_is_public_or_for_subclasses_is_free(tmp_path: Path, text: str) -> None:
+    assert problems(house(tmp_path, core__keys=text)) == []

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.unbatched import UnbatchedTensor
 from tensordict.core import registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.memory.mapped import MemoryMappedTensor
 
@@ -340,7 +340,7 @@ class _Maker:
         self.text = text
         self.generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.override = None if device is None else torch.device(device)
-        self.fake: FakeTensorMode | None = None
+        self.fake: internals.FakeTensorMode | None = None
         # Leaves that show the same ragged dim share its offsets, as they did where they were printed.
         self.offsets: dict[tuple[str, int, torch.device], Tensor] = {}
 
@@ -494,7 +494,7 @@ class _Maker:
             return MemoryMappedTensor.from_tensor(self.numbers(shape, dtype, torch.device("cpu")))
         if value.cls == "FakeTensor":
             # Made when it is needed: it takes 0.5 ms.
-            self.fake = self.fake or FakeTensorMode()
+            self.fake = self.fake or internals.FakeTensorMode()
             with self.fake:
                 return torch.zeros(shape, dtype=dtype, device=device)
         numbers = self.numbers(shape, dtype, device)

@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
 from tensordict.core import indexing, pytree, ragged, registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, Names, is_node, state_of
 from tensordict.core.errors import ShapeError, UnsupportedEntryError, refuse_stored
 from tensordict.core.indexing import INTEGERS, checked_size, is_basic, leaf_index, result_size
@@ -589,18 +590,18 @@ class _OnRead:
         if not _is_stored(leaf):
             return self.fn(*args)
         read = leaf.read()
-        before = read._version
+        before = internals.version_of(read)
         result = self.fn(*args[: self.position], read, *args[self.position + 1 :])
-        if read._version != before:
+        if internals.version_of(read) != before:
             leaf.copy_(read)
         # Told by identity, what is given back as it came needs no more writing.
         return leaf if result is read and self.keep else result
 
     def _on_ragged(self, leaf: Tensor, args: tuple[Any, ...]) -> Any:
         elements = leaf.values() if leaf.layout is torch.jagged else leaf
-        before = elements._version
+        before = internals.version_of(elements)
         result = self.fn(*args)
-        if elements._version != before:
+        if internals.version_of(elements) != before:
             refuse_stored(leaf)
         return result
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import get_default_nowrap_functions
 
 from tensordict.core import registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, LeafFn, Rename
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
@@ -64,7 +65,7 @@ class UnbatchedTensor(Tensor, Contract):
     @classmethod
     def _over(cls, tensor: Tensor, batch_size: torch.Size) -> Self:
         """This class over the memory of a tensor."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with internals.as_plain():
             if torch.compiler.is_dynamo_compiling():
                 tensor = tensor.view_as(tensor)
             self = tensor.as_subclass(cls)
@@ -104,7 +105,7 @@ class UnbatchedTensor(Tensor, Contract):
         """What torch does with it; what is made of it and of another tensor, which may have batch dims, is a tensor."""
         if not all(issubclass(cls, kind) for kind in types):
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        with torch._C.DisableTorchFunctionSubclass():
+        with internals.as_plain():
             result = func(*args, **(kwargs or {}))
         if not isinstance(result, (Tensor, tuple, list)) or isinstance(result, torch.Size):
             return result

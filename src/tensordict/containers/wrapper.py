@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.fields import OPTIONS
 from tensordict.containers.nontensor import wrap
+from tensordict.core import torch_internals as internals
 from tensordict.core.annotations import cast as as_annotated
 from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, state_of
 from tensordict.core.errors import FieldError, meant
@@ -354,18 +354,18 @@ def register_wrapper(cls: type[Wrapper]) -> None:
 
     def flatten(instance: Any) -> tuple[list[Any], Any]:
         container = instance._tensordict
-        node = _pytree.SUPPORTED_NODES[type(container)]
+        node = internals.pytree_nodes[type(container)]
         values, context = node.flatten_fn(container)
         return values, (type(container), context)
 
     def flatten_with_keys(instance: Any) -> tuple[list[Any], Any]:
         container = instance._tensordict
-        values, context = _pytree.SUPPORTED_NODES[type(container)].flatten_with_keys_fn(container)  # type: ignore[misc]
+        values, context = internals.pytree_nodes[type(container)].flatten_with_keys_fn(container)
         return values, (type(container), context)
 
     def unflatten(values: Any, context: Any) -> Any:
         kind, inner = context
-        container = _pytree.SUPPORTED_NODES[kind].unflatten_fn(values, inner)
+        container = internals.pytree_nodes[kind].unflatten_fn(values, inner)
         return None if container is None else cls._wrapping(container)
 
-    _pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
+    internals.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 
 from tensordict.convert.mappings import refuse_exclusive
 from tensordict.core import registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import FieldError
 from tensordict.core.keys import Path, joined
@@ -78,8 +78,8 @@ def tree_of(pytree: Any) -> Any:
         return _marked(zip(map(str, range(len(pytree))), pytree, strict=True), kind)
     if isinstance(pytree, tuple) and hasattr(kind, "_fields"):
         return _marked(zip(kind._fields, pytree, strict=True), kind)
-    if kind in _pytree.SUPPORTED_NODES:
-        children, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(pytree)
+    if kind in internals.pytree_nodes:
+        children, context = internals.pytree_nodes[kind].flatten_fn(pytree)
         return _marked(zip(map(str, range(len(children))), children, strict=True), Registered(kind, context))
     if isinstance(pytree, _NUMBERS) or (isinstance(pytree, np.ndarray) and pytree.dtype.kind in "biufc"):
         return torch.as_tensor(pytree)
@@ -124,7 +124,7 @@ def pytree_of(node: Any, path: Path = ()) -> Any:
         return what(*_children(values, what._fields, path))
     if isinstance(what, Registered):
         children = _children(values, map(str, range(len(values))), path)
-        return _pytree.SUPPORTED_NODES[what.type].unflatten_fn(children, what.context)
+        return internals.pytree_nodes[what.type].unflatten_fn(children, what.context)
     raise FieldError(
         f"{joined((*path, MARK))!r} should say what kind of pytree this was, and is {what!r}: delete the entry to keep "
         "the container as it is"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 
 
@@ -24,4 +24,4 @@ def collate(batch: Any, *, collate_fn_map: object = None) -> Any:
 
 
 # The way that torch documents for types of one's own; subclasses are found by it, too.
-default_collate_fn_map[Contract] = collate
+internals.collate_functions[Contract] = collate

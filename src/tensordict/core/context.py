@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import ContainerT, Contract, EntryStore, is_flat, is_node
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Key, Path, joined, path_of
@@ -216,7 +217,8 @@ def _differs(current: object, value: object, kept: bool = False) -> bool:
 
 
 def _base_of(tensor: Any) -> Any:
-    return tensor if tensor._base is None else tensor._base
+    base = internals.base_of(tensor)
+    return tensor if base is None else base
 
 
 def _stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, torch_internals
+from tensordict.core import ragged
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, named_error
 
 _PLAIN = {Tensor}
@@ -25,9 +26,9 @@ _LARGEST = {float: torch.finfo(torch.float32).max, int: 2**53}
 # Calls whose result has the kind of number of their operands: what has no fraction gets none.
 _CLOSED = frozenset(
     (
-        torch._foreach_abs_, torch._foreach_neg_, torch._foreach_sign_, torch._foreach_add_, torch._foreach_sub_,
-        torch._foreach_mul_, torch._foreach_clamp_min_, torch._foreach_clamp_max_, torch._foreach_maximum_,
-        torch._foreach_minimum_,
+        internals.foreach_abs_, internals.foreach_neg_, internals.foreach_sign_, internals.foreach_add_,
+        internals.foreach_sub_, internals.foreach_mul_, internals.foreach_clamp_min_, internals.foreach_clamp_max_,
+        internals.foreach_maximum_, internals.foreach_minimum_,
     )
 )  # fmt: skip
 
@@ -170,7 +171,7 @@ def number(leaves: list[Tensor], value: Any) -> Any:
 def clone(leaves: list[Tensor]) -> Sequence[Tensor]:
     """Copies of tensors for which :func:`usable` holds; 0.9 us a leaf instead of 1.2 us, gradients included."""
     try:
-        return torch_internals.foreach_clone(leaves)
+        return internals.foreach_clone(leaves)  # type: ignore[no-any-return]
     except RuntimeError:
         # The calls on lists know neither ragged tensors nor integers beside what requires gradients.
         return [leaf.clone() for leaf in leaves]
@@ -204,7 +205,7 @@ def copy_(
             raise
     else:
         # A plain list: for leaves of other classes torch makes its copies of what it is given, of the same kind.
-        torch._foreach_copy_(targets[:], values, non_blocking=non_blocking)
+        internals.foreach_copy_(targets[:], values, non_blocking=non_blocking)
 
 
 def _dispatched(tensors: list[Tensor]) -> bool:
@@ -214,9 +215,9 @@ def _dispatched(tensors: list[Tensor]) -> bool:
 
 
 # Whether a transformation of `torch.func` is at work: Dynamo knows this of the code that it traces.
-_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_transformed: Callable[[], bool] = internals.transforms_active
 # Whether autograd records what is done with any of the tensors in its arguments, which are tensors or lists of such.
-_any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+_any_requires_grad: Callable[..., bool] = internals.any_requires_grad
 
 
 def _one_by_one(container: Contract, one: One, rows: Iterable[Sequence[object]]) -> list[Any]:
@@ -338,7 +339,7 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
     if not (torch.is_grad_enabled() and _any_requires_grad(leaves)):
         return
     for leaf in leaves:
-        base = leaf._base
+        base = internals.base_of(leaf)
         if leaf.requires_grad and (leaf.is_leaf or (base is not None and base.is_leaf)):
             error = RuntimeError(
                 "a leaf of the autograd graph that requires grad cannot be changed in place. "
@@ -352,7 +353,7 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
 
 def _refuse_overlaps(container: Contract, leaves: list[Tensor]) -> None:
     for position, leaf in enumerate(leaves):
-        if torch._debug_has_internal_overlap(leaf) == 1:
+        if internals.internal_overlap(leaf) == 1:
             raise named_error(
                 RuntimeError(
                     f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "

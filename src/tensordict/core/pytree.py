@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
-from torch.utils._pytree import MappingKey, register_pytree_node
 
 from tensordict.core import ragged, registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, Names, is_node
 
 T = TypeVar("T", bound=type)
@@ -79,7 +78,7 @@ def register(
         flatten_with_keys: as `flatten`, with torch's key in front of every entry.
     """
     own_form = flatten is not None
-    register_pytree_node(
+    internals.register_pytree_node(
         cls,
         flatten or flatten_container,
         unflatten or unflatten_container,
@@ -170,7 +169,7 @@ def size_of(size: HeldSize) -> torch.Size:
 
 def is_nothing(values: Sequence[object]) -> bool:
     """Whether there are entries and all of them are `None`."""
-    return bool(values) and values[0] is None and values.count(None) == len(values)
+    return len(values) > 0 and values[0] is None and values.count(None) == len(values)
 
 
 def _has_no_batch(value: object) -> bool:
@@ -187,7 +186,7 @@ def _along_with(value: Any, size: torch.Size, batch_dims: int) -> Any:
 
 def _flatten_with_keys(container: Contract) -> tuple[list[Any], Context]:
     values, context = flatten_container(container)
-    return [(MappingKey(key), value) for key, value in zip(context.keys, values, strict=True)], context
+    return [(internals.MappingKey(key), value) for key, value in zip(context.keys, values, strict=True)], context
 
 
 def _dumpable(context: Context) -> dict[str, object]:
@@ -214,10 +213,10 @@ def _from_dumpable(data: dict[str, Any]) -> Context:
 def _depth(values: Sequence[Any]) -> int:
     """The number of `vmap` levels that the most deeply wrapped entry is in."""
     compiling = torch.compiler.is_compiling()
-    if not compiling and functorch.peek_interpreter_stack() is None:
+    if not compiling and internals.innermost() is None:
         return 0
     # Dynamo knows the first of the two only, and stops at the unwrapping: it cannot trace containers into `vmap`.
-    is_wrapped = functorch.is_batchedtensor if compiling else functorch.is_functorch_wrapped_tensor
+    is_wrapped = internals.is_batched if compiling else internals.is_transformed
     deepest = 0
     for value in values:
         if is_node(value):
@@ -228,8 +227,8 @@ def _depth(values: Sequence[Any]) -> int:
             depth = 0
             # Other transforms, such as `grad`, wrap tensors too, between the levels of `vmap` and around them.
             while is_wrapped(value):
-                depth += functorch.is_batchedtensor(value)
-                value = functorch.get_unwrapped(value)
+                depth += internals.is_batched(value)
+                value = internals.get_unwrapped(value)
             deepest = max(deepest, depth)
     return deepest
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.errors import ShapeError, refuse_stored
 
 # What torch raises when it cannot do something with a nested tensor (NotImplementedError is a RuntimeError).
@@ -41,7 +41,7 @@ def is_ragged(value: object) -> TypeGuard[Tensor]:
 
 def is_row_of_many(value: object) -> bool:
     """Whether a value is the rows of a ragged leaf under `torch.vmap`, of which torch tells no sizes."""
-    return isinstance(value, Tensor) and functorch.is_batchedtensor(value) and functorch.get_unwrapped(value).is_nested
+    return isinstance(value, Tensor) and internals.is_batched(value) and internals.get_unwrapped(value).is_nested
 
 
 def shape_of(leaf: Tensor) -> torch.Size:
@@ -74,7 +74,7 @@ def ragged_dim(leaf: Tensor) -> int:
 
 def jagged_dim(leaf: Tensor) -> int:
     """The ragged dim of a leaf of the jagged layout."""
-    return leaf._ragged_idx  # type: ignore[attr-defined, no-any-return]
+    return internals.jagged_dim(leaf)
 
 
 def offsets_of(leaf: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def from_buffer(buffer: Tensor, sizes: Tensor) -> Tensor:
     if sizes.shape[1] > 1:
         strides[:, :-1] = sizes[:, 1:].flip(-1).cumprod(-1).flip(-1)
     numels = sizes.prod(-1)
-    return torch._nested_view_from_buffer(buffer, sizes, strides, numels.cumsum(0) - numels)
+    return internals.nested_from_buffer(buffer, sizes, strides, numels.cumsum(0) - numels)
 
 
 def from_jagged(values: Tensor, offsets: Tensor, ragged: int = 1, lengths: Tensor | None = None) -> Tensor:
@@ -175,7 +175,7 @@ def _table(leaf: Tensor) -> Tensor:
     """The sizes of the rows, in the strided layout."""
     if not leaf.size(0):
         return torch.empty((0, 1), dtype=torch.int64)
-    return leaf._nested_tensor_size().as_subclass(Tensor)
+    return internals.nested_sizes(leaf).as_subclass(Tensor)
 
 
 def _row_lengths(leaf: Tensor) -> Tensor:
@@ -769,7 +769,7 @@ def _copy_all(targets: list[Tensor], values: list[Any]) -> None:
 
 def padded(leaf: Tensor, padding: float = 0.0) -> Tensor:
     """A plain tensor with the rows of a ragged leaf, all made as long as the longest with `padding` at the end."""
-    if getattr(leaf, "_ragged_idx", 1) == 1:
+    if leaf.layout is not torch.jagged or jagged_dim(leaf) == 1:
         # Torch does this for some dtypes and not where there are holes; of other ragged dims it finds no gradient.
         with contextlib.suppress(*REFUSALS):
             dense: Tensor = torch.nested.to_padded_tensor(leaf, padding)

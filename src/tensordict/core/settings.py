@@ -6,7 +6,7 @@ import os
 import threading
 from types import TracebackType
 
-from torch.utils._contextlib import _DecoratorContextManager
+from tensordict.core import torch_internals as internals
 
 _get_defaults_to_none = True
 
@@ -51,7 +51,7 @@ class _Modes(threading.local):
         self.stack: list[bool] = []
 
 
-class _Switch(_DecoratorContextManager):
+class _Switch(internals.Decorator):
     """A setting that is on or off: for a block of one thread, or, with `set()`, for the rest of the program."""
 
     _blocks: _Modes

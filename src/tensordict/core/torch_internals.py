@@ -1,17 +1,463 @@
-"""Private functions of torch that this package calls, each with what takes its place on a torch that lacks it."""
+"""Everything private that this package takes from torch: no other module names it.
+
+Each name has a substitute, so that the package is imported on a torch that lacks the name. The substitute is slower, or
+raises an error that names the feature. :data:`LACKING` tells what is lost on this torch. What a subclass of a class of
+torch may use of its base, such as `_parameters` of a module, is not gathered here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+OnLists = Callable[..., Any]
+
+# The private names that this torch does not have, each with what is slower or missing without it.
+LACKING: dict[str, str] = {}
+
+_HAVE_ALL = "torch 2.11 to 2.15 have it"
+
+
+def _take(path: str, instead: Any, lost: str) -> Any:
+    """What torch has at this dotted path, or `instead` where that is absent, which `LACKING` then tells."""
+    found: Any = torch
+    prefix = "torch"
+    for name in path.split(".")[1:]:
+        prefix = f"{prefix}.{name}"
+        if not hasattr(found, name):
+            try:
+                import_module(prefix)
+            except ImportError:
+                LACKING[path] = lost
+                return instead
+        found = getattr(found, name)
+    return found
+
+
+def _need(path: str, feature: str) -> Any:
+    """What torch has at this dotted path, or a function that says which feature is missing without it."""
+
+    def refuse(*args: object, **kwargs: object) -> Any:
+        raise RuntimeError(f"{feature} needs {path}, which torch {torch.__version__} does not have; {_HAVE_ALL}")
+
+    return _take(path, refuse, f"missing: {feature}")
+
+
+# --- calls on lists of tensors ----------------------------------------------------------------------------------------
+
+
+def _on_lists(name: str) -> OnLists:
+    """Torch's call for lists of tensors; without it, a function that refuses, so that leaves are called one by one.
+
+    `foreach.results` and `foreach.write` catch the `TypeError`, as they do for lists that torch refuses.
+    """
+
+    def refuse(*args: object, **kwargs: object) -> Any:
+        raise TypeError(f"torch {torch.__version__} has no _foreach_{name}")
+
+    return _take(f"torch._foreach_{name}", refuse, f"slower: {name} is a call for each leaf")  # type: ignore[no-any-return]
 
 
 def _clone_each(leaves: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.clone() for leaf in leaves]
 
 
-# Clones all leaves in one call. Torch 2.11 lacks it: a call a leaf takes 1.2 us instead of 0.9.
-foreach_clone: Callable[..., Any] = getattr(torch, "_foreach_clone", _clone_each)
+def _copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], *, non_blocking: bool = False) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value, non_blocking)
+
+
+def _zero_each(leaves: Sequence[Tensor]) -> None:
+    for leaf in leaves:
+        leaf.zero_()
+
+
+# Torch 2.11 lacks it.
+foreach_clone: OnLists = _take("torch._foreach_clone", _clone_each, "slower: cloning takes 1.2 us a leaf, not 0.9")
+foreach_copy_: OnLists = _take("torch._foreach_copy_", _copy_each, "slower: copying is a call for each leaf")
+foreach_zero_: OnLists = _take("torch._foreach_zero_", _zero_each, "slower: zeroing gradients is a call for each leaf")
+foreach_abs: OnLists = _on_lists("abs")
+foreach_abs_: OnLists = _on_lists("abs_")
+foreach_acos: OnLists = _on_lists("acos")
+foreach_acos_: OnLists = _on_lists("acos_")
+foreach_add: OnLists = _on_lists("add")
+foreach_add_: OnLists = _on_lists("add_")
+foreach_addcdiv: OnLists = _on_lists("addcdiv")
+foreach_addcdiv_: OnLists = _on_lists("addcdiv_")
+foreach_addcmul: OnLists = _on_lists("addcmul")
+foreach_addcmul_: OnLists = _on_lists("addcmul_")
+foreach_asin: OnLists = _on_lists("asin")
+foreach_asin_: OnLists = _on_lists("asin_")
+foreach_atan: OnLists = _on_lists("atan")
+foreach_atan_: OnLists = _on_lists("atan_")
+foreach_ceil: OnLists = _on_lists("ceil")
+foreach_ceil_: OnLists = _on_lists("ceil_")
+foreach_clamp_max: OnLists = _on_lists("clamp_max")
+foreach_clamp_max_: OnLists = _on_lists("clamp_max_")
+foreach_clamp_min: OnLists = _on_lists("clamp_min")
+foreach_clamp_min_: OnLists = _on_lists("clamp_min_")
+foreach_cos: OnLists = _on_lists("cos")
+foreach_cos_: OnLists = _on_lists("cos_")
+foreach_cosh: OnLists = _on_lists("cosh")
+foreach_cosh_: OnLists = _on_lists("cosh_")
+foreach_div: OnLists = _on_lists("div")
+foreach_div_: OnLists = _on_lists("div_")
+foreach_erf: OnLists = _on_lists("erf")
+foreach_erf_: OnLists = _on_lists("erf_")
+foreach_erfc: OnLists = _on_lists("erfc")
+foreach_erfc_: OnLists = _on_lists("erfc_")
+foreach_exp: OnLists = _on_lists("exp")
+foreach_exp_: OnLists = _on_lists("exp_")
+foreach_expm1: OnLists = _on_lists("expm1")
+foreach_expm1_: OnLists = _on_lists("expm1_")
+foreach_floor: OnLists = _on_lists("floor")
+foreach_floor_: OnLists = _on_lists("floor_")
+foreach_frac: OnLists = _on_lists("frac")
+foreach_frac_: OnLists = _on_lists("frac_")
+foreach_lerp: OnLists = _on_lists("lerp")
+foreach_lerp_: OnLists = _on_lists("lerp_")
+foreach_lgamma: OnLists = _on_lists("lgamma")
+foreach_lgamma_: OnLists = _on_lists("lgamma_")
+foreach_log: OnLists = _on_lists("log")
+foreach_log10: OnLists = _on_lists("log10")
+foreach_log10_: OnLists = _on_lists("log10_")
+foreach_log1p: OnLists = _on_lists("log1p")
+foreach_log1p_: OnLists = _on_lists("log1p_")
+foreach_log2: OnLists = _on_lists("log2")
+foreach_log2_: OnLists = _on_lists("log2_")
+foreach_log_: OnLists = _on_lists("log_")
+foreach_max: OnLists = _on_lists("max")
+foreach_maximum: OnLists = _on_lists("maximum")
+foreach_maximum_: OnLists = _on_lists("maximum_")
+foreach_minimum: OnLists = _on_lists("minimum")
+foreach_minimum_: OnLists = _on_lists("minimum_")
+foreach_mul: OnLists = _on_lists("mul")
+foreach_mul_: OnLists = _on_lists("mul_")
+foreach_neg: OnLists = _on_lists("neg")
+foreach_neg_: OnLists = _on_lists("neg_")
+foreach_norm: OnLists = _on_lists("norm")
+foreach_pow: OnLists = _on_lists("pow")
+foreach_pow_: OnLists = _on_lists("pow_")
+foreach_reciprocal: OnLists = _on_lists("reciprocal")
+foreach_reciprocal_: OnLists = _on_lists("reciprocal_")
+foreach_round: OnLists = _on_lists("round")
+foreach_round_: OnLists = _on_lists("round_")
+foreach_sigmoid: OnLists = _on_lists("sigmoid")
+foreach_sigmoid_: OnLists = _on_lists("sigmoid_")
+foreach_sign: OnLists = _on_lists("sign")
+foreach_sign_: OnLists = _on_lists("sign_")
+foreach_sin: OnLists = _on_lists("sin")
+foreach_sin_: OnLists = _on_lists("sin_")
+foreach_sinh: OnLists = _on_lists("sinh")
+foreach_sinh_: OnLists = _on_lists("sinh_")
+foreach_sqrt: OnLists = _on_lists("sqrt")
+foreach_sqrt_: OnLists = _on_lists("sqrt_")
+foreach_sub: OnLists = _on_lists("sub")
+foreach_sub_: OnLists = _on_lists("sub_")
+foreach_tan: OnLists = _on_lists("tan")
+foreach_tan_: OnLists = _on_lists("tan_")
+foreach_tanh: OnLists = _on_lists("tanh")
+foreach_tanh_: OnLists = _on_lists("tanh_")
+foreach_trunc: OnLists = _on_lists("trunc")
+foreach_trunc_: OnLists = _on_lists("trunc_")
+
+# One tensor of the elements of all tensors in a list.
+flatten_dense_tensors: Callable[[list[Tensor]], Tensor] = _take(
+    "torch._C._nn.flatten_dense_tensors",
+    lambda leaves: torch.cat([leaf.flatten() for leaf in leaves]),
+    "slower: reductions to one number over all leaves",
+)
+# Takes the tensors, whether the batch dim is to be the first, and the padding. The public function checks them again.
+pad_sequence: Callable[[list[Tensor], bool, float], Tensor] = _take(
+    "torch._C._nn.pad_sequence", torch.nn.utils.rnn.pad_sequence, "slower: pad_sequence of containers"
+)
+
+# --- autograd ---------------------------------------------------------------------------------------------------------
+
+
+def _find_requires_grad(*operands: Any) -> bool:
+    return any([one.requires_grad if isinstance(one, Tensor) else _find_requires_grad(*one) for one in operands])  # noqa: C419
+
+
+# Whether autograd records what is done with any of the tensors in its arguments, which are tensors or lists of such.
+any_requires_grad: Callable[..., bool] = _take(
+    "torch._C._any_requires_grad", _find_requires_grad, "slower: writes into leaves while gradients are recorded"
+)
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor that a view was taken of. Without `_base`, writes into views of graph leaves are refused late."""
+    return getattr(tensor, "_base", None)
+
+
+is_view: Callable[[Tensor], bool] = _take(
+    "torch.Tensor._is_view", lambda tensor: False, "missing: views of mapped tensors are plain tensors"
+)
+
+
+def version_of(tensor: Tensor) -> object:
+    """A number that changes with each write into a tensor. Without `_version`, an object that equals no other one."""
+    return getattr(tensor, "_version", object())
+
+
+# 1 where several elements of a tensor lie in one place, 0 where none do, 2 where that is not known.
+internal_overlap: Callable[[Tensor], int] = _take(
+    "torch._debug_has_internal_overlap", lambda tensor: 2, "missing: errors of overlapping leaves name no entry"
+)
+is_all_true: Callable[[Tensor], Any] = _take("torch._is_all_true", torch.all, "slower: checks of TruncatedNormal")
+
+# --- subclasses of tensors --------------------------------------------------------------------------------------------
+
+# A block in which torch's functions take subclasses of tensors for plain ones.
+as_plain: Callable[[], contextlib.AbstractContextManager[Any]] = _need(
+    "torch._C.DisableTorchFunctionSubclass",
+    "calling torch's functions on unbatched tensors, on tensors in stores or out=",
+)
+make_wrapper: Callable[..., Any] = _need(
+    "torch.Tensor._make_wrapper_subclass", "reading tensors in HDF5, Zarr or Redis"
+)
+
+make_subclass: Callable[..., Any] = _need("torch.Tensor._make_subclass", "stacking lazy modules")
+
+
+def _has_dispatch(tensor: Tensor) -> bool:
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+# Whether a tensor consists of other tensors.
+is_wrapper: Callable[[Tensor], bool] = _take(
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+    _has_dispatch,
+    "missing: reports take every tensor with a dispatch of its own for one that consists of others",
+)
+# The operation by which tensors change their device and their dtype.
+aten_to_copy: Any = _take(
+    "torch.ops.aten._to_copy.default", None, "slower: tensors in stores are read to change device"
+)
+
+
+class _NoFakeTensor:
+    """Stands for the class of fake tensors where there are none."""
+
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+else:
+    FakeTensor = _take(
+        "torch._subclasses.fake_tensor.FakeTensor", _NoFakeTensor, "missing: fake tensors are not told from others"
+    )
+    FakeTensorMode = _need("torch._subclasses.fake_tensor.FakeTensorMode", "reading back printed fake tensors")
+
+# --- storages ---------------------------------------------------------------------------------------------------------
+
+
+def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
+    """The storage behind a typed one. Without `_untyped_storage`, torch warns that typed storages are to go."""
+    found: torch.UntypedStorage | None = getattr(storage, "_untyped_storage", None)
+    return storage.untyped() if found is None else found  # type: ignore[no-untyped-call]
+
+
+def _share_anew(nbytes: int) -> torch.UntypedStorage:
+    return torch.UntypedStorage(nbytes).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+
+
+new_shared_storage: Callable[[int], torch.UntypedStorage] = _take(
+    "torch.UntypedStorage._new_shared", _share_anew, "slower: shared memory is allocated twice"
+)
+new_shared_storage_over: Callable[[int, int], torch.UntypedStorage] = _need(
+    "torch.UntypedStorage._new_shared_fd_cpu", "mapping a file that other processes are to share"
+)
+# The descriptor of a shared storage, which stays torch's, and its size in bytes.
+share_descriptor: Callable[[torch.UntypedStorage], tuple[int, int]] = _need(
+    "torch.UntypedStorage._share_fd_cpu_", "handing shared memory to another process"
+)
+# A number that two Python objects for one storage share.
+storage_id: Callable[[torch.UntypedStorage], int] = (
+    attrgetter("_cdata")
+    if _take("torch.UntypedStorage._cdata", None, "missing: storages are told apart by their addresses")
+    else torch.UntypedStorage.data_ptr
+)
+
+# --- ragged tensors ---------------------------------------------------------------------------------------------------
+
+
+def _sizes_of_rows(leaf: Tensor) -> Tensor:
+    return torch.tensor([list(row.shape) for row in leaf.unbind()])
+
+
+def _nested_of_rows(buffer: Tensor, sizes: Tensor, strides: Tensor, offsets: Tensor) -> Tensor:
+    rows = [
+        buffer[at : at + size.prod()].view(*size.tolist()) for at, size in zip(offsets.tolist(), sizes, strict=True)
+    ]
+    return torch.nested.as_nested_tensor(rows)
+
+
+# The shapes of the rows in the strided layout, as a table.
+nested_sizes: Callable[[Tensor], Tensor] = _take(
+    "torch.Tensor._nested_tensor_size", _sizes_of_rows, "slower: shapes of ragged leaves of the strided layout"
+)
+# A nested tensor over the rows of a flat buffer; takes their sizes, strides and offsets.
+nested_from_buffer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = _take(
+    "torch._nested_view_from_buffer", _nested_of_rows, "slower: ragged leaves of the strided layout are copied"
+)
+
+
+def jagged_dim(leaf: Tensor) -> int:
+    """The ragged dim in the jagged layout. Without `_ragged_idx`, the dim whose length is no number."""
+    found: int | None = getattr(leaf, "_ragged_idx", None)
+    return [type(length) is int for length in leaf.shape].index(False) if found is None else found
+
+
+# --- transformations of torch.func ------------------------------------------------------------------------------------
+
+_UNSEEN = "missing: containers inside functions of torch.func"
+
+is_batched: Callable[[Tensor], bool] = _take("torch._C._functorch.is_batchedtensor", lambda tensor: False, _UNSEEN)
+is_transformed: Callable[[Tensor], bool] = _take(
+    "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False, _UNSEEN
+)
+get_unwrapped: Callable[[Tensor], Tensor] = _take("torch._C._functorch.get_unwrapped", lambda tensor: tensor, _UNSEEN)
+# The dim of a batched tensor that `torch.vmap` maps.
+get_mapped_dim: Callable[[Tensor], int] = _need(
+    "torch._C._functorch.maybe_get_bdim", "the first call of stacked lazy modules"
+)
+# A block outside of the innermost transformation.
+leave_transform: Callable[[], contextlib.AbstractContextManager[Any]] = _need(
+    "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack", "the first call of stacked lazy modules"
+)
+# The innermost transformation at work. Dynamo does not know this function.
+innermost: Callable[[], object] = _take("torch._C._functorch.peek_interpreter_stack", lambda: None, _UNSEEN)
+
+
+def _is_any_at_work() -> bool:
+    return torch.compiler.is_compiling() or innermost() is not None
+
+
+# Whether a transformation of `torch.func` is at work: Dynamo knows this of the code that it traces.
+transforms_active: Callable[[], bool] = _take(
+    "torch._C._are_functorch_transforms_active", _is_any_at_work, "slower: compiled code calls leaves one by one"
+)
+
+add_batch_dim: Callable[[Tensor, int, int], Any] = _need("torch._functorch.vmap._add_batch_dim", "torch.vmap")
+remove_batch_dim: Callable[[Tensor, int, int, int], Any] = _need(
+    "torch._functorch.vmap._remove_batch_dim", "torch.vmap"
+)
+
+# The functions of torch through which `vmap` takes its arguments apart and puts its results together.
+_VMAP: Mapping[str, Sequence[str]] = {
+    "_process_batched_inputs": ("in_dims", "args", "func"),
+    "_create_batched_inputs": ("flat_in_dims", "flat_args", "vmap_level", "args_spec"),
+    "_unwrap_batched": ("batched_outputs", "out_dims", "vmap_level", "batch_size", "func"),
+}
+_NO_VMAP = "missing: torch.vmap over lazy stacks; slower: torch.vmap over other containers"
+
+
+def vmap_functions() -> list[Callable[..., Any]] | None:
+    """The three functions in `_VMAP`; `None` on a torch where one is absent or takes other parameters."""
+    found = []
+    for name, parameters in _VMAP.items():
+        function = _take(f"torch._functorch.vmap.{name}", None, _NO_VMAP)
+        if function is None:
+            return None
+        if tuple(inspect.signature(function).parameters) != tuple(parameters):
+            LACKING[f"torch._functorch.vmap.{name}"] = _NO_VMAP
+            return None
+        found.append(function)
+    return found if all(name not in LACKING for name in _VMAP_NEEDS) else None
+
+
+def replace_vmap_functions(*functions: Callable[..., Any]) -> None:
+    """Have `torch.vmap` call these in place of those that :func:`vmap_functions` gives: torch has no hook for it."""
+    module = import_module("torch._functorch.vmap")
+    for name, function in zip(_VMAP, functions, strict=True):
+        setattr(module, name, function)
+
+
+# --- pytrees ----------------------------------------------------------------------------------------------------------
+
+_PYTREE = "torch.utils._pytree"
+
+register_pytree_node: Callable[..., None] = _take(
+    f"{_PYTREE}.register_pytree_node", lambda *args, **kwargs: None, "missing: containers are leaves of pytrees"
+)
+# What torch knows of each registered class.
+pytree_nodes: dict[Any, Any] = _take(
+    f"{_PYTREE}.SUPPORTED_NODES", {}, "missing: classes that are registered as pytrees"
+)
+MappingKey: Callable[[str], Any] = _take(f"{_PYTREE}.MappingKey", str, "missing: names of entries in torch.export")
+SequenceKey: Callable[[int], Any] = _take(f"{_PYTREE}.SequenceKey", int, "missing: numbers of members in torch.export")
+tree_flatten: Callable[..., tuple[list[Any], Any]] = _need(f"{_PYTREE}.tree_flatten", "taking a pytree apart")
+tree_map: Callable[..., Any] = _need(f"{_PYTREE}.tree_map", "calling a function on the leaves of a pytree")
+tree_unflatten: Callable[..., Any] = _need(f"{_PYTREE}.tree_unflatten", "putting a pytree together")
+broadcast_to_leaves: Callable[[Any, Any], list[Any] | None] = _need(
+    f"{_PYTREE}._broadcast_to_and_flatten", "torch.vmap over lazy stacks"
+)
+_VMAP_NEEDS = (
+    "torch._functorch.vmap._add_batch_dim", "torch._functorch.vmap._remove_batch_dim",
+    f"{_PYTREE}.tree_flatten", f"{_PYTREE}.tree_unflatten", f"{_PYTREE}._broadcast_to_and_flatten",
+)  # fmt: skip
+
+# --- Python's side ----------------------------------------------------------------------------------------------------
+
+
+class _Decorator(contextlib.ContextDecorator):
+    """A block that decorates functions, too: each call enters a new one, which `clone` makes."""
+
+    def clone(self) -> Any:
+        return type(self)()
+
+    def _recreate_cm(self) -> Any:
+        return self.clone()
+
+
+if TYPE_CHECKING:
+    from torch.utils._contextlib import _DecoratorContextManager
+
+    Decorator = _DecoratorContextManager
+else:
+    Decorator = _take(
+        "torch.utils._contextlib._DecoratorContextManager", _Decorator, "missing: settings around generator functions"
+    )
+
+# What a `DataLoader` does with samples of each class, by torch's own documentation.
+collate_functions: dict[Any, Any] = _take(
+    "torch.utils.data._utils.collate.default_collate_fn_map", {}, "missing: DataLoader without collate_fn"
+)
+# The words of torch's older losses for `reduction`.
+reduction_of: Callable[[Any, Any], str] = _need(
+    "torch.nn._reduction.legacy_get_string", "size_average and reduce of a loss, in place of reduction,"
+)
+# The module in which `torch.load(weights_only=True)` runs.
+WEIGHTS_ONLY = "torch._weights_only_unpickler"
+
+
+def break_at_in_place_operator() -> None:
+    """Leave `td += tensor` to Python in code that Dynamo traces; outside of it, this does nothing.
+
+    Dynamo calls for `td += tensor` what it calls for `td + tensor`: only the bytecode tells them apart. Without
+    `torch._dynamo.comptime`, Dynamo refuses operators between a tensor and a container.
+    """
+    torch._dynamo.comptime.comptime(_break_if_in_place)
+
+
+def _break_if_in_place(traced: Any) -> None:
+    frame = traced._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+    while os.path.dirname(frame.f_code.co_filename) in _OPERATORS:
+        frame = frame.parent
+    operation = frame.current_instruction
+    # The operators in place are those from 13 on; in Python 3.10 they have instructions of their own.
+    if not operation.opname.startswith("BINARY_") or (operation.opname == "BINARY_OP" and operation.arg >= 13):
+        traced.graph_break("Dynamo does not tell td += tensor from td + tensor. Write td.add_(tensor)")
+
+
+# The folders whose code lies between an operator and this module.
+_OPERATORS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.dirname(__file__)), "ops"))

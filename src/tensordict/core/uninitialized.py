@@ -7,11 +7,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-import torch._functorch.vmap as functorch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
-from torch.utils._pytree import tree_map
+
+from tensordict.core import torch_internals as internals
 
 
 class _Stack:
@@ -95,7 +94,7 @@ def enter_map(leaf: Any, dim: int, level: int) -> Any:
             element = _make(kind, _data_of(leaf)[0], leaf)
         element.__dict__.update(stack=leaf, mapped_dim=dim, map_level=level)
         return element
-    return functorch._add_batch_dim(leaf, dim, level)  # type: ignore[attr-defined]
+    return internals.add_batch_dim(leaf, dim, level)
 
 
 def is_element(leaf: object) -> bool:
@@ -120,9 +119,9 @@ def initialize_with_first_call(module: nn.Module, places: list[tuple[list[Any], 
     def initialize(module: nn.Module, args: Any, kwargs: Any) -> None:
         leaves = [leaf for _, _, element in places for leaf in (element, element.stack)]
         with _outside_of_transforms(), _restored_on_error(leaves), _unmapped_state(module):
-            module.initialize_parameters(*tree_map(_one_of, args), **tree_map(_one_of, kwargs))  # type: ignore[operator]
+            module.initialize_parameters(*internals.tree_map(_one_of, args), **internals.tree_map(_one_of, kwargs))  # type: ignore[operator]
         for tables, name, element in places:
-            mapped = functorch._add_batch_dim(element.stack, element.mapped_dim, element.map_level)  # type: ignore[attr-defined]
+            mapped = internals.add_batch_dim(element.stack, element.mapped_dim, element.map_level)
             for table in tables:
                 table[name] = mapped
         handle.remove()
@@ -134,8 +133,8 @@ def initialize_with_first_call(module: nn.Module, places: list[tuple[list[Any], 
 @contextmanager
 def _outside_of_transforms() -> Iterator[None]:
     with ExitStack() as popped:
-        while torch._C._functorch.peek_interpreter_stack() is not None:
-            popped.enter_context(temporarily_pop_interpreter_stack())
+        while internals.innermost() is not None:
+            popped.enter_context(internals.leave_transform())
         yield
 
 
@@ -160,7 +159,7 @@ def _unmapped_state(module: nn.Module) -> Iterator[None]:
     mapped = []
     for table in tables:
         for name, value in table.items():
-            if value is not None and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            if value is not None and internals.is_transformed(value):
                 mapped.append((table, name, value))
                 table[name] = _unwrap(value)[0]
     try:
@@ -183,28 +182,28 @@ def _one_of(value: Any) -> Any:
 def _unwrap(value: Any) -> tuple[Any, list[int]]:
     """The tensor behind one that function transforms have wrapped, and the dims that they map, the last one first."""
     dims = []
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
-        if torch._C._functorch.is_batchedtensor(value):
-            dims.append(torch._C._functorch.maybe_get_bdim(value))
-        value = torch._C._functorch.get_unwrapped(value)
+    while internals.is_transformed(value):
+        if internals.is_batched(value):
+            dims.append(internals.get_mapped_dim(value))
+        value = internals.get_unwrapped(value)
     return value, dims
 
 
 def _data_of(leaf: Any) -> Any:
     """Return the data of a leaf without a size as a plain tensor. It has the device and dtype of the leaf."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with internals.as_plain():
         return leaf.detach().as_subclass(Tensor)
 
 
 def _make(kind: type[Any], data: Tensor, leaf: Any) -> Any:
-    made = Tensor._make_subclass(kind, data, leaf.requires_grad)
+    made = internals.make_subclass(kind, data, leaf.requires_grad)
     made.__dict__.update(leaf.__dict__)
     return made
 
 
 def _rebuild(kind: type[Any], count: int, requires_grad: bool, device: Any, dtype: Any) -> Any:
     """Unpickle a stack."""
-    made = Tensor._make_subclass(kind, torch.empty(count, 0, device=device, dtype=dtype), requires_grad)
+    made = internals.make_subclass(kind, torch.empty(count, 0, device=device, dtype=dtype), requires_grad)
     if kind is StackedUninitializedBuffer:
         made.__dict__.update(UninitializedBuffer().__dict__)
     return made

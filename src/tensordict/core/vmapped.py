@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch._functorch.vmap as functorch
 from torch import Tensor
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, LeafFn, Rename, is_node
 from tensordict.core.keys import joined
 from tensordict.core.ragged import is_row_of_many
@@ -71,7 +71,7 @@ def entering(value: Any, dim: int | None, level: int) -> Any:
 def leaving(value: Contract, dim: int, level: int, count: int) -> Any:
     """A container that the function returned, with a dim of `count` elements at `dim`."""
     size = torch.Size((*value._batch_size[:dim], count))
-    remove = functorch._remove_batch_dim  # type: ignore[attr-defined]
+    remove = internals.remove_batch_dim
     return _mapped(value, dim, lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None])
 
 

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tensordict.core import ragged
+from tensordict.core import torch_internals as internals
 from tensordict.looking.tally import Numbers, Tally, numbers_of
 from tensordict.memory import kernel
 
@@ -90,14 +89,14 @@ def elements_of(tensor: Tensor) -> Tensor | str:
 
 def why_unreadable(tensor: Tensor) -> str:
     """Why a leaf has no elements that could be read; empty where it has."""
-    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+    if tensor.device.type == "meta" or isinstance(tensor, internals.FakeTensor):
         return "it has a shape and no elements"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if internals.is_transformed(tensor):
         return "it stands for many tensors in a function of torch.func"
     if is_lazy(tensor):
         return "it has not been initialized"
-    # It tells type checkers too much.
-    is_wrapper: bool = is_traceable_wrapper_subclass(tensor)
-    if not tensor.is_nested and (tensor.layout is not torch.strided or tensor.is_quantized or is_wrapper):
+    if not tensor.is_nested and (
+        tensor.layout is not torch.strided or tensor.is_quantized or internals.is_wrapper(tensor)
+    ):
         return f"elements of a {type(tensor).__name__} of the layout {tensor.layout} are not shown"
     return ""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.errors import SaveError
 from tensordict.memory import kernel, rows, system
 
@@ -55,7 +56,7 @@ class FileMap:
         self.shared = storage is not None or fd is not None
         self._file = (status.st_dev, status.st_ino)
         # An address alone would not do: torch may unmap the memory of a storage before it drops the storage.
-        self._cdata = None if storage is None else storage._cdata
+        self._storage_id = None if storage is None else internals.storage_id(storage)
         self._storage = None if storage is None else weakref.ref(storage)
         self._fd: int | None = None
         if fd is not None:
@@ -74,7 +75,7 @@ class FileMap:
 
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage, which begins within the map, is over it."""
-        return self._cdata is None or self._cdata == storage._cdata
+        return self._storage_id is None or self._storage_id == internals.storage_id(storage)
 
     def forget(self, known: dict[int, FileMap] = _known) -> None:
         """The map is about to end."""
@@ -91,7 +92,7 @@ class FileMap:
         storage = self.storage
         if self._fd is None and storage is None:
             self._open()
-        fd: int | None = self._fd if storage is None else storage._share_fd_cpu_()[0]
+        fd: int | None = self._fd if storage is None else internals.share_descriptor(storage)[0]
         if fd is None:
             return None
         length = os.fstat(fd).st_size
@@ -192,7 +193,7 @@ def shared_bytes_of(fd: int, nbytes: int, path: str) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     try:
         # It has a descriptor of its own.
-        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, nbytes)  # type: ignore[attr-defined]
+        storage = internals.new_shared_storage_over(fd, nbytes)
     except RuntimeError as error:
         raise SaveError(f"cannot map the file {path!r}: {error}") from error
     return _over(storage, path, os.fstat(fd))
@@ -243,7 +244,7 @@ def _received(descriptor: system.Descriptor, nbytes: int, path: str, pieces: lis
 
 def _received_shared(descriptor: object, nbytes: int, path: str) -> Tensor:
     storage = reductions.rebuild_storage_fd(torch.UntypedStorage, descriptor, nbytes)  # type: ignore[no-untyped-call]
-    return _over(storage, path, os.fstat(storage._share_fd_cpu_()[0]))
+    return _over(storage, path, os.fstat(internals.share_descriptor(storage)[0]))
 
 
 ForkingPickler.register(FileMap, _reduce)

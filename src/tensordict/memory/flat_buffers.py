@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import joined
@@ -235,5 +236,5 @@ def is_whole(leaves: Sequence[Tensor], held: Consolidated | None) -> bool:
         return False
     plain = [leaf for leaf in leaves if not leaf.is_nested or leaf.layout is torch.jagged]
     parts = [leaf.values() if leaf.is_nested else leaf for leaf in plain]
-    own = held[0].untyped_storage()._cdata
-    return [part.untyped_storage()._cdata for part in parts].count(own) == len(parts)
+    own = internals.storage_id(held[0].untyped_storage())
+    return [internals.storage_id(part.untyped_storage()) for part in parts].count(own) == len(parts)

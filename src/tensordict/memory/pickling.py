@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
 from tensordict.memory import copy_on_write
@@ -219,7 +220,7 @@ class _Packed:
         state = dict(container.__getstate__())
         held = state.pop("_consolidated", None)
         if held is not None and _is_consolidated(container):
-            self._wholes[held[0].untyped_storage()._cdata] = held[0]
+            self._wholes[internals.storage_id(held[0].untyped_storage())] = held[0]
             state["_consolidated"] = (self._slot(held[0]), held[1])
         inner = container._wrapped_container()
         names: Any = None
@@ -270,7 +271,7 @@ class _Packed:
     def _is_packed(self, tensor: Tensor) -> bool:
         if self._apart is not None and self._apart(tensor):
             return False
-        if self._wholes and tensor.untyped_storage()._cdata in self._wholes:
+        if self._wholes and internals.storage_id(tensor.untyped_storage()) in self._wholes:
             return True
         return is_plain(tensor) and (self._plain or self._map_of(tensor) is not None)
 
@@ -317,10 +318,10 @@ class _Packed:
 
     def _reached(self, storage: torch.UntypedStorage, start: int, stop: int) -> int:
         """The number of a storage, of which these bytes are reached (at least)."""
-        home = self._home_of.get(storage._cdata)
+        home = self._home_of.get(internals.storage_id(storage))
         start -= start % _ALIGN
         if home is None:
-            home = self._home_of[storage._cdata] = len(self._spans)
+            home = self._home_of[internals.storage_id(storage)] = len(self._spans)
             self._spans.append((storage, start, stop))
         else:
             _, first, last = self._spans[home]
@@ -341,7 +342,7 @@ class _Packed:
             if isinstance(storage, FileMap):
                 kept.append(storage)
                 continue
-            whole = self._wholes.get(storage._cdata)
+            whole = self._wholes.get(internals.storage_id(storage))
             if whole is not None and not (self._plain and whole.is_cpu):
                 kept.append(whole)
             elif stop - first < _LARGE:

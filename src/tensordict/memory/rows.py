@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict.core import torch_internals as internals
 from tensordict.memory import kernel, system
 
 # Smaller files are in memory after a few of the kernel's readings anyway.
@@ -61,7 +62,7 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes or not getattr(_reading, "shared", False):
         return torch.empty(shape, dtype=dtype, device="cpu")
-    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    storage = internals.new_shared_storage(nbytes)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(shape)
 
 
@@ -96,7 +97,7 @@ def picks_rows(leaf: Tensor, at: Tensor) -> bool:
         and leaf.is_contiguous()
         and not leaf.requires_grad
         and not torch.compiler.is_compiling()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(at)
+        and not internals.is_transformed(at)
     )
 
 
@@ -208,7 +209,7 @@ _everything = (ctypes.c_char * _SIZE).from_address(_FIRST)
 
 
 def _lies_in_map(leaf: Tensor) -> bool:
-    if leaf.nbytes < _LARGE or torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+    if leaf.nbytes < _LARGE or internals.is_transformed(leaf):
         return False
     start = leaf.data_ptr()
     return any(begin <= start < end for begin, end in maps.copy().items())

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import Path, joined
 
@@ -140,9 +140,9 @@ class StoredTensor(Tensor):
             raise UnsupportedEntryError(f"{args[0]!r} is in a file and has no memory of its own; read it first")
         if torch.is_grad_enabled() and not _writes(func) and _any_requires_grad((args, kwargs)):
             # Autograd keeps what it needs for the backward pass, by which time the file may hold something else.
-            args, kwargs = tree_map(in_memory, (args, kwargs))
+            args, kwargs = internals.tree_map(in_memory, (args, kwargs))
             return func(*args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
+        with internals.as_plain():
             return func(*args, **kwargs)
 
     @classmethod
@@ -162,7 +162,7 @@ class StoredTensor(Tensor):
         key: Path,
     ) -> StoredTensor:
         shape = torch.Size([1 if dim is None else len(picks[dim]) for dim in dims])
-        self: StoredTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device or _CPU)
+        self: StoredTensor = internals.make_wrapper(cls, shape, dtype=dtype, device=device or _CPU)
         self.array, self.key, self.picks, self.dims = array, key, picks, dims
         self.shape, self.dtype, self.device = shape, dtype, device or _CPU
         return self
@@ -193,7 +193,7 @@ class StoredTensor(Tensor):
                 return first._on(first.device)
             if func is aten.clone.default and not kwargs:
                 return first.read()
-            if func is aten._to_copy.default and kwargs and kwargs.keys() <= {"device", "non_blocking"}:
+            if func is internals.aten_to_copy and kwargs and kwargs.keys() <= {"device", "non_blocking"}:
                 return first._on(kwargs["device"])
         return _on_loaded(func, args, kwargs or {})
 
@@ -539,7 +539,7 @@ def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
             read[id(value)] = (value, value.read())
         return read[id(value)][1]
 
-    loaded_args, loaded_kwargs = tree_map(load, (args, kwargs))
+    loaded_args, loaded_kwargs = internals.tree_map(load, (args, kwargs))
     result = func(*loaded_args, **loaded_kwargs)
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -550,7 +550,9 @@ def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
                 target.write(read[id(target)][1])
     # What writes into its argument gives that argument.
     targets = {id(loaded): stored for stored, loaded in read.values()}
-    return tree_map(lambda value: targets.get(id(value), value) if isinstance(value, Tensor) else value, result)
+    return internals.tree_map(
+        lambda value: targets.get(id(value), value) if isinstance(value, Tensor) else value, result
+    )
 
 
 def _writes(func: object) -> bool:
@@ -560,7 +562,7 @@ def _writes(func: object) -> bool:
 
 def _any_requires_grad(value: object) -> bool:
     if isinstance(value, Tensor):
-        with torch._C.DisableTorchFunctionSubclass():
+        with internals.as_plain():
             return value.requires_grad
     if isinstance(value, (list, tuple)):
         return any(map(_any_requires_grad, value))

@@ -54,6 +54,13 @@ def has_folder_descriptors() -> bool:
 _position = threading.Lock()
 
 
+def explain_shared_memory(error: RuntimeError) -> RuntimeError:
+    """Torch's error that it got no shared memory, with what to do where the system has no place for it."""
+    if os.name != "posix" or os.path.isdir("/dev/shm") or os.path.isdir("/System"):
+        return error
+    return RuntimeError(f"{error}. This system has no /dev/shm: mount one, or use memmap_(), which does without")
+
+
 def _own_library() -> Any:
     try:
         return ctypes.CDLL(None, use_errno=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.vmapping import flatten_stack
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Key, unravel_key_list
@@ -114,7 +114,7 @@ class CudaGraphModule:
         return self._call_on_container(*args, **kwargs)
 
     def _call_on_values(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        values, spec = tree_flatten((args, kwargs), is_leaf=is_node)
+        values, spec = internals.tree_flatten((args, kwargs), is_leaf=is_node)
         _check_no_gradients(values)
         if not self._has_cuda:
             return self.module(*args, **kwargs)
@@ -124,11 +124,11 @@ class CudaGraphModule:
         if recording.graph is None:
 
             def call(values: list[object]) -> object:
-                args, kwargs = tree_unflatten(values, spec)
+                args, kwargs = internals.tree_unflatten(values, spec)
                 return self.module(*args, **kwargs)
 
             self._record(recording, values, call)
-        return tree_map(_copied, recording.replayed(values), is_leaf=is_node)
+        return internals.tree_map(_copied, recording.replayed(values), is_leaf=is_node)
 
     @dispatch(auto_batch_size=False)
     def _call_on_container(self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None) -> Any:
@@ -189,7 +189,7 @@ class CudaGraphModule:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), torch.cuda.graph(graph):
             output = call(inputs)
-        _check_no_gradients(tree_flatten(output, is_leaf=is_node)[0], "return")
+        _check_no_gradients(internals.tree_flatten(output, is_leaf=is_node)[0], "return")
         recording.inputs, recording.buffers, recording.output = inputs, buffers, output
         recording.graph = graph
 
@@ -232,7 +232,7 @@ class _Recording:
         """The output for these values, which the next call overwrites."""
         if self.buffers:
             with torch.no_grad():
-                torch._foreach_copy_(self.buffers, _tensors_of(values))
+                internals.foreach_copy_(self.buffers, _tensors_of(values))
         self.graph.replay()
         return self.output
 

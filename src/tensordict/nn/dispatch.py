@@ -7,9 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from torch.utils._contextlib import _DecoratorContextManager
-
 from tensordict.containers.dense import TensorDict
+from tensordict.core import torch_internals as internals
 from tensordict.core.keys import Key, path_of, unravel_key_list
 from tensordict.ops.collection import TensorCollection
 
@@ -178,7 +177,7 @@ def _optional(signature: inspect.Signature) -> inspect.Signature:
     )
 
 
-class _set_dispatch_td_nn_modules(_DecoratorContextManager):
+class _set_dispatch_td_nn_modules(internals.Decorator):
     """Choose whether `dispatch` looks at its arguments; without it, methods get them as they are.
 
     For replay buffers of TorchRL, whose transforms then take what is no container.

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from torch import nn
-from torch.utils._pytree import SUPPORTED_NODES
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 
 __all__ = ["extract_weights_and_buffers", "get_functional", "is_functional", "make_functional", "repopulate_module"]
@@ -94,12 +94,12 @@ class _exclude_td_from_pytree:
 
     def set(self) -> None:
         """Make containers leaves."""
-        for cls in [cls for cls in SUPPORTED_NODES if Contract in getattr(cls, "__mro__", ())]:
-            self._taken[cls] = SUPPORTED_NODES.pop(cls)
+        for cls in [cls for cls in internals.pytree_nodes if Contract in getattr(cls, "__mro__", ())]:
+            self._taken[cls] = internals.pytree_nodes.pop(cls)
 
     def unset(self) -> None:
         """Undo `set`."""
-        SUPPORTED_NODES.update(self._taken)
+        internals.pytree_nodes.update(self._taken)
         self._taken.clear()
 
     def __enter__(self) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch import distributions as D
 from torch.distributions import constraints
-from torch.utils._contextlib import _DecoratorContextManager
 
+from tensordict.core import torch_internals as internals
 from tensordict.ops.collection import TensorCollection
 
 
@@ -54,7 +54,7 @@ _ONE = torch.Size()
 _RANDOM = InteractionType.RANDOM
 
 
-class set_interaction_type(_DecoratorContextManager):  # a function to its callers, as in the public API
+class set_interaction_type(internals.Decorator):  # a function to its callers, as in the public API
     """Choose how all probabilistic modules take their values, for a `with` block or a decorated function.
 
     The choice holds for all threads.

@@ -6,6 +6,7 @@ import pickle
 import sys
 from typing import Any
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
 
@@ -48,7 +49,7 @@ def _function(content: bytes) -> object:
     """The function that is wrapped, of which the reference keeps a pickle by cloudpickle."""
     frame: Any = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch._weights_only_unpickler":
+        if frame.f_globals.get("__name__") == internals.WEIGHTS_ONLY:
             raise SaveError(
                 "the module wraps a function, which is kept as a pickle of its own: this needs weights_only=False"
             )

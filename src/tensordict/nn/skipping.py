@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from torch.utils._contextlib import _DecoratorContextManager
-
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.keys import Key, path_of
 
@@ -19,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _skip = False
 
 
-class set_skip_existing(_DecoratorContextManager):  # a function to its callers, as in the public API
+class set_skip_existing(internals.Decorator):  # a function to its callers, as in the public API
     """Have modules not run when the container has all of their out-keys; for a `with` block or as a decorator.
 
     As a decorator of a method that takes a container, it returns the container at once if the mode is on and the

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.foreach import Many, One
 from tensordict.core.keys import joined
@@ -81,7 +82,7 @@ class Arithmetic(Leaves, _DataSet):
             >>> td.add(TensorDict({"b": {"c": torch.ones(2)}}, [2]), alpha=10, default="intersection")["b", "c"]
             tensor([11., 11.])
         """
-        one, many = _scaled(torch.add, torch._foreach_add, alpha)
+        one, many = _scaled(torch.add, internals.foreach_add, alpha)
         return self._with(one, many, "add", other, default)
 
     def add_(self, other: object, *, alpha: float | None = None) -> Self:
@@ -94,17 +95,17 @@ class Arithmetic(Leaves, _DataSet):
             >>> td.add_(1) is td, td["a"]
             (True, tensor([1., 1.]))
         """
-        one, many = _scaled(Tensor.add_, torch._foreach_add_, alpha)
+        one, many = _scaled(Tensor.add_, internals.foreach_add_, alpha)
         return self._with_(one, many, "add_", other)
 
     def sub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """`self - alpha * other`; the arguments as for :meth:`add`."""
-        one, many = _scaled(torch.sub, torch._foreach_sub, alpha)
+        one, many = _scaled(torch.sub, internals.foreach_sub, alpha)
         return self._with(one, many, "sub", other, default)
 
     def sub_(self, other: object, alpha: float | None = None) -> Self:
         """As :meth:`sub`, in place."""
-        one, many = _scaled(Tensor.sub_, torch._foreach_sub_, alpha)
+        one, many = _scaled(Tensor.sub_, internals.foreach_sub_, alpha)
         return self._with_(one, many, "sub_", other)
 
     def rsub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
@@ -121,19 +122,19 @@ class Arithmetic(Leaves, _DataSet):
 
     def mul(self, other: object, *, default: object = None) -> Self:
         """`self * other`; the arguments as for :meth:`add`."""
-        return self._with(torch.mul, torch._foreach_mul, "mul", other, default)
+        return self._with(torch.mul, internals.foreach_mul, "mul", other, default)
 
     def mul_(self, other: object) -> Self:
         """As :meth:`mul`, in place."""
-        return self._with_(Tensor.mul_, torch._foreach_mul_, "mul_", other)
+        return self._with_(Tensor.mul_, internals.foreach_mul_, "mul_", other)
 
     def div(self, other: object, *, default: object = None) -> Self:
         """`self / other`, of floating point even for integers; the arguments as for :meth:`add`."""
-        return self._with(torch.div, torch._foreach_div, "div", other, default)
+        return self._with(torch.div, internals.foreach_div, "div", other, default)
 
     def div_(self, other: object) -> Self:
         """As :meth:`div`, in place; not for integers, which the result does not fit."""
-        return self._with_(Tensor.div_, torch._foreach_div_, "div_", other)
+        return self._with_(Tensor.div_, internals.foreach_div_, "div_", other)
 
     def mod(self, other: object) -> Self:
         """`self % other`, the remainder of the division rounded down (`torch.remainder`)."""
@@ -141,11 +142,11 @@ class Arithmetic(Leaves, _DataSet):
 
     def pow(self, other: object, *, default: object = None) -> Self:
         """`self ** other`; the arguments as for :meth:`add`."""
-        return self._with(torch.pow, torch._foreach_pow, "pow", other, default, plain_number=True)
+        return self._with(torch.pow, internals.foreach_pow, "pow", other, default, plain_number=True)
 
     def pow_(self, other: object) -> Self:
         """As :meth:`pow`, in place."""
-        return self._with_(Tensor.pow_, torch._foreach_pow_, "pow_", other, plain_number=True)
+        return self._with_(Tensor.pow_, internals.foreach_pow_, "pow_", other, plain_number=True)
 
     # --- three operands ---------------------------------------------------------------------------------------------
 
@@ -162,30 +163,30 @@ class Arithmetic(Leaves, _DataSet):
             >>> TensorDict(a=torch.zeros(2)).lerp(TensorDict(a=torch.ones(2)), 0.25)["a"]
             tensor([0.2500, 0.2500])
         """
-        return self._with_two(torch.lerp, torch._foreach_lerp, "lerp", end, weight)
+        return self._with_two(torch.lerp, internals.foreach_lerp, "lerp", end, weight)
 
     def lerp_(self, end: object, weight: object) -> Self:
         """As :meth:`lerp`, in place."""
-        return self._with_two_(Tensor.lerp_, torch._foreach_lerp_, "lerp_", end, weight)
+        return self._with_two_(Tensor.lerp_, internals.foreach_lerp_, "lerp_", end, weight)
 
     def addcmul(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """`self + value * other1 * other2`, the others being containers or tensors."""
-        one, many = partial(torch.addcmul, value=value), partial(torch._foreach_addcmul, value=value)
+        one, many = partial(torch.addcmul, value=value), partial(internals.foreach_addcmul, value=value)
         return self._with_two(one, many, "addcmul", other1, other2)
 
     def addcmul_(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """As :meth:`addcmul`, in place."""
-        one, many = partial(Tensor.addcmul_, value=value), partial(torch._foreach_addcmul_, value=value)
+        one, many = partial(Tensor.addcmul_, value=value), partial(internals.foreach_addcmul_, value=value)
         return self._with_two_(one, many, "addcmul_", other1, other2)
 
     def addcdiv(self, other1: object, other2: object, value: float = 1) -> Self:
         """`self + value * other1 / other2`, the others being containers or tensors."""
-        one, many = partial(torch.addcdiv, value=value), partial(torch._foreach_addcdiv, value=value)
+        one, many = partial(torch.addcdiv, value=value), partial(internals.foreach_addcdiv, value=value)
         return self._with_two(one, many, "addcdiv", other1, other2)
 
     def addcdiv_(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """As :meth:`addcdiv`, in place."""
-        one, many = partial(Tensor.addcdiv_, value=value), partial(torch._foreach_addcdiv_, value=value)
+        one, many = partial(Tensor.addcdiv_, value=value), partial(internals.foreach_addcdiv_, value=value)
         return self._with_two_(one, many, "addcdiv_", other1, other2)
 
     # --- bounds -----------------------------------------------------------------------------------------------------
@@ -222,35 +223,35 @@ class Arithmetic(Leaves, _DataSet):
 
     def clamp_min(self, other: object, default: object = None) -> Self:
         """Each element, or the lower bound that it is below; the arguments as for :meth:`add`."""
-        return self._with(torch.clamp_min, torch._foreach_clamp_min, "clamp_min", other, default, plain_number=True)
+        return self._with(torch.clamp_min, internals.foreach_clamp_min, "clamp_min", other, default, plain_number=True)
 
     def clamp_min_(self, other: object) -> Self:
         """As :meth:`clamp_min`, in place."""
-        return self._with_(Tensor.clamp_min_, torch._foreach_clamp_min_, "clamp_min_", other, plain_number=True)
+        return self._with_(Tensor.clamp_min_, internals.foreach_clamp_min_, "clamp_min_", other, plain_number=True)
 
     def clamp_max(self, other: object, *, default: object = None) -> Self:
         """Each element, or the upper bound that it is above; the arguments as for :meth:`add`."""
-        return self._with(torch.clamp_max, torch._foreach_clamp_max, "clamp_max", other, default, plain_number=True)
+        return self._with(torch.clamp_max, internals.foreach_clamp_max, "clamp_max", other, default, plain_number=True)
 
     def clamp_max_(self, other: object) -> Self:
         """As :meth:`clamp_max`, in place."""
-        return self._with_(Tensor.clamp_max_, torch._foreach_clamp_max_, "clamp_max_", other, plain_number=True)
+        return self._with_(Tensor.clamp_max_, internals.foreach_clamp_max_, "clamp_max_", other, plain_number=True)
 
     def maximum(self, other: object, *, default: object = None) -> Self:
         """The larger of two elements, NaN if either is; the arguments as for :meth:`add`."""
-        return self._with(_maximum, torch._foreach_maximum, "maximum", other, default, plain_number=True)
+        return self._with(_maximum, internals.foreach_maximum, "maximum", other, default, plain_number=True)
 
     def maximum_(self, other: object) -> Self:
         """As :meth:`maximum`, in place."""
-        return self._with_(Tensor.clamp_min_, torch._foreach_maximum_, "maximum_", other, plain_number=True)
+        return self._with_(Tensor.clamp_min_, internals.foreach_maximum_, "maximum_", other, plain_number=True)
 
     def minimum(self, other: object, *, default: object = None) -> Self:
         """The smaller of two elements, NaN if either is; the arguments as for :meth:`add`."""
-        return self._with(_minimum, torch._foreach_minimum, "minimum", other, default, plain_number=True)
+        return self._with(_minimum, internals.foreach_minimum, "minimum", other, default, plain_number=True)
 
     def minimum_(self, other: object) -> Self:
         """As :meth:`minimum`, in place."""
-        return self._with_(Tensor.clamp_max_, torch._foreach_minimum_, "minimum_", other, plain_number=True)
+        return self._with_(Tensor.clamp_max_, internals.foreach_minimum_, "minimum_", other, plain_number=True)
 
     # --- logic ------------------------------------------------------------------------------------------------------
 
@@ -466,7 +467,7 @@ def _of_lists(many: Callable[..., Any], left: list[Tensor], right: object, **opt
 
 
 def _foreach_rsub(left: list[Tensor], right: Any, **alpha: Any) -> Any:
-    return _of_lists(lambda left, right: torch._foreach_sub(right, left, **alpha), left, right)
+    return _of_lists(lambda left, right: internals.foreach_sub(right, left, **alpha), left, right)
 
 
 def _rdiv(leaf: Tensor, other: Operand) -> Tensor:
@@ -475,9 +476,9 @@ def _rdiv(leaf: Tensor, other: Operand) -> Tensor:
 
 def _foreach_rdiv(left: list[Tensor], right: object) -> Any:
     if type(right) is list:
-        return torch._foreach_div(right, left)
+        return internals.foreach_div(right, left)
     # As torch divides a number by a tensor: the results are the same to the last bit.
-    return torch._foreach_mul(torch._foreach_reciprocal(left), foreach.number(left, right))
+    return internals.foreach_mul(internals.foreach_reciprocal(left), foreach.number(left, right))
 
 
 def _rfloordiv(leaf: Tensor, other: Operand) -> Tensor:
@@ -493,7 +494,7 @@ def _rpow(leaf: Tensor, other: Operand) -> Tensor:
 
 
 def _foreach_rpow(left: list[Tensor], right: Any) -> Any:
-    return torch._foreach_pow(right, left)
+    return internals.foreach_pow(right, left)
 
 
 def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
@@ -501,12 +502,12 @@ def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
 
 
 def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
-    clamped = torch._foreach_clamp_min(left, low)
+    clamped = internals.foreach_clamp_min(left, low)
     if type(low) is type(high) is not list:
         # The first call has promoted the dtypes as the second would.
-        torch._foreach_clamp_max_(clamped, high)
+        internals.foreach_clamp_max_(clamped, high)
         return clamped
-    return torch._foreach_clamp_max(clamped, high)
+    return internals.foreach_clamp_max(clamped, high)
 
 
 def _maximum(leaf: Tensor, other: Operand) -> Tensor:

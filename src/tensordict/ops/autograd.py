@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensordict.core import ragged
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, named_error
 from tensordict.core.keys import joined
 from tensordict.ops.leaves import Leaves, _entries_of, _gradient, _walk
@@ -77,7 +78,7 @@ class Autograd(Leaves):
         """
         recorded = [(path, leaf) for path, leaf in _walk(self) if leaf.requires_grad]
         for path, leaf in recorded:
-            if leaf._base is not None:
+            if internals.base_of(leaf) is not None:
                 raise RuntimeError(
                     f"Can't detach views in-place: entry {joined(path)!r} is a view of a tensor that requires grad. "
                     "Use td.detach()"
@@ -139,7 +140,7 @@ class Autograd(Leaves):
             for gradient in kept:
                 gradient.zero_()
         elif kept:
-            torch._foreach_zero_(kept)
+            internals.foreach_zero_(kept)
         return self
 
     def backward(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device, wait_for
 from tensordict.core.errors import UnsupportedEntryError
@@ -19,7 +20,7 @@ from tensordict.io.progress import quiet
 from tensordict.io.remote_saves import read_file
 from tensordict.io.uploads import write_file
 from tensordict.io.writing import SaveOptions
-from tensordict.memory import flat_buffers
+from tensordict.memory import flat_buffers, system
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike
 from tensordict.ops.leaves import Leaves
@@ -303,7 +304,10 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
     if pin:
         return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=True)
     if share and nbytes:
-        shared = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+        try:
+            shared = internals.new_shared_storage(nbytes)
+        except RuntimeError as error:
+            raise system.explain_shared_memory(error) from error
         return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
     return flat_buffers.fresh(nbytes)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict.convert.mappings import refuse_exclusive
 from tensordict.core import ragged, registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined, path_of
@@ -430,11 +431,11 @@ def is_batchedtensor(tensor: Tensor) -> bool:
         >>> seen, is_batchedtensor(torch.zeros(2))
         ([True], False)
     """
-    return torch._C._functorch.is_batchedtensor(tensor)
+    return internals.is_batched(tensor)
 
 
 def _are_tensors(input: object) -> bool:
-    return isinstance(input, (list, tuple)) and bool(input) and isinstance(input[0], Tensor)
+    return isinstance(input, (list, tuple)) and len(input) > 0 and isinstance(input[0], Tensor)
 
 
 @overload

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tensordict.core import registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.errors import KeyMismatchError, ModuleError, OptionError
 from tensordict.core.uninitialized import initialize_with_first_call, is_element, stack_uninitialized
@@ -388,7 +389,7 @@ def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[
 
 def _as_parameter(value: Tensor, old: nn.Parameter) -> Tensor:
     """What takes the place of a parameter; a tensor that gradients or a map go through stays itself."""
-    if value.requires_grad or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if value.requires_grad or torch.compiler.is_compiling() or internals.is_transformed(value):
         return value
     return nn.Parameter(value, requires_grad=old.requires_grad)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, LeafFn, merged_device, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import DimError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
@@ -287,7 +288,7 @@ class _Sequences:
         if lengths.count(longest) == len(lengths):
             return torch.stack(column)
         if not dim:
-            return torch._C._nn.pad_sequence(column, True, self.value)
+            return internals.pad_sequence(column, True, self.value)
         behind = (0, 0) * (column[0].ndim - dim - 1)
         pad = torch.constant_pad_nd
         return torch.stack(

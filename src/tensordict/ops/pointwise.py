@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach
+from tensordict.core import torch_internals as internals
 from tensordict.core.foreach import Many, One
 from tensordict.ops.leaves import Leaves
 
@@ -35,7 +36,7 @@ class Pointwise(Leaves):
             >>> TensorDict({"a": torch.tensor([-1.0, 2.0]), "b": {"c": torch.tensor([-3, 0])}}, [2]).abs()["b", "c"]
             tensor([3, 0])
         """
-        return self._pointwise(torch.abs, torch._foreach_abs)
+        return self._pointwise(torch.abs, internals.foreach_abs)
 
     def abs_(self) -> Self:
         """As :meth:`abs`, in place; returns the same container.
@@ -51,231 +52,231 @@ class Pointwise(Leaves):
             >>> td.abs_() is td, td["a"]
             (True, tensor([1., 2.]))
         """
-        return self._pointwise_(Tensor.abs_, torch._foreach_abs_)
+        return self._pointwise_(Tensor.abs_, internals.foreach_abs_)
 
     def acos(self) -> Self:
         """The arc cosine of each element, in radians."""
-        return self._pointwise(torch.acos, torch._foreach_acos)
+        return self._pointwise(torch.acos, internals.foreach_acos)
 
     def acos_(self) -> Self:
         """As :meth:`acos`, in place; returns the same container."""
-        return self._pointwise_(Tensor.acos_, torch._foreach_acos_)
+        return self._pointwise_(Tensor.acos_, internals.foreach_acos_)
 
     def asin(self) -> Self:
         """The arc sine of each element, in radians."""
-        return self._pointwise(torch.asin, torch._foreach_asin)
+        return self._pointwise(torch.asin, internals.foreach_asin)
 
     def asin_(self) -> Self:
         """As :meth:`asin`, in place; returns the same container."""
-        return self._pointwise_(Tensor.asin_, torch._foreach_asin_)
+        return self._pointwise_(Tensor.asin_, internals.foreach_asin_)
 
     def atan(self) -> Self:
         """The arc tangent of each element, in radians."""
-        return self._pointwise(torch.atan, torch._foreach_atan)
+        return self._pointwise(torch.atan, internals.foreach_atan)
 
     def atan_(self) -> Self:
         """As :meth:`atan`, in place; returns the same container."""
-        return self._pointwise_(Tensor.atan_, torch._foreach_atan_)
+        return self._pointwise_(Tensor.atan_, internals.foreach_atan_)
 
     def ceil(self) -> Self:
         """Each element rounded up to an integer."""
-        return self._pointwise(torch.ceil, torch._foreach_ceil)
+        return self._pointwise(torch.ceil, internals.foreach_ceil)
 
     def ceil_(self) -> Self:
         """As :meth:`ceil`, in place; returns the same container."""
-        return self._pointwise_(Tensor.ceil_, torch._foreach_ceil_)
+        return self._pointwise_(Tensor.ceil_, internals.foreach_ceil_)
 
     def cos(self) -> Self:
         """The cosine of each element, which is in radians."""
-        return self._pointwise(torch.cos, torch._foreach_cos)
+        return self._pointwise(torch.cos, internals.foreach_cos)
 
     def cos_(self) -> Self:
         """As :meth:`cos`, in place; returns the same container."""
-        return self._pointwise_(Tensor.cos_, torch._foreach_cos_)
+        return self._pointwise_(Tensor.cos_, internals.foreach_cos_)
 
     def cosh(self) -> Self:
         """The hyperbolic cosine of each element."""
-        return self._pointwise(torch.cosh, torch._foreach_cosh)
+        return self._pointwise(torch.cosh, internals.foreach_cosh)
 
     def cosh_(self) -> Self:
         """As :meth:`cosh`, in place; returns the same container."""
-        return self._pointwise_(Tensor.cosh_, torch._foreach_cosh_)
+        return self._pointwise_(Tensor.cosh_, internals.foreach_cosh_)
 
     def erf(self) -> Self:
         """The error function of each element."""
-        return self._pointwise(torch.erf, torch._foreach_erf)
+        return self._pointwise(torch.erf, internals.foreach_erf)
 
     def erf_(self) -> Self:
         """As :meth:`erf`, in place; returns the same container."""
-        return self._pointwise_(Tensor.erf_, torch._foreach_erf_)
+        return self._pointwise_(Tensor.erf_, internals.foreach_erf_)
 
     def erfc(self) -> Self:
         """The complement of the error function, `1 - erf(x)`, of each element."""
-        return self._pointwise(torch.erfc, torch._foreach_erfc)
+        return self._pointwise(torch.erfc, internals.foreach_erfc)
 
     def erfc_(self) -> Self:
         """As :meth:`erfc`, in place; returns the same container."""
-        return self._pointwise_(Tensor.erfc_, torch._foreach_erfc_)
+        return self._pointwise_(Tensor.erfc_, internals.foreach_erfc_)
 
     def exp(self) -> Self:
         """The exponential of each element."""
-        return self._pointwise(torch.exp, torch._foreach_exp)
+        return self._pointwise(torch.exp, internals.foreach_exp)
 
     def exp_(self) -> Self:
         """As :meth:`exp`, in place; returns the same container."""
-        return self._pointwise_(Tensor.exp_, torch._foreach_exp_)
+        return self._pointwise_(Tensor.exp_, internals.foreach_exp_)
 
     def expm1(self) -> Self:
         """`exp(x) - 1` of each element, exact near zero."""
-        return self._pointwise(torch.expm1, torch._foreach_expm1)
+        return self._pointwise(torch.expm1, internals.foreach_expm1)
 
     def expm1_(self) -> Self:
         """As :meth:`expm1`, in place; returns the same container."""
-        return self._pointwise_(Tensor.expm1_, torch._foreach_expm1_)
+        return self._pointwise_(Tensor.expm1_, internals.foreach_expm1_)
 
     def floor(self) -> Self:
         """Each element rounded down to an integer."""
-        return self._pointwise(torch.floor, torch._foreach_floor)
+        return self._pointwise(torch.floor, internals.foreach_floor)
 
     def floor_(self) -> Self:
         """As :meth:`floor`, in place; returns the same container."""
-        return self._pointwise_(Tensor.floor_, torch._foreach_floor_)
+        return self._pointwise_(Tensor.floor_, internals.foreach_floor_)
 
     def frac(self) -> Self:
         """The fractional part of each element, with its sign."""
-        return self._pointwise(torch.frac, torch._foreach_frac)
+        return self._pointwise(torch.frac, internals.foreach_frac)
 
     def frac_(self) -> Self:
         """As :meth:`frac`, in place; returns the same container."""
-        return self._pointwise_(Tensor.frac_, torch._foreach_frac_)
+        return self._pointwise_(Tensor.frac_, internals.foreach_frac_)
 
     def lgamma(self) -> Self:
         """The logarithm of the absolute value of the gamma function of each element."""
-        return self._pointwise(torch.lgamma, torch._foreach_lgamma)
+        return self._pointwise(torch.lgamma, internals.foreach_lgamma)
 
     def lgamma_(self) -> Self:
         """As :meth:`lgamma`, in place; returns the same container."""
-        return self._pointwise_(Tensor.lgamma_, torch._foreach_lgamma_)
+        return self._pointwise_(Tensor.lgamma_, internals.foreach_lgamma_)
 
     def log(self) -> Self:
         """The natural logarithm of each element."""
-        return self._pointwise(torch.log, torch._foreach_log)
+        return self._pointwise(torch.log, internals.foreach_log)
 
     def log_(self) -> Self:
         """As :meth:`log`, in place; returns the same container."""
-        return self._pointwise_(Tensor.log_, torch._foreach_log_)
+        return self._pointwise_(Tensor.log_, internals.foreach_log_)
 
     def log10(self) -> Self:
         """The logarithm to the base 10 of each element."""
-        return self._pointwise(torch.log10, torch._foreach_log10)
+        return self._pointwise(torch.log10, internals.foreach_log10)
 
     def log10_(self) -> Self:
         """As :meth:`log10`, in place; returns the same container."""
-        return self._pointwise_(Tensor.log10_, torch._foreach_log10_)
+        return self._pointwise_(Tensor.log10_, internals.foreach_log10_)
 
     def log1p(self) -> Self:
         """`log(1 + x)` of each element, exact near zero."""
-        return self._pointwise(torch.log1p, torch._foreach_log1p)
+        return self._pointwise(torch.log1p, internals.foreach_log1p)
 
     def log1p_(self) -> Self:
         """As :meth:`log1p`, in place; returns the same container."""
-        return self._pointwise_(Tensor.log1p_, torch._foreach_log1p_)
+        return self._pointwise_(Tensor.log1p_, internals.foreach_log1p_)
 
     def log2(self) -> Self:
         """The logarithm to the base 2 of each element."""
-        return self._pointwise(torch.log2, torch._foreach_log2)
+        return self._pointwise(torch.log2, internals.foreach_log2)
 
     def log2_(self) -> Self:
         """As :meth:`log2`, in place; returns the same container."""
-        return self._pointwise_(Tensor.log2_, torch._foreach_log2_)
+        return self._pointwise_(Tensor.log2_, internals.foreach_log2_)
 
     def neg(self) -> Self:
         """Each element with the other sign."""
-        return self._pointwise(torch.neg, torch._foreach_neg)
+        return self._pointwise(torch.neg, internals.foreach_neg)
 
     def neg_(self) -> Self:
         """As :meth:`neg`, in place; returns the same container."""
-        return self._pointwise_(Tensor.neg_, torch._foreach_neg_)
+        return self._pointwise_(Tensor.neg_, internals.foreach_neg_)
 
     def reciprocal(self) -> Self:
         """`1 / x` of each element."""
-        return self._pointwise(torch.reciprocal, torch._foreach_reciprocal)
+        return self._pointwise(torch.reciprocal, internals.foreach_reciprocal)
 
     def reciprocal_(self) -> Self:
         """As :meth:`reciprocal`, in place; returns the same container."""
-        return self._pointwise_(Tensor.reciprocal_, torch._foreach_reciprocal_)
+        return self._pointwise_(Tensor.reciprocal_, internals.foreach_reciprocal_)
 
     def round(self) -> Self:
         """Each element rounded to the nearest integer, halves to the even one."""
-        return self._pointwise(torch.round, torch._foreach_round)
+        return self._pointwise(torch.round, internals.foreach_round)
 
     def round_(self) -> Self:
         """As :meth:`round`, in place; returns the same container."""
-        return self._pointwise_(Tensor.round_, torch._foreach_round_)
+        return self._pointwise_(Tensor.round_, internals.foreach_round_)
 
     def sigmoid(self) -> Self:
         """The logistic function, `1 / (1 + exp(-x))`, of each element."""
-        return self._pointwise(torch.sigmoid, torch._foreach_sigmoid)
+        return self._pointwise(torch.sigmoid, internals.foreach_sigmoid)
 
     def sigmoid_(self) -> Self:
         """As :meth:`sigmoid`, in place; returns the same container."""
-        return self._pointwise_(Tensor.sigmoid_, torch._foreach_sigmoid_)
+        return self._pointwise_(Tensor.sigmoid_, internals.foreach_sigmoid_)
 
     def sign(self) -> Self:
         """The sign of each element: -1, 0 or 1."""
-        return self._pointwise(torch.sign, torch._foreach_sign)
+        return self._pointwise(torch.sign, internals.foreach_sign)
 
     def sign_(self) -> Self:
         """As :meth:`sign`, in place; returns the same container."""
-        return self._pointwise_(Tensor.sign_, torch._foreach_sign_)
+        return self._pointwise_(Tensor.sign_, internals.foreach_sign_)
 
     def sin(self) -> Self:
         """The sine of each element, which is in radians."""
-        return self._pointwise(torch.sin, torch._foreach_sin)
+        return self._pointwise(torch.sin, internals.foreach_sin)
 
     def sin_(self) -> Self:
         """As :meth:`sin`, in place; returns the same container."""
-        return self._pointwise_(Tensor.sin_, torch._foreach_sin_)
+        return self._pointwise_(Tensor.sin_, internals.foreach_sin_)
 
     def sinh(self) -> Self:
         """The hyperbolic sine of each element."""
-        return self._pointwise(torch.sinh, torch._foreach_sinh)
+        return self._pointwise(torch.sinh, internals.foreach_sinh)
 
     def sinh_(self) -> Self:
         """As :meth:`sinh`, in place; returns the same container."""
-        return self._pointwise_(Tensor.sinh_, torch._foreach_sinh_)
+        return self._pointwise_(Tensor.sinh_, internals.foreach_sinh_)
 
     def sqrt(self) -> Self:
         """The square root of each element."""
-        return self._pointwise(torch.sqrt, torch._foreach_sqrt)
+        return self._pointwise(torch.sqrt, internals.foreach_sqrt)
 
     def sqrt_(self) -> Self:
         """As :meth:`sqrt`, in place; returns the same container."""
-        return self._pointwise_(Tensor.sqrt_, torch._foreach_sqrt_)
+        return self._pointwise_(Tensor.sqrt_, internals.foreach_sqrt_)
 
     def tan(self) -> Self:
         """The tangent of each element, which is in radians."""
-        return self._pointwise(torch.tan, torch._foreach_tan)
+        return self._pointwise(torch.tan, internals.foreach_tan)
 
     def tan_(self) -> Self:
         """As :meth:`tan`, in place; returns the same container."""
-        return self._pointwise_(Tensor.tan_, torch._foreach_tan_)
+        return self._pointwise_(Tensor.tan_, internals.foreach_tan_)
 
     def tanh(self) -> Self:
         """The hyperbolic tangent of each element."""
-        return self._pointwise(torch.tanh, torch._foreach_tanh)
+        return self._pointwise(torch.tanh, internals.foreach_tanh)
 
     def tanh_(self) -> Self:
         """As :meth:`tanh`, in place; returns the same container."""
-        return self._pointwise_(Tensor.tanh_, torch._foreach_tanh_)
+        return self._pointwise_(Tensor.tanh_, internals.foreach_tanh_)
 
     def trunc(self) -> Self:
         """Each element rounded towards zero to an integer."""
-        return self._pointwise(torch.trunc, torch._foreach_trunc)
+        return self._pointwise(torch.trunc, internals.foreach_trunc)
 
     def trunc_(self) -> Self:
         """As :meth:`trunc`, in place; returns the same container."""
-        return self._pointwise_(Tensor.trunc_, torch._foreach_trunc_)
+        return self._pointwise_(Tensor.trunc_, internals.foreach_trunc_)
 
     def isfinite(self) -> Self:
         """Whether each element is neither infinite nor NaN, as a container of bools.

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._contextlib import _DecoratorContextManager
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.looking.entries import ShownLeaf, shown
 from tensordict.looking.tree import tree_html
@@ -36,7 +36,7 @@ _DETAILS = ("show_device", "show_is_shared", "show_field_device", "show_dtype", 
 _options = dict(_DEFAULTS)
 
 
-class set_printoptions(_DecoratorContextManager):  # a function to its callers, as in torch
+class set_printoptions(internals.Decorator):  # a function to its callers, as in torch
     """Choose what `repr` shows of a container, for a `with` block or a decorated function.
 
     `set_printoptions(...).set()` makes the choice for the rest of the program. Options that are not given
@@ -165,7 +165,7 @@ def leaf_repr(leaf: ShownLeaf) -> str:
     if _options["show_is_contiguous"]:
         facts.append(f"is_contiguous={made or tensor.is_contiguous()}")
     if _options["show_is_view"]:
-        facts.append(f"is_view={not made and tensor._is_view()}")
+        facts.append(f"is_view={not made and internals.is_view(tensor)}")
     if _options["show_storage_size"] and tensor.layout == torch.strided:
         size = math.prod(leaf.shape) * leaf.dtype.itemsize if made else tensor.untyped_storage().nbytes()  # type: ignore[arg-type]
         facts.append(f"storage_size={size}")

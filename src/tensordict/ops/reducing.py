@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.errors import ShapeError
 from tensordict.ops.gathering import check_out
 from tensordict.ops.reading import NO_DEFAULT
@@ -301,7 +302,7 @@ class Reducing(ReductionBase):
         if not self._leaves():
             raise RuntimeError("norm: the container has no entries to take the norm of")
         how = Reduction(
-            partial(torch.linalg.vector_norm, dtype=dtype), many=partial(torch._foreach_norm, ord=2, dtype=dtype)
+            partial(torch.linalg.vector_norm, dtype=dtype), many=partial(internals.foreach_norm, ord=2, dtype=dtype)
         )
         result = with_keys(self._by_level(over_everything(how)), key_transform)
         return self._same_lock(result) if out is None else _into(out, result)
@@ -584,7 +585,7 @@ _STD = Reduction(partial(_unbiased, Tensor.std))
 _VAR = Reduction(partial(_unbiased, Tensor.var))
 _LOGSUMEXP = Reduction(Tensor.logsumexp, stacked=True)
 _AMIN = Reduction(Tensor.amin, combine=Tensor.amin)
-_AMAX = Reduction(Tensor.amax, combine=Tensor.amax, many=torch._foreach_max)
+_AMAX = Reduction(Tensor.amax, combine=Tensor.amax, many=internals.foreach_max)
 _ALL = Reduction(Tensor.all, stacked=True)
 _ANY = Reduction(Tensor.any, stacked=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged, registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, LeafFn, Names, is_flat, named_error
 from tensordict.core.errors import KeyMismatchError, ShapeError, StackError
 from tensordict.core.keys import Path, joined, path_of
@@ -68,8 +68,7 @@ _SMALL = 32768
 _FEW = 4
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """What is done to the elements.
 
     op: the operation on one tensor.
@@ -356,8 +355,9 @@ def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], batch_dims: i
     if how.many is not None and foreach.usable(leaves):
         try:
             return foreach.as_recorded(how.many(leaves), leaves)
-        except RuntimeError:
-            # Integers beside leaves that require grad are refused in one call, and fine in calls of their own.
+        except (RuntimeError, TypeError):
+            # Integers beside leaves that require grad are refused in one call, and fine in calls of their own. A torch
+            # without the call refuses, too.
             return list(map(op, leaves))
     if how.stacked and _alike(leaves):
         return _cut(op(torch.stack(leaves).view(len(leaves), -1), 1), how)
@@ -487,7 +487,7 @@ def row_of(leaves: list[Tensor]) -> Tensor:
     """The elements of all leaves in one dim."""
     if foreach.usable(leaves) and not _any_ragged(leaves):
         # 0.5 us a leaf instead of 1.1 us.
-        return torch._C._nn.flatten_dense_tensors(leaves)
+        return internals.flatten_dense_tensors(leaves)
     return torch.cat([leaf.flatten() for leaf in _dense(leaves)])
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged, registry, settings
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, Names, Rename, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined, path_of
@@ -600,7 +601,7 @@ def _join_into(out: Any, items: Sequence[object], join: Any, dim: int, size: tor
     missing: list[tuple[Any, str, Any]] = []
     stacks: list[tuple[Any, Any]] = []
     _plan_join(out, items, join, dim, (), writes, missing, stacks)
-    with torch._C.DisableTorchFunctionSubclass():
+    with internals.as_plain():
         for path, column, target in writes:
             try:
                 join(column, dim, out=target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.ops.autograd import gradients
 from tensordict.ops.factories import like
@@ -33,7 +33,7 @@ def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] 
         # Dynamo of torch 2.15 gives the name of the decorator's inner function for operators written in Python.
         name = func.__wrapped__.__name__  # type: ignore[attr-defined]
     if name in _REGIONS:
-        with torch._C.DisableTorchFunctionSubclass():
+        with internals.as_plain():
             return func(*args, **(kwargs or {}))
     if torch.compiler.is_compiling() and name in _TRACED_OPERATORS and isinstance(args[0], Tensor):
         return _traced_operator(_TRACED_OPERATORS[name], *args)
@@ -48,19 +48,8 @@ def _traced_operator(name: str, tensor: Tensor, container: Any) -> Any:
 
     Outside compiled code Python finds the container's own method by itself.
     """
-    torch._dynamo.comptime.comptime(_leave_in_place)
+    internals.break_at_in_place_operator()
     return getattr(container, name)(tensor)
-
-
-def _leave_in_place(traced: Any) -> None:
-    """Leave `td += tensor` to Python: Dynamo calls for it what it calls for `td + tensor`, but for the bytecode."""
-    frame = traced._i_will_not_complain_if_bc_breaks_InstructionTranslator()
-    while os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__):
-        frame = frame.parent
-    operation = frame.current_instruction
-    # The operators in place are those from 13 on; in Python 3.10 they have instructions of their own.
-    if not operation.opname.startswith("BINARY_") or (operation.opname == "BINARY_OP" and operation.arg >= 13):
-        traced.graph_break("Dynamo does not tell td += tensor from td + tensor. Write td.add_(tensor)")
 
 
 def _method(name: str, **renamed: str) -> Callable[..., Any]:
@@ -139,7 +128,7 @@ def _loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
             if not isinstance(value, Contract):
                 raise TypeError(f"{loss.__name__} takes two containers, got {type(value).__name__} as {name}")
         if size_average is not None or reduce is not None:
-            reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+            reduction = internals.reduction_of(size_average, reduce)
         size = None if reduction == "none" else torch.Size(())
         return input.apply(partial(loss, reduction=reduction, **kwargs), target, batch_size=size)
 

@@ -32,7 +32,10 @@ def as_group(group: object) -> dist.ProcessGroup:
     Raises:
         ValueError: a mesh of several dims, a group or mesh that this rank is not in, or there is no default group.
         TypeError: it is no group.
+        RuntimeError: this torch was built without `torch.distributed`.
     """
+    if not dist.is_available():
+        raise RuntimeError("this torch was built without torch.distributed; install a torch that has it")
     if group is None:
         if (world := dist.group.WORLD) is None:
             raise ValueError("there is no default process group: call torch.distributed.init_process_group() first")

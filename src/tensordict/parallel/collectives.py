@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.errors import TransferError
 from tensordict.core.json_text import parse_json
@@ -458,8 +459,8 @@ def _is_row(part: Contract, container: Any, row: int) -> bool:
     leaves = part._leaves()
     if sharing.holds_values(part) or any(leaf.is_nested for leaf in leaves):
         return False
-    known = {leaf.untyped_storage()._cdata for leaf in container._leaves() if _is_plain(leaf)}
-    return all(leaf.untyped_storage()._cdata in known for leaf in leaves)
+    known = {internals.storage_id(leaf.untyped_storage()) for leaf in container._leaves() if _is_plain(leaf)}
+    return all(internals.storage_id(leaf.untyped_storage()) in known for leaf in leaves)
 
 
 def scatter(

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_storage_fd
 
 from tensordict.core import registry
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.memory import pickling, system
 from tensordict.memory.file_maps import Finder
@@ -264,7 +265,7 @@ class _Pickler(pickle.Pickler):
         # With the other strategy torch would give a descriptor of a copy, unless it has a file mapped.
         if mp.get_sharing_strategy() != "file_descriptor" and Finder().of(tensor) is None:  # type: ignore[no-untyped-call]
             return None
-        return self._handed_over(storage.data_ptr(), storage._share_fd_cpu_, False)
+        return self._handed_over(storage.data_ptr(), lambda: internals.share_descriptor(storage), False)
 
     def _handed_over(self, address: int, share: Callable[[], tuple[int, int]], is_block: bool) -> tuple[int, int]:
         if address not in self._handed:

@@ -9,6 +9,7 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract, named_error
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import joined
+from tensordict.memory import system
 from tensordict.memory.file_maps import Finder
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock
@@ -42,7 +43,7 @@ def share(container: Contract, private_maps: bool = True) -> None:
                 if part.is_cpu and not _is_mapped(part, maps, private_maps):
                     part.share_memory_()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            raise named_error(error, path) from error
+            raise named_error(system.explain_shared_memory(error), path) from error
 
 
 def is_seen(container: Contract) -> bool:

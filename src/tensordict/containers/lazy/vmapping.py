@@ -7,30 +7,20 @@ arguments and results are given to it in another form, with other dims.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch._functorch.vmap as functorch
 from torch import Tensor
-from torch.utils._pytree import SequenceKey, _broadcast_to_and_flatten, tree_flatten, tree_unflatten
 
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.members import Members
 from tensordict.core import pytree, registry, vmapped
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import StackError
 from tensordict.core.shapes import as_dim, as_new_dim
-
-# The functions of torch through which `vmap` takes its arguments apart and puts its results together; what we rely on.
-_USED = ("_add_batch_dim", "_remove_batch_dim")
-_SIGNATURES = {
-    "_process_batched_inputs": ["in_dims", "args", "func"],
-    "_create_batched_inputs": ["flat_in_dims", "flat_args", "vmap_level", "args_spec"],
-    "_unwrap_batched": ["batched_outputs", "out_dims", "vmap_level", "batch_size", "func"],
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ def flatten_stack(stack: Any) -> tuple[list[Any], LazyContext]:
 def flatten_stack_with_keys(stack: object) -> tuple[list[tuple[Any, Any]], LazyContext]:
     """As `flatten_stack`, with the position of every member."""
     members, context = flatten_stack(stack)
-    return [(SequenceKey(position), member) for position, member in enumerate(members)], context
+    return [(internals.SequenceKey(position), member) for position, member in enumerate(members)], context
 
 
 def unflatten_stack(values: Any, context: LazyContext) -> Any:
@@ -99,17 +89,12 @@ def map_over_stacks() -> bool:
     public API. Where they are missing or take other parameters they are left alone, and mapping over a lazy stack is
     an error; all else works.
     """
-    originals = {name: getattr(functorch, name, None) for name in _SIGNATURES}
-    if all(getattr(original, "_knows_stacks", False) for original in originals.values()):
-        return True
-    if not all(hasattr(functorch, name) for name in _USED):
+    originals = internals.vmap_functions()
+    if originals is None:
         return False
-    for name, original in originals.items():
-        if original is None or list(inspect.signature(original).parameters) != _SIGNATURES[name]:
-            return False
-    take_apart: Any = originals["_process_batched_inputs"]
-    enter: Any = originals["_create_batched_inputs"]
-    from_form: Any = originals["_unwrap_batched"]
+    if all(getattr(original, "_knows_stacks", False) for original in originals):
+        return True
+    take_apart, enter, from_form = originals
 
     def process(in_dims: object, args: tuple[Any, ...], func: Callable[..., Any]) -> Any:
         flat, dims, spec = _flattened(args, in_dims)
@@ -150,9 +135,7 @@ def map_over_stacks() -> bool:
         return outputs[0] if one else _unflattened(outputs, spec)
 
     process._knows_stacks = create._knows_stacks = unwrap._knows_stacks = True  # type: ignore[attr-defined]
-    functorch._process_batched_inputs = process
-    functorch._create_batched_inputs = create
-    functorch._unwrap_batched = unwrap
+    internals.replace_vmap_functions(process, create, unwrap)
     return True
 
 
@@ -166,12 +149,12 @@ def _flattened(tree: object, dims: object) -> tuple[list[Any], list[Any] | None,
             return list(tree), [dims] * len(tree), None
         if type(dims) is tuple and len(dims) == len(tree):
             return list(tree), list(dims), None
-    flat, spec = tree_flatten(tree, is_leaf=is_node)
-    return flat, _broadcast_to_and_flatten(dims, spec), spec
+    flat, spec = internals.tree_flatten(tree, is_leaf=is_node)
+    return flat, internals.broadcast_to_leaves(dims, spec), spec
 
 
 def _unflattened(values: list[Any], spec: Any) -> Any:
-    return tuple(values) if spec is None else tree_unflatten(values, spec)
+    return tuple(values) if spec is None else internals.tree_unflatten(values, spec)
 
 
 def _are_wholes(flat: list[Any]) -> bool:
@@ -184,28 +167,28 @@ def _transformed(dims: object, tree: object, fn: Callable[[Any, int], tuple[Any,
 
     What was made of one element of the batch differs between them, whatever its class: it leaves as a plain tensor.
     """
-    flat, spec = tree_flatten(tree, is_leaf=_is_stack)
+    flat, spec = internals.tree_flatten(tree, is_leaf=_is_stack)
     if not any(map(_is_stack, flat)) and not any(map(_has_own_shape, flat)):
         return dims, tree
-    each = _broadcast_to_and_flatten(dims, spec)
+    each = internals.broadcast_to_leaves(dims, spec)
     if each is None:
         return dims, tree
     for i, (stack, dim) in enumerate(zip(flat, each, strict=True)):
         if _is_stack(stack) and isinstance(dim, int):
             form, each[i] = fn(stack._wrapped_container(), dim)
             flat[i] = stack._rewrap(form)
-        elif _has_own_shape(stack) and torch._C._functorch.is_batchedtensor(stack):
+        elif _has_own_shape(stack) and internals.is_batched(stack):
             flat[i] = stack.as_subclass(Tensor)
         elif _has_own_shape(stack):
             each[i] = None
-    return tree_unflatten(each, spec), tree_unflatten(flat, spec)
+    return internals.tree_unflatten(each, spec), internals.tree_unflatten(flat, spec)
 
 
 def _is_plain(value: object) -> bool:
     """Whether a value is a tensor, or a container without lazy stacks, whose tensors of a shape of their own are the
     same for all of the batch."""
     if isinstance(value, Tensor):
-        return not (_has_own_shape(value) and torch._C._functorch.is_batchedtensor(value))
+        return not (_has_own_shape(value) and internals.is_batched(value))
     if not isinstance(value, Contract) or _is_stack(value):
         return False
     for entry in value._structure().values():  # noqa: SIM110 (a generator inside all() would double the cost)

@@ -21,6 +21,8 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 from torch.special import erfcx
 
+from tensordict.core import torch_internals as internals
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -134,7 +136,7 @@ class TruncatedNormal(D.Distribution):
     ) -> None:
         self.loc, self.scale, self.a, self.b = broadcast_all(loc, scale, a, b)
         super().__init__(self.loc.shape, validate_args=validate_args)
-        if self._validate_args and not torch._is_all_true(self.a < self.b):
+        if self._validate_args and not internals.is_all_true(self.a < self.b):
             raise ValueError(f"the lower bound a must be less than the upper bound b, got a={self.a} and b={self.b}")
         self._seen = _interval(*self._as(torch.promote_types(self.loc.dtype, torch.float32)))
 
