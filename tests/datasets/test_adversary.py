@@ -20,7 +20,9 @@ from remote_server import LATE, Fault, Proxy, new_bucket, options_of, s3_server
 from tensordict import DatasetWriter, open_dataset, verify
 from tensordict.core.errors import SaveError
 from tensordict.datasets import compact, index, tidy
+from tensordict.datasets.location import RemoteLocation
 from tensordict.io.remote import Remote
+from tensordict.io.remote_saves import Access
 
 PROGRAM = pathlib.Path(__file__).with_name("adversary.py")
 QUICK = [name for name in SCENES if not name.endswith(("zarr", "mixed"))]
@@ -216,6 +218,27 @@ def test_an_object_whose_name_is_no_range_of_lines_stays() -> None:
     compact(url)
     tidy(url, older_than=0)
     assert store.read(mine) == b"mine" and open_dataset(url)["number"].tolist() == [0, 1, 2, 3]
+
+
+def test_objects_beside_the_manifest_of_a_killed_writer_stay() -> None:
+    """A sweep, and a writer that is closed without rows, remove the manifest alone."""
+    url = f"memory://{uuid.uuid4().hex}/data"
+    with DatasetWriter(url) as writer:
+        writer.extend(make_rows(0, 2))
+    with DatasetWriter(url, format="folder") as killed:
+        killed.extend(make_rows(2, 2))
+    store, folder = Remote(url), f"writers/{killed.writer}"
+    head, line = sorted(file.name for file in store.files(folder))
+    store.delete([line, f"shards/{killed.writer}/00000000/meta.json"])
+    for name in ("notes.txt", "00000099.jsonl", "00000007-00000000.jsonl", ".00000000.gone"):
+        store.put(f"{folder}/{name}", b"mine")
+    tidy(url, older_than=0)
+    assert len(store.files(folder)) == 4 and store.find(head) is None
+    assert open_dataset(url)["number"].tolist() == [0, 1] and verify(url).ok
+    log = RemoteLocation(url, Access()).new_log(folder, lambda count: [count], False)
+    assert store.find(head) is not None
+    log.close()
+    assert len(store.files(folder)) == 4 and store.find(head) is None
 
 
 def test_a_manifest_that_a_sweep_removes_while_it_is_read(tmp_path: pathlib.Path, monkeypatch: Any) -> None:

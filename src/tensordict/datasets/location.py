@@ -237,7 +237,7 @@ class Location(ABC):
 
     @abstractmethod
     def remove_log(self, name: str, limit: float) -> None:
-        """Remove the files of a log that did not change after `limit`, unless its writer is at work."""
+        """Remove a log without records that did not change after `limit`, unless its writer is at work."""
 
     @abstractmethod
     def alone(self) -> contextlib.AbstractContextManager[float]:
@@ -660,8 +660,10 @@ class RemoteLocation(Location):
         """A store of objects has no folders."""
 
     def remove_log(self, name: str, limit: float) -> None:
-        found = self._remote.files(name)
-        self._remote.delete([file.name for file in found if file.modified is not None and file.modified < limit])
+        # A log without records is one object. Whoever has put others beside it keeps them.
+        head = self._remote.find(_head_of(name))
+        if head is not None and head.modified is not None and head.modified < limit:
+            self._remote.delete([head.name])
 
     def put_new(self, name: str, content: bytes) -> None:
         """Put an object under a name that is free, or has the same content.
@@ -718,13 +720,18 @@ def _put_new(remote: Remote, name: str, content: bytes) -> None:
         raise SaveError(f"there is another object at {remote.url_of(name)!r}, which only one process writes") from error
 
 
+def _head_of(name: str) -> str:
+    """Return the path of the first object of a log at a URL, which has no record."""
+    return f"{name}/{0:08}-{0:08}.jsonl"
+
+
 class _SegmentedLog(Log):
     """Records behind a URL, each in an object of its own that is never put again with another content."""
 
     def __init__(self, remote: Remote, name: str, head: Head) -> None:
         self._remote, self._name, self._head = remote, name, head
         self._records = 0
-        _put_new(remote, f"{name}/{0:08}-{0:08}.jsonl", to_file([head(0)]))
+        _put_new(remote, _head_of(name), to_file([head(0)]))
 
     def add(self, item: list[Any]) -> None:
         name = f"{self._name}/{self._records:08}-{self._records + 1:08}.jsonl"
@@ -733,4 +740,4 @@ class _SegmentedLog(Log):
 
     def close(self) -> None:
         if not self._records and not self._remote.files(f"{SHARDS}/{self._name.rpartition('/')[2]}"):
-            self._remote.delete([file.name for file in self._remote.files(self._name)])
+            self._remote.delete([_head_of(self._name)])

@@ -40,7 +40,7 @@ class _Page:
 
 
 def is_listed_by_pages(files: Any) -> bool:
-    """Tell whether a file system of fsspec is that of s3fs or gcsfs."""
+    """Return whether a file system of fsspec belongs to s3fs or gcsfs."""
     return hasattr(files, "_call_s3") or hasattr(files, "_process_object")
 
 
@@ -50,7 +50,8 @@ async def list_below(files: Any, path: str, keep: Callable[[str, dict[str, Any]]
     Args:
         files: the file system of s3fs or gcsfs.
         path: of the folder, with the bucket.
-        keep: makes of the path of a file below the folder, and of what the server says of it, what is kept.
+        keep: takes the path of a file below the folder and the fields of the server's answer, and returns the value
+            that is kept.
         deep: whether all files at any depth are listed, and not the files and folders in the folder.
 
     Raises:

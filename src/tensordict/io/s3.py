@@ -11,7 +11,7 @@ from tensordict.io.web import AnswerError, BoundedResponse, read_at_most
 
 
 class _Answer(BoundedResponse):
-    # A page of a listing has 1,000 keys of at most 1,024 bytes, each of which XML may make six times as long.
+    # A page of a listing has 1,000 keys of at most 1,024 bytes. XML may make each byte six.
     longest = 16 << 20
 
 
@@ -20,7 +20,7 @@ class Session(AIOHTTPSession):  # type: ignore[misc]
 
     async def _get_session(self, proxy_url: str | None) -> Any:
         session = await super()._get_session(proxy_url)
-        # The session is made by aiobotocore, which leaves no other way to name the class of the answers.
+        # aiobotocore makes the session and takes no class of answers.
         session._response_class = _Answer
         return session
 
@@ -28,7 +28,7 @@ class Session(AIOHTTPSession):  # type: ignore[misc]
         try:
             return await super().send(request)
         except HTTPClientError as error:
-            # aiobotocore takes every error that it does not know for one of the connection, and tries again.
+            # aiobotocore turns every unknown error into one of the connection, and s3fs tries these again.
             if isinstance(error.__context__, AnswerError):
                 raise error.__context__ from None
             raise

@@ -732,7 +732,7 @@ def _array(node: _ZarrNode) -> Any:
     library, nodes, config = zarr(), node.store.nodes, ArrayConfig.from_dict(_CONFIG)
     array = library.AsyncArray(dict(node.document), StorePath(nodes, node.at), config)
     if not nodes.is_here:
-        store = nodes.bounded(find_longest_chunk(node.document, array))
+        store = nodes.limit_chunks(find_longest_chunk(node.document, array))
         array = library.AsyncArray(array.metadata, StorePath(store, node.at), config)
     return library.Array(array)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The position of a chunk in the grid.
 _Place = tuple[int, ...]
-# Codecs that leave the number of bytes as it is, and those that can make it a little larger.
+# These codecs keep the number of bytes; the compressors can add a few.
 _SAME_LENGTH = ("bytes", "transpose", "endian", "None")
 _COMPRESSORS = ("gzip", "zstd", "blosc", "zlib", "lz4", "bz2", "lzma", "shuffle")
 _HEAD = 64 << 10
@@ -90,7 +90,7 @@ def find_damaged_chunks(
 
 
 def find_longest_chunk(document: Mapping[str, Any], array: Any) -> int | None:
-    """Find how many bytes a chunk of an array can have, or a shard; `None` where elements are of any length.
+    """Return how many bytes a chunk of an array, or a shard, can have; `None` if its elements have any length.
 
     Args:
         document: its `zarr.json`, or `.zarray`.
@@ -103,7 +103,7 @@ def find_longest_chunk(document: Mapping[str, Any], array: Any) -> int | None:
 
 
 def _grow_by(codecs: Collection[Any], shape: Sequence[int], itemsize: int) -> int:
-    """The most bytes that codecs make of elements."""
+    """Return the most bytes that codecs make of so many elements."""
     nbytes = math.prod(shape) * itemsize
     for codec in codecs:
         found = codec if isinstance(codec, dict) else {"name": codec}
@@ -117,7 +117,7 @@ def _grow_by(codecs: Collection[Any], shape: Sequence[int], itemsize: int) -> in
         elif name == "crc32c":
             nbytes += 4
         elif name in _COMPRESSORS:
-            # What cannot be compressed gets a little longer.
+            # Random bytes get a little longer.
             nbytes = 2 * nbytes + _HEAD
         elif name not in _SAME_LENGTH:
             # Filters can make each byte an element of 16.

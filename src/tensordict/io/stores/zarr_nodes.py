@@ -114,8 +114,8 @@ class NodeStore(WrapperStore[Any]):
         """The folder of a node, where the store is a folder."""
         return None if self._root is None else f"{self._root}/{path}"
 
-    def bounded(self, limit: int | None) -> Store:
-        """The store for an array whose chunks have so many bytes at most; `None` is any number."""
+    def limit_chunks(self, limit: int | None) -> Store:
+        """Return the store for an array whose chunks have at most `limit` bytes; `None` allows any number."""
         return self if limit is None else BoundedChunks(self, limit)
 
     # --- what zarr asks -----------------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ class NodeStore(WrapperStore[Any]):
 
 
 class BoundedChunks(WrapperStore[Any]):
-    """The store of an array whose chunks have so many bytes at most, and of which no more is read.
+    """The store of one array: it reads no more of a chunk than the array allows.
 
     Args:
         store: the nodes.
@@ -458,7 +458,7 @@ class BoundedChunks(WrapperStore[Any]):
         # The index of a shard says where its chunks are, and may say anything.
         if isinstance(byte_range, RangeByteRequest) and (count := byte_range.end - byte_range.start) > self._limit:
             raise ValueError(f"a part of {key!r} has {count:,} bytes, where its array allows {self._limit:,} in all")
-        # One byte more than there may be tells that there is more.
+        # The byte behind the limit shows that a chunk is too long.
         wanted = RangeByteRequest(0, self._limit + 1) if byte_range is None else byte_range
         found: Buffer | None = await self._store.get(key, prototype, wanted)
         if found is not None and len(found) > self._limit:
