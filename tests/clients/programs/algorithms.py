@@ -222,7 +222,7 @@ def implicit_policies(record: Record) -> None:
 def offline_then_online(record: Record) -> None:
     env = seeded("Pendulum-v1")
     actor = gaussian(env)
-    offline = buffer()
+    offline = buffer(ReplayBuffer)
     offline.extend(env.rollout(20, actor, break_when_any_done=False).detach())
     both = OfflineToOnlineReplayBuffer(offline, online_capacity=40, offline_fraction=0.5, batch_size=8)
     loss = SACLoss(actor, critic(), num_qvalue_nets=2)
