@@ -143,6 +143,14 @@ def test_gradients_flow() -> None:
 
 def test_what_torch_makes_of_it_alone_keeps_the_batch_size() -> None:
     u = make_dense().get("u")
-    for result in (u + 1, u[0], u.reshape(-1), u.unbind(0)[0], u.to(torch.float64), u.max(0).values, torch.stack([u, u])):
+    for result in (
+        u + 1,
+        u[0],
+        u.reshape(-1),
+        u.unbind(0)[0],
+        u.to(torch.float64),
+        u.max(0).values,
+        torch.stack([u, u]),
+    ):
         assert type(result) is UnbatchedTensor and result.batch_size == (2, 3)
     assert u.add_(1) is u and u.contiguous() is u and u.to("cpu") is u

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from tensordict.core.errors import ShapeError, refuse_stored
 
