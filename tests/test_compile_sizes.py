@@ -72,11 +72,17 @@ def test_graphs_over_ten_sizes(name: str, kind: str, dynamic: bool | None) -> No
     check_sizes(OPERATIONS[name], KINDS[kind], dynamic)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_merging(kind: str) -> None:
-    def merge(td: Any) -> Any:
-        return merge_tensordicts(td, TensorDict(z=torch.ones(td.batch_size), batch_size=td.batch_size))
+def merge(td: Any) -> Any:
+    return merge_tensordicts(td, TensorDict(z=torch.ones(td.batch_size), batch_size=td.batch_size))
 
-    if kind == "tensorclass":
-        pytest.skip("it takes no entries that are not declared")
-    check_sizes(merge, KINDS[kind], True)
+
+def test_merging() -> None:
+    check_sizes(merge, make_dense, None)
+    check_sizes(merge, make_dense, True)
+
+
+def test_merging_lazy_stacks_of_one_size() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(merge, backend="eager", fullgraph=True, dynamic=False)
+    expected, result = merge(KINDS["lazy stack"](4)), compiled(KINDS["lazy stack"](4))
+    assert result.batch_size == expected.batch_size and bool((result == expected).all())
