@@ -658,7 +658,17 @@ def underlying(container: Contract) -> Any:
 
 def distinct(members: Sequence[ContainerT]) -> Iterable[ContainerT]:
     """Each of them once: one container may be several members of a lazy stack."""
-    return {id(member): member for member in members}.values()
+    if not torch.compiler.is_compiling():
+        return {id(member): member for member in members}.values()
+    # `id` would bind a graph to these containers.
+    found: list[ContainerT] = []
+    for member in members:
+        for other in found:
+            if other is member:
+                break
+        else:
+            found.append(member)
+    return found
 
 
 def is_node(value: object) -> bool:

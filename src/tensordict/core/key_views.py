@@ -49,7 +49,7 @@ def is_leaf_nontensor(cls: type) -> bool:
         >>> is_leaf_nontensor(torch.Tensor), is_leaf_nontensor(TensorDict)
         (True, False)
     """
-    return not issubclass(cls, Contract) or cls._is_non_tensor or issubclass(cls, Tensor)
+    return not issubclass(cls, Contract) or issubclass(cls, Tensor) or cls._is_non_tensor
 
 
 def is_non_tensor(data: object) -> bool:

@@ -384,7 +384,8 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
         refuse_exclusive(node, "merge_tensordicts")
     result = first.empty()
     if callbacks is None and first._device is None and result._wrapped_container() is result:
-        plain = [given for node in nodes if (given := fitting(node, size)) is not None]
+        # Dynamo reads no name that `:=` binds in a comprehension.
+        plain = [given for given in [fitting(node, size) for node in nodes] if given is not None]
         if len(plain) == len(nodes):
             for given in plain:
                 for name, value in given.items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
-from tensordict.core.contract import ContainerT, Contract, LeafFn, Names, Rename
+from tensordict.core.contract import ContainerT, Contract, LeafFn, Names, Rename, distinct
 from tensordict.core.errors import ShapeError
 from tensordict.core.replacing import replacing
 from tensordict.core.shapes import as_dim, as_size
@@ -141,13 +141,14 @@ def replace_leaves(
     Raises:
         RuntimeError: a container of the tree is locked; nothing has changed then.
     """
-    nodes: dict[int, Any] = {}
-    _collect_nodes(root, nodes)
-    for node in nodes.values():
+    found: list[Any] = []
+    _collect_nodes(root, found)
+    nodes = list(distinct(found))
+    for node in nodes:
         if isinstance(node, Locking) and node._locked:
             raise_locked("replace its entries in place")
     with root._at_once(), replacing():
-        for node in nodes.values():
+        for node in nodes:
             for name in list(node._entries):
                 value = node._entries[name]
                 if not isinstance(value, Contract):
@@ -161,8 +162,8 @@ def replace_leaves(
     return root
 
 
-def _collect_nodes(node: Contract, out: dict[int, Any]) -> None:
-    out[id(node)] = node
+def _collect_nodes(node: Contract, out: list[Any]) -> None:
+    out.append(node)
     for value in node._structure().values():
         if isinstance(value, Contract) and not value._is_non_tensor:
             _collect_nodes(value, out)
