@@ -1,4 +1,4 @@
-"""Estimates of values: functions of TorchRL and its modules for several agents; losses and policies in compiled code."""
+"""Estimates of values: the functions of TorchRL, modules for several agents, losses and policies in compiled code."""
 
 import torch
 from losses import ACTIONS, OBSERVED, continuous, gaussian_actor, network, one_hot, ppo, with_advantage
