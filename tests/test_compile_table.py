@@ -32,7 +32,7 @@ def test_row(name: str) -> None:
 
 
 def test_the_file_names_rows_that_exist() -> None:
-    assert not (EXPECTED.refused.keys() | EXPECTED.graphs.keys()) - ROWS.keys()
+    assert not (EXPECTED.refused.keys() | EXPECTED.graphs.keys() | EXPECTED.wrong.keys()) - ROWS.keys()
     assert not EXPECTED.refused.keys() & EXPECTED.graphs.keys()
 
 
@@ -75,7 +75,7 @@ def test_forms_call_the_methods_that_they_are_named_after() -> None:
 
 
 def test_a_row_that_changes_fails() -> None:
-    expected = Expected({"refused": "words"}, {"many": 3})
+    expected = Expected({"refused": "words"}, {"many": 3}, {"wrong": "numbers"})
     assert expected.find_fault("refused", Outcome(refused="words")) is None
     assert "compiles" in expected.find_fault("refused", Outcome(graphs=1))
     assert "in place of 'words'" in expected.find_fault("refused", Outcome(refused="others"))
@@ -85,3 +85,6 @@ def test_a_row_that_changes_fails() -> None:
     assert expected.find_fault("many", Outcome(graphs=3)) is None
     assert expected.find_fault("many", Outcome(graphs=2)) and expected.find_fault("many", Outcome(graphs=4))
     assert expected.find_fault("compiled", Outcome(wrong="other numbers")) == "other numbers"
+    assert expected.find_fault("wrong", Outcome(wrong="other numbers")) == "other numbers"
+    assert expected.find_fault("wrong", Outcome(wrong="numbers")) is None
+    assert "agree" in expected.find_fault("wrong", Outcome(graphs=1))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
 
 PLAIN = (str, bytes, int, float, bool, complex, type(None), type, torch.dtype, torch.device, slice, type(...))
 
@@ -36,13 +36,16 @@ class Known:
             for name, leaf in [*value.named_parameters(), *value.named_buffers()]:
                 self._add(leaf, f"{path}.{name}")
         elif is_tensor_collection(value) and not is_non_tensor(value):
-            for name, entry in _items(value):
+            for number, member in enumerate(getattr(value, "tensordicts", ())):
+                self._add(member, f"{path}[{number}]")
+            for name, entry in () if hasattr(value, "tensordicts") else _items(value):
                 self._add(entry, f"{path}.{name}")
 
     def name_memory(self, tensor: torch.Tensor) -> str:
         address = _address(tensor)
         if address == 0:
             return "none"
+        self._kept.append(tensor)
         return self.memory.setdefault(address, f"new {len(self.memory)}")
 
 
@@ -71,6 +74,8 @@ def describe(value: Any, known: Known) -> Any:
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return (type(value).__name__, [(field.name, describe(getattr(value, field.name), known)) for field in fields])
+    if callable(value):
+        return getattr(value, "__name__", repr(value))
     if type(value).__module__ == "numpy":
         return ("numpy", str(value.dtype), value.tolist())
     if isinstance(value, range) or type(value).__name__.endswith(("keys", "Keys", "KeysView")):
@@ -129,7 +134,7 @@ def _describe_head(td: Any, known: Known) -> dict[str, Any]:
 
 def _describe_container(td: Any, known: Known) -> Any:
     found = _describe_head(td, known)
-    if isinstance(td, LazyStackedTensorDict):
+    if hasattr(td, "tensordicts"):
         found["stack_dim"] = td.stack_dim
         found["members"] = [describe(member, known) for member in td.tensordicts]
         return found

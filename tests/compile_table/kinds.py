@@ -11,11 +11,11 @@ import torch
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
-    NonTensorStack,
     TensorClass,
     TensorDict,
     TensorDictParams,
     TypedTensorDict,
+    UnbatchedTensor,
     lazy_stack,
     set_lazy_legacy,
 )
@@ -103,9 +103,14 @@ def make_values(count: int) -> TensorDict:
 
 def make_labels(count: int) -> TensorDict:
     td = make_nested(count)
-    td["labels"] = NonTensorStack(
-        *[NonTensorStack(*[f"{row}-{column}" for column in range(2)]) for row in range(count)]
-    )
+    labels = [NonTensorData(text, batch_size=[count]) for text in ("first", "second")]
+    td["labels"] = lazy_stack(labels, 1)
+    return td
+
+
+def make_unbatched(count: int) -> TensorDict:
+    td = make_nested(count)
+    td["u"] = UnbatchedTensor(ramp(3))
     return td
 
 
@@ -175,6 +180,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "buffers": lambda count: TensorDictParams(make_nested(count), no_convert=True),
     "values": make_values,
     "labels": make_labels,
+    "unbatched": make_unbatched,
     "ragged": make_ragged,
     "uneven": make_uneven,
 }

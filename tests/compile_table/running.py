@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from compile_table.comparing import Known, describe, difference
 from compile_table.forms import Row
@@ -35,15 +36,15 @@ class Outcome:
         return f"refused: {self.refused}" if self.refused else f"graphs: {self.graphs}"
 
 
-def run_row(row: Row, fullgraph: bool = True) -> Outcome:
+def run_row(row: Row) -> Outcome:
     """Run a row at each size in eager and in compiled code; errors of eager code are raised."""
     with _no_traces():
-        compiled = torch.compile(row.form.call, backend="eager", fullgraph=fullgraph)
+        compiled = torch.compile(row.form.call, backend="eager", fullgraph=True)
         for count in SIZES:
             expected = _observe(row, row.form.call, count)
             try:
                 found = _observe(row, compiled, count)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except (torch._dynamo.exc.TorchDynamoException, GuardOnDataDependentSymNode) as error:
                 return Outcome(refused=read_first_line(error))
             except Exception as error:
                 return Outcome(wrong=f"size {count}: compiled code raised {type(error).__name__}: {error}"[:600])
@@ -67,7 +68,7 @@ def _observe(row: Row, call: Any, count: int) -> dict[str, Any]:
     return {"result": describe(result, known), "given": [describe(value, known) for value in given]}
 
 
-# Dynamo formats the stack of each write for its log, a fifth of the time, unless this setting, new in torch 2.13, says no.
+# Dynamo formats the stack of each write for its log, which takes a fifth of the time, unless this setting turns it off.
 _QUIET = {name: "silent" for name in ["side_effect_replay_policy"] if hasattr(torch._dynamo.config, name)}
 
 

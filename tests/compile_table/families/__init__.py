@@ -15,6 +15,7 @@ from compile_table.families import (
     structure,
     tensorclasses,
     transforms,
+    unbatched,
     values,
     writing,
 )
@@ -36,6 +37,7 @@ FORMS: list[Form] = [
         lazy,
         ragged,
         values,
+        unbatched,
         contexts,
         modules,
         transforms,

@@ -13,7 +13,6 @@ from tensordict import (
     lazy_legacy,
     lazy_stack,
     set_capture_non_tensor_stack,
-    set_get_defaults_to_none,
     set_lazy_legacy,
     set_list_to_stack,
 )
@@ -26,9 +25,7 @@ from tensordict.nn import (
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "view": lambda td: td.view(-1),
-    "reshape": lambda td: td.reshape(-1),
     "unsqueeze": lambda td: td.unsqueeze(0),
-    "squeeze": lambda td: td.unsqueeze(0).squeeze(0),
     "transpose": lambda td: td.transpose(0, 1),
     "permute": lambda td: td.permute(1, 0),
     "flatten": lambda td: td.flatten(0, 1),
@@ -126,11 +123,6 @@ FORMS = [
         NESTED,
     ),
     Form("with: lazy_legacy", lambda td: lazy_legacy(), NESTED),
-    Form(
-        "with: set_get_defaults_to_none",
-        with_setting(lambda: set_get_defaults_to_none(True), lambda td: td.get("absent")),
-        NESTED,
-    ),
     Form("with: get_defaults_to_none", lambda td: get_defaults_to_none(), NESTED),
     Form(
         "with: set_list_to_stack",

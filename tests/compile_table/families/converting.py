@@ -73,7 +73,7 @@ FORMS = [
     Form("from_list", lambda td: TensorDict.from_list([{"x": td.get("a")}, {"x": td.get("a") * 2}]), NESTED),
     Form("from_pytree", lambda td: from_pytree({"x": td.get("a"), "y": [td.get("a")]}), NESTED),
     Form("from_pytree: class method", lambda td: TensorDict.from_pytree({"x": td.get("a")}), NESTED),
-    Form("from_schema", lambda td: TensorDict.from_schema({"x": torch.float32}).batch_size, NESTED),
+    Form("from_schema", lambda td: TensorDict.from_schema({"x": ((3,), torch.float32)}).batch_size, NESTED),
     Form("fromkeys: function", lambda td: fromkeys(["x"], 1), NESTED),
     Form("make_tensordict", lambda td: make_tensordict({"x": td.get("a")}, batch_size=td.batch_size), NESTED),
     Form("make_tensordict: auto", lambda td: make_tensordict(x=td.get("a"), auto_batch_size=True), NESTED),

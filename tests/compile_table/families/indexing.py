@@ -21,6 +21,7 @@ READ: dict[str, Callable[[Any], Any]] = {
     "steps": lambda td: td[::2],
     "full slice": lambda td: td[:],
     "slice of size": lambda td: td[: td.shape[0] // 2],
+    "slice of size and int": lambda td: td[: td.shape[0] // 2, 0],
     "second dim": lambda td: td[:, 1],
     "second dim slice": lambda td: td[:, 1:],
     "int and slice": lambda td: td[2, :2],
@@ -89,7 +90,12 @@ FORMS = [
     Form("__getitem__: outer tensor", lambda td: td[torch.tensor([1, 0, 1])], ("outer",)),
     Form("__getitem__: outer both", lambda td: td[torch.tensor([1, 0]), torch.tensor([0, 2])], ("outer",)),
     *(
-        Form(f"__setitem__: {name}", call, (*MAIN, "view", "inside", "typed"), quick={"tensor": "nested"}.get(name))
+        Form(
+            f"__setitem__: {name}",
+            call,
+            (*MAIN, "view") if name == "slice" else MAIN,
+            quick={"tensor": "nested"}.get(name),
+        )
         for name, call in ASSIGN.items()
     ),
     Form("__setitem__: mask", lambda td, mask: assign(td, mask, 0), MAIN, a_mask),
@@ -97,7 +103,7 @@ FORMS = [
     Form("__setitem__: locked", lambda td: assign(td, 0, td[1].clone()), ("locked", "named")),
     Form("__getitem__: assigned in place", lambda td: td[0].mul_(2), MAIN),
     Form("gather", lambda td: td.gather(0, torch.tensor([0, 1])), (*MOST, "params")),
-    Form("gather: last dim", lambda td: td.gather(-1, torch.tensor([0, 1])), MAIN),
+    Form("gather: last dim", lambda td: td.gather(-1, torch.zeros(td.batch_size, dtype=torch.int64)), MAIN),
     Form("narrow", lambda td: td.narrow(0, 1, 2), MOST),
     Form("narrow: second dim", lambda td: td.narrow(1, 0, 1), MAIN),
     Form("masked_select", lambda td, mask: td.masked_select(mask), MAIN, a_mask),

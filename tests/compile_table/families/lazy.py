@@ -47,7 +47,6 @@ FORMS = [
     Form("lazy: get as a list", lambda td: td.get("a", as_list=True), ("lazy", "outer", "uneven")),
     Form("lazy: get as a nested tensor", lambda td: td.get("u", as_nested_tensor=True), ("uneven",)),
     Form("lazy: get as a padded tensor", lambda td: td.get("u", as_padded_tensor=True), ("uneven",)),
-    Form("lazy: get uneven", lambda td: td.get("u"), ("uneven",)),
     Form("lazy: keys of unequal members", lambda td: list(lazy_stack([td, td.select("a")]).keys()), ("nested",)),
     Form("lazy: read from unequal members", lambda td: lazy_stack([td, td.select("a")]).get("a"), ("nested",)),
     Form("lazy: construct", lambda td: LazyStackedTensorDict(td, td * 2, stack_dim=1), ("nested", "tensorclass")),

@@ -156,7 +156,7 @@ def composite(td: Any) -> Any:
 
 def composite_log_prob(td: Any) -> Any:
     params = TensorDict(x={"loc": td.get("a"), "scale": td.get("a").exp()}, batch_size=td.batch_size)
-    return CompositeDistribution(params, {"x": Normal}, aggregate_probabilities=True).log_prob(
+    return CompositeDistribution(params, {"x": Normal}).log_prob(
         TensorDict(x=td.get("a") * 2, batch_size=td.batch_size)
     )
 
@@ -223,10 +223,10 @@ FORMS = [
     module_form("actor, one hot", lambda: actor(OneHotCategorical, ("logits",))),
     module_form("actor, one hot deterministic", lambda: actor(OneHotCategorical, ("logits",)), deterministic),
     module_form("actor, categorical", lambda: actor(Categorical, ("logits",))),
-    module_form("actor, truncated", lambda: actor(TruncatedNormal, distribution_kwargs={"low": -1.0, "high": 1.0})),
+    module_form("actor, truncated", lambda: actor(TruncatedNormal, distribution_kwargs={"a": -1.0, "b": 1.0})),
     module_form(
         "actor, tensors in kwargs",
-        lambda: actor(TruncatedNormal, distribution_kwargs={"low": torch.tensor(-1.0), "high": torch.tensor(1.0)}),
+        lambda: actor(TruncatedNormal, distribution_kwargs={"a": torch.tensor(-1.0), "b": torch.tensor(1.0)}),
     ),
     module_form("actor, default mode", lambda: actor(default_interaction_type=InteractionType.MEAN)),
     module_form("NormalParamExtractor", NormalParamExtractor, lambda td, module: module(td.get("a"))),

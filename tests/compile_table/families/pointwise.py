@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,28 +19,28 @@ OF_ONE = [
 TESTS = ["isfinite", "isnan", "isneginf", "isposinf", "isreal"]
 OF_TWO = ["add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min", "maximum", "minimum"]
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "__add__": operator.add,
-    "__sub__": operator.sub,
-    "__mul__": operator.mul,
-    "__truediv__": operator.truediv,
-    "__floordiv__": operator.floordiv,
-    "__mod__": operator.mod,
-    "__pow__": operator.pow,
-    "__lt__": operator.lt,
-    "__le__": operator.le,
-    "__gt__": operator.gt,
-    "__ge__": operator.ge,
-    "__eq__": operator.eq,
-    "__ne__": operator.ne,
+    "__add__": lambda x, y: x + y,
+    "__sub__": lambda x, y: x - y,
+    "__mul__": lambda x, y: x * y,
+    "__truediv__": lambda x, y: x / y,
+    "__floordiv__": lambda x, y: x // y,
+    "__mod__": lambda x, y: x % y,
+    "__pow__": lambda x, y: x**y,
+    "__lt__": lambda x, y: x < y,
+    "__le__": lambda x, y: x <= y,
+    "__gt__": lambda x, y: x > y,
+    "__ge__": lambda x, y: x >= y,
+    "__eq__": lambda x, y: x == y,
+    "__ne__": lambda x, y: x != y,
 }
 # The functions that run on all kinds: one of each family, since the others take the same way.
 SOME = dict.fromkeys(
     ["exp", "sqrt", "isnan", "add", "pow", "maximum", "__add__", "__pow__", "__eq__", "__lt__"], WRITABLE
 )
 BITS: dict[str, Callable[[Any, Any], Any]] = {
-    "__and__": operator.and_,
-    "__or__": operator.or_,
-    "__xor__": operator.xor,
+    "__and__": lambda x, y: x & y,
+    "__or__": lambda x, y: x | y,
+    "__xor__": lambda x, y: x ^ y,
 }
 
 

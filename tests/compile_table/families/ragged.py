@@ -33,7 +33,6 @@ FORMS = [
     Form("ragged: rows", lambda td: td[1:3], KIND),
     Form("ragged: tensor", lambda td: td[torch.tensor([2, 0])], KIND),
     Form("ragged: steps", lambda td: td[::2], KIND),
-    Form("ragged: None", lambda td: td[None], KIND),
     Form("ragged: unsqueeze", lambda td: td.unsqueeze(-1), KIND),
     Form("ragged: zeros_like", lambda td: torch.zeros_like(td), KIND),
     Form("ragged: padded", lambda td: td.get("r").to_padded_tensor(0.0), KIND),

@@ -66,7 +66,6 @@ FORMS = [
     Form("is_memmap", lambda td: td.is_memmap(), MAIN),
     Form("is_shared", lambda td: td.is_shared(), MAIN),
     Form("is_consolidated", lambda td: td.is_consolidated(), MAIN),
-    Form("saved_path", lambda td: td.saved_path, NESTED),
     Form("requires_grad", lambda td: td.requires_grad, (*MAIN, "params")),
     Form("names", lambda td: td.names, EVERY),
     Form("__len__", lambda td: len(td), MOST),

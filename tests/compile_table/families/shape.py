@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from compile_table.forms import EVERY, MAIN, MOST, NESTED, Form
+from compile_table.kinds import KINDS
 from tensordict import dense_stack_tds, lazy_stack, pad, pad_sequence
 from tensordict import stack as stack_containers
+
+
+def two_deep(kind: str, count: int) -> tuple[Any]:
+    """A container of the size of two that are stacked."""
+    return (torch.stack([KINDS[kind](count)] * 2),)
+
 
 FORMS = [
     Form("reshape", lambda td: td.reshape(-1), EVERY, quick="lazy"),
@@ -70,6 +79,7 @@ FORMS = [
     Form("stack: last dim", lambda td: torch.stack([td, td * 2], -1), MAIN),
     Form("tensordict.stack", lambda td: stack_containers([td, td * 2], 0), MAIN),
     Form("stack: method", lambda td: type(td).stack([td, td * 2], 0), NESTED),
+    Form("stack: out", lambda td, other: torch.stack([td, td * 2], out=other), NESTED, two_deep),
     Form("stack: of slices", lambda td: torch.stack([td[:2], td[2:4]]), MAIN),
     Form("lazy_stack", lambda td: lazy_stack([td, td * 2]), MOST, quick="nested"),
     Form("lazy_stack: dim", lambda td: lazy_stack([td, td * 2], 1), MAIN),
@@ -87,7 +97,11 @@ FORMS = [
     Form("to_lazystack", lambda td: td.to_lazystack(1), ("nested", "named", "tensorclass")),
     Form("to_padded_tensor", lambda td: td.to_padded_tensor(), ("nested", "ragged")),
     Form("densify", lambda td: td.densify(), ("nested", "ragged")),
-    Form("stack_tensors", lambda td: td.copy().set("e", td.get("a") + 1).stack_tensors("a", "e", out_key="s"), NESTED),
+    Form(
+        "stack_tensors",
+        lambda td: td.copy().set("e", td.get("a") + 1).stack_tensors("a", "e", out_key="s", dim=2),
+        NESTED,
+    ),
     Form(
         "cat_tensors", lambda td: td.copy().set("e", td.get("a") + 1).cat_tensors("a", "e", out_key="s", dim=-1), NESTED
     ),

@@ -34,7 +34,6 @@ class Outer(TensorClass):
     inner: Inner
     y: torch.Tensor
     text: str = "word"
-    count: int = 3
 
 
 class Checked(TensorClass):
@@ -72,6 +71,11 @@ class Decorated:
     y: torch.Tensor | None = None
 
 
+class Defaulting(TensorClass):
+    x: torch.Tensor
+    y: torch.Tensor = torch.ones(2)
+
+
 class Child(Inner):
     z: torch.Tensor | None = None
 
@@ -95,7 +99,6 @@ FORMS = [
     tensorclass_form("field", lambda outer: outer.y * 2),
     tensorclass_form("field of a field", lambda outer: outer.inner.x * 2, quick=True),
     tensorclass_form("text field", lambda outer: outer.text),
-    tensorclass_form("number field", lambda outer: outer.y * outer.count),
     tensorclass_form("branch on a text", lambda outer: outer.y * 2 if outer.text == "word" else outer.y),
     tensorclass_form("get", lambda outer: outer.get("y") + outer.get(("inner", "x"))[:, 0]),
     tensorclass_form("index", lambda outer: outer[1:3]),
@@ -128,7 +131,7 @@ FORMS = [
     tensorclass_form("static method", lambda outer: Inner.scale(outer.y)),
     tensorclass_form("construct", lambda outer: Outer(outer.inner, outer.y, batch_size=outer.batch_size)),
     tensorclass_form(
-        "construct with values", lambda outer: Outer(outer.inner, outer.y, "other", 5, batch_size=outer.batch_size)
+        "construct with values", lambda outer: Outer(outer.inner, outer.y, "other", batch_size=outer.batch_size)
     ),
     tensorclass_form("post init", lambda outer: Checked(outer.y, batch_size=outer.batch_size)),
     tensorclass_form("frozen", lambda outer: Frozen(outer.y, batch_size=outer.batch_size)),
@@ -137,6 +140,7 @@ FORMS = [
     tensorclass_form("tensor_only", lambda outer: Only(outer.y, outer.y, batch_size=outer.batch_size) * 2),
     tensorclass_form("shadow", lambda outer: Shadow(get=outer.y, batch_size=outer.batch_size)),
     tensorclass_form("decorated", lambda outer: Decorated(outer.y, batch_size=outer.batch_size) + 1),
+    tensorclass_form("tensor default", lambda outer: Defaulting(outer.y) * 2),
     tensorclass_form("child", lambda outer: Child(outer.inner.x, outer.y, batch_size=outer.batch_size)[0]),
     tensorclass_form("equal", lambda outer: (outer == outer).inner.x.all()),
     tensorclass_form("sum", lambda outer: outer.sum(0)),

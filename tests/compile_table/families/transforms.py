@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import checkpoint
 
 from compile_table.forms import MAIN, NESTED, Form
@@ -25,6 +26,19 @@ def choose(td: Any) -> Any:
         (td.to_dict(),),
     )
     return TensorDict(tree, td.batch_size)
+
+
+def repeat(td: Any) -> Any:
+    tree = while_loop(
+        lambda number, _: number < 3,
+        lambda number, tree: (number + 1, (TensorDict(tree) * 2).to_dict()),
+        (torch.tensor(0), td.to_dict()),
+    )[1]
+    return TensorDict(tree, td.batch_size)
+
+
+def repeat_container(td: Any) -> Any:
+    return while_loop(lambda number, _: number < 3, lambda number, td: (number + 1, td * 2), (torch.tensor(0), td))[1]
 
 
 def branch_in_python(td: Any) -> Any:
@@ -55,6 +69,8 @@ FORMS = [
     Form("region", lambda td: region(td), NESTED),
     Form("region: twice", lambda td: region(region(td)), NESTED),
     Form("cond", choose, NESTED),
+    Form("while_loop", repeat, NESTED),
+    Form("while_loop: container", repeat_container, NESTED),
     Form("branch on a size", branch_in_python, MAIN),
     Form("loop over rows", lambda td: sum(td[row].get("a").sum() for row in range(3)), MAIN),
     Form("merge_tensordicts", lambda td: merge_tensordicts(td.select("a"), td.exclude("a")), NESTED),

@@ -26,7 +26,7 @@ FORMS = [
     Form("value: replace", changed_text, ONE),
     Form("value: set_non_tensor", lambda td: td.set_non_tensor("new", {"x": 1}), ONE),
     Form("value: get_non_tensor", lambda td: td.get_non_tensor("text"), ONE),
-    Form("value: number", lambda td: td.set("new", 3), ("nested",)),
+    Form("value: number", lambda td: td.set("new", 3), ("scalar",)),
     Form("value: update", lambda td: td.update({"text": "other"}), ONE),
     Form("value: pop", lambda td: td.pop("text"), ONE),
     Form("value: del", lambda td: td.del_("text"), ONE),
@@ -65,9 +65,7 @@ FORMS = [
     Form("value: detach", lambda td: td.detach(), BOTH),
     Form("value: zeros_like", lambda td: torch.zeros_like(td), BOTH),
     Form("value: empty", lambda td: td.empty(recurse=True), BOTH),
-    Form(
-        "value: construct", lambda td: TensorDict(x=td.get("a"), y="word", z=3, batch_size=td.batch_size), ("nested",)
-    ),
+    Form("value: construct", lambda td: TensorDict(x=td.get("a"), y="word", batch_size=td.batch_size), ("nested",)),
     Form("value: dict", lambda td: td.set("new", NonTensorData({"x": 1, "y": [2]})), ("nested",)),
     Form("value: data of NonTensorData", lambda td: NonTensorData("word").data, ("nested",)),
     Form(
