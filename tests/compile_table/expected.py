@@ -28,7 +28,7 @@ HEAD = """\
 
 @dataclass(frozen=True)
 class Expected:
-    """What is to come of each row.
+    """The outcome that each row should have.
 
     refused: torch's words by the name of the row.
     graphs: how often torch compiles a row, where that is more than twice.
@@ -40,7 +40,7 @@ class Expected:
     wrong: Mapping[str, str]
 
     def find_fault(self, name: str, outcome: Outcome) -> str | None:
-        """What is wrong with the outcome of a row, in words."""
+        """Say in words how the outcome of a row differs from the expected one."""
         words, graphs = self.refused.get(name), self.graphs.get(name, GRAPHS)
         if outcome.wrong != self.wrong.get(name):
             return outcome.wrong or f"compiled and eager code agree: remove the row from [wrong] in {PATH.name}"

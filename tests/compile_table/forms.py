@@ -29,7 +29,7 @@ class Form:
     kinds: names of the kinds of container; see `kinds.py`.
     given: makes further arguments from the name of the kind and the size.
     quick: the kind that runs in `make test`; all kinds run in `make test-slow`.
-    without: those of `kinds` on which eager code raises an error.
+    without: the kinds on which eager code raises an error.
     """
 
     name: str

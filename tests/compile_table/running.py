@@ -19,7 +19,7 @@ from compile_table.kinds import KINDS, SIZES
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a row.
+    """The outcome of a row.
 
     refused: the first line of torch's message, where torch does not compile the row as one graph.
     graphs: how often torch compiled for all sizes together; code without tensor operations counts, too.
@@ -60,7 +60,7 @@ def read_first_line(error: BaseException) -> str:
 
 
 def _observe(row: Row, call: Any, count: int) -> dict[str, Any]:
-    """What a call gives, and what it leaves of its arguments."""
+    """Describe the result of a call, and its arguments after the call."""
     given = (KINDS[row.kind](count), *(row.form.given(row.kind, count) if row.form.given else ()))
     known = Known(given)
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ _QUIET = {name: "silent" for name in ["side_effect_replay_policy"] if hasattr(to
 
 @contextlib.contextmanager
 def _no_traces() -> Iterator[None]:
-    """Keep the state of torch as it was: compiled code, and the check of distributions."""
+    """Restore the state of torch afterwards: compiled code, and the check of distributions."""
     torch._dynamo.reset()
     # Torch turns it off when a process compiles first.
     before = torch.distributions.Distribution._validate_args

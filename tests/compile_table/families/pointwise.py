@@ -132,7 +132,6 @@ FORMS = [
     Form("lerp_", lambda td, other: td.lerp_(other, 0.5), MAIN, another),
     Form("clamp", lambda td: td.clamp(0.2, 0.5), MOST, quick="nested"),
     Form("clamp: one bound", lambda td: td.clamp(min=0.2), MAIN),
-    Form("clamp: torch", lambda td: torch.clamp(td, 0.2, 0.5), MAIN),
     Form("softmax", lambda td: td.softmax(0), MOST),
     Form("fill_", lambda td: td.fill_("a", 2.0), MAIN),
     Form("zero_", lambda td: td.zero_(), WRITABLE),

@@ -1,4 +1,4 @@
-"""What tensorclasses and typed containers add: fields, nested classes, methods."""
+"""Members that tensorclasses and typed containers add: fields, nested classes, methods."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ FORMS = [
     tensorclass_form("nocast", lambda outer: Plain(3, batch_size=[])),
     tensorclass_form("autocast", lambda outer: Auto(outer.y, 3, batch_size=outer.batch_size)),
     tensorclass_form("tensor_only", lambda outer: Only(outer.y, outer.y, batch_size=outer.batch_size) * 2),
-    tensorclass_form("shadow", lambda outer: Shadow(get=outer.y, batch_size=outer.batch_size)),
+    tensorclass_form("shadow", lambda outer: Shadow(get=outer.y, batch_size=outer.batch_size).get * 2),
     tensorclass_form("decorated", lambda outer: Decorated(outer.y, batch_size=outer.batch_size) + 1),
     tensorclass_form("tensor default", lambda outer: Defaulting(outer.y) * 2),
     tensorclass_form("child", lambda outer: Child(outer.inner.x, outer.y, batch_size=outer.batch_size)[0]),

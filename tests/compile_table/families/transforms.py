@@ -37,10 +37,6 @@ def repeat(td: Any) -> Any:
     return TensorDict(tree, td.batch_size)
 
 
-def repeat_container(td: Any) -> Any:
-    return while_loop(lambda number, _: number < 3, lambda number, td: (number + 1, td * 2), (torch.tensor(0), td))[1]
-
-
 def branch_in_python(td: Any) -> Any:
     return td * 2 if td.shape[0] > 2 else td
 
@@ -70,7 +66,6 @@ FORMS = [
     Form("region: twice", lambda td: region(region(td)), NESTED),
     Form("cond", choose, NESTED),
     Form("while_loop", repeat, NESTED),
-    Form("while_loop: container", repeat_container, NESTED),
     Form("branch on a size", branch_in_python, MAIN),
     Form("loop over rows", lambda td: sum(td[row].get("a").sum() for row in range(3)), MAIN),
     Form("merge_tensordicts", lambda td: merge_tensordicts(td.select("a"), td.exclude("a")), NESTED),

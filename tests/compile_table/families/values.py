@@ -1,4 +1,4 @@
-"""Values that are no tensors: one for all elements, and one for each."""
+"""Non-tensor values: one for all elements, and one for each."""
 
 from __future__ import annotations
 
