@@ -55,7 +55,8 @@ def names_in(code: types.CodeType) -> Iterator[str]:
 
 def names_of(form: Form) -> set[str]:
     """The names that a form looks up, in the functions that its call is made of, too."""
-    found = set(names_in(form.call.__code__))
+    code = form.call.__code__
+    found = {*names_in(code), *(value for value in code.co_consts if isinstance(value, str))}
     for cell in form.call.__closure__ or ():
         value = cell.cell_contents
         if isinstance(value, str):

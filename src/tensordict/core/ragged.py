@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tensordict.core.errors import ShapeError, refuse_stored
 
@@ -51,7 +51,7 @@ def shape_of(leaf: Tensor) -> torch.Size:
     A parameter of a lazy module, which has no shape yet, counts as one of a single unknown dim.
     """
     if not leaf.is_nested or leaf.layout is torch.jagged:
-        if type(leaf) is not Tensor and isinstance(leaf, UninitializedTensorMixin):
+        if type(leaf) is not Tensor and isinstance(leaf, (UninitializedBuffer, UninitializedParameter)):
             return torch.Size((-1,))
         try:
             return leaf.shape

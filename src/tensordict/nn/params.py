@@ -386,7 +386,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     # --- the module -------------------------------------------------------------------------------------------------
 
     # Spelled out in Python, since Dynamo traces no slot of a class that was assigned from another one.
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return id(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

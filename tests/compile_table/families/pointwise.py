@@ -135,8 +135,8 @@ FORMS = [
     Form("softmax", lambda td: td.softmax(0), MOST),
     Form("fill_", lambda td: td.fill_("a", 2.0), MAIN),
     Form("zero_", lambda td: td.zero_(), WRITABLE),
-    Form("add: every kind", lambda td: td + 1, EVERY, quick="params"),
-    Form("mul: scalar tensor", lambda td: td * torch.tensor(2.0), MAIN),
-    Form("mul: tensor first", lambda td, other: other * td, NESTED, a_tensor),
+    Form("__add__: every kind", lambda td: td + 1, EVERY, quick="params"),
+    Form("__mul__: scalar tensor", lambda td: td * torch.tensor(2.0), MAIN),
+    Form("__rmul__: tensor", lambda td, other: other * td, NESTED, a_tensor),
     Form("__lt__: sum of both", lambda td, other: ((td < other) | (td > other)).all(), MAIN, another),
 ]
