@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,9 +55,9 @@ def run_row(row: Row) -> Outcome:
 
 
 def read_first_line(error: BaseException) -> str:
-    """Torch's words, without addresses."""
+    """Torch's words, without addresses and sets, whose order differs from run to run."""
     text = str(error).strip()
-    return text.splitlines()[0].split(" at 0x")[0] if text else type(error).__name__
+    return re.sub(r"\{.*?\}", "{...}", text.splitlines()[0].split(" at 0x")[0]) if text else type(error).__name__
 
 
 def _observe(row: Row, call: Any, count: int) -> dict[str, Any]:
