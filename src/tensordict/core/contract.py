@@ -240,7 +240,8 @@ class Contract:
         shapes = [member._shape_of(name) for member in members]
         if len({len(shape) for shape in shapes}) > 1:
             return torch.Size((-1,))
-        dims = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
+        # Compared one by one: Dynamo takes the members of a set for constants, and would compile anew for each size.
+        dims = [sizes[0] if all(size == sizes[0] for size in sizes) else -1 for sizes in zip(*shapes, strict=True)]
         at: int = self.stack_dim
         dims.insert(at, self._batch_size[at])
         return torch.Size(dims)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tensordict.core import torch_internals as internals
 from tensordict.core.errors import ShapeError, refuse_stored
@@ -51,7 +51,7 @@ def shape_of(leaf: Tensor) -> torch.Size:
     A parameter of a lazy module has no shape yet: one unknown dim, after the stack dim where it is a stack of such.
     """
     if not leaf.is_nested or leaf.layout is torch.jagged:
-        if type(leaf) is not Tensor and isinstance(leaf, UninitializedTensorMixin):
+        if type(leaf) is not Tensor and isinstance(leaf, (UninitializedBuffer, UninitializedParameter)):
             return torch.Size((*leaf.size()[:-1], -1))
         try:
             return leaf.shape

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged, registry
+from tensordict.core.context import same_memory
 from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
 from tensordict.core.errors import LockedError, StateError
@@ -214,8 +215,7 @@ class _Plan:
     def _copy(self, target: Tensor, source: Tensor) -> None:
         """Plan a copy; what has been loaded in place already, as checkpoints are, has nothing to be copied."""
         if type(target) in _PLAIN and type(source) in _PLAIN and target.layout is source.layout is torch.strided:
-            same = target.dtype is source.dtype and target.stride() == source.stride()
-            if not (same and target.data_ptr() == source.data_ptr() and target.device == source.device):
+            if not same_memory(target, source):
                 self.targets.append(target)
                 self.sources.append(source)
         else:

@@ -389,7 +389,9 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     # --- the module -------------------------------------------------------------------------------------------------
 
-    __hash__ = nn.Module.__hash__  # type: ignore[assignment]
+    # Spelled out in Python, since Dynamo traces no slot of a class that was assigned from another one.
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What a module that has this one does to its tensors when it is moved or cast."""

@@ -227,7 +227,7 @@ def _canonical(leaf: Tensor) -> Tensor:
 
 
 def _counted(tensors: list[Tensor], count_duplicates: bool) -> list[Tensor]:
-    return tensors if count_duplicates else list({id(tensor): tensor for tensor in tensors}.values())
+    return tensors if count_duplicates else list(dict.fromkeys(tensors))
 
 
 def _plan_replacement(

@@ -46,8 +46,9 @@ def _as_numbers(item: object, path: Path, device: torch.device | None) -> Tensor
         first = item[0] if item else None
         while isinstance(first, (list, tuple)) and first:
             first = first[0]
-        if isinstance(first, Contract):
-            # To torch, a container is a sequence, and one without batch dims an empty one.
+        if isinstance(first, (Contract, str, bytes)):
+            # To torch, a container is a sequence, and one without batch dims an empty one. Texts end here because
+            # compiled code cannot catch torch's error.
             return None
         try:
             if isinstance(first, Tensor) or any(isinstance(x, Tensor) for x in item):
