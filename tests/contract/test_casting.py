@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pathlib
+import pickle
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from contract.kinds import Kind
 from contract.model import Plain, assert_matches, leaves, mapped, nodes
-from tensordict import TensorDict
+from tensordict import MemoryMappedTensor, TensorDict, assert_close, lazy_stack
 
 DTYPES = {
     "double": torch.float64, "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -93,6 +96,83 @@ def test_cpu(td: Any, plain: Plain, kind: Kind) -> None:
     result = td.cpu()
     assert_matches(result, plain, kind.batch_size, kind.extra)
     assert result.device == torch.device("cpu") and result.is_cpu and not result.is_cuda
+
+
+CPU, CPU_1, CPU_2 = torch.device("cpu"), torch.device("cpu:1"), torch.device("cpu:2")
+
+
+def test_the_index_of_the_cpu_is_kept(td: Any, plain: Plain, kind: Kind) -> None:
+    """A container keeps the index of a CPU, which the tensors of torch do not have."""
+    moved = td.to("cpu:1")
+    assert_matches(moved, plain, kind.batch_size, kind.extra)
+    assert td.device != CPU_1 and moved.device == CPU_1 and moved.is_cpu
+    for again in (moved.to("cpu:1"), moved.to(CPU_1), moved.to(device="cpu:1")):
+        assert again.device == CPU_1 and (again is moved or kind.is_module)
+    assert moved.to("cpu:2").device == CPU_2 and moved.cpu().device == moved.to("cpu").device == CPU
+    same = [moved, moved.clone(), moved.to(torch.float64), moved.to("cpu:1", torch.float64)]
+    same += [copy.copy(moved), copy.deepcopy(moved), moved.to_tensordict(), moved.apply(torch.clone), moved + 1]
+    if kind.batch_size:
+        same += [moved[:1], moved[[0, 1]]]
+    for result in same:
+        assert result.device == CPU_1
+        for path in nodes(plain):
+            assert result[path].device == CPU_1
+        for path in leaves(plain):
+            assert result[path].device == CPU
+    assert pickle.loads(pickle.dumps(moved)).device == CPU_1
+
+
+def test_tensors_are_not_copied_for_the_index_of_the_cpu(td: Any, kind: Kind) -> None:
+    def memory(container: Any) -> list[int]:
+        return [leaf.untyped_storage().data_ptr() for leaf in tree_leaves(container) if type(leaf) is torch.Tensor]
+
+    td, one = td.to("cpu"), td.to("cpu:1")
+    if kind.reads_memory:
+        assert memory(one) == memory(one.to("cpu:2")) == memory(one.cpu()) == memory(td)
+
+
+def test_writes_into_a_container_with_an_index_of_the_cpu(td: Any, kind: Kind) -> None:
+    moved = td.to("cpu:1")
+    if not kind.any_names:
+        return
+    moved.unlock_()
+    new, node = torch.ones(kind.batch_size), TensorDict({"x": torch.ones(kind.batch_size)}, kind.batch_size, CPU_2)
+    moved["new"] = new
+    moved.set("more", new)
+    moved.update({"others": new, "node": node})
+    assert moved["new"].device == moved["more"].device == moved["others"].device == CPU
+    assert moved["node"].device == CPU_1 and moved["node", "x"].device == CPU and node.device == CPU_2
+    assert moved.device == CPU_1
+    if kind.keeps_identity and not kind.stack_dims:
+        assert moved["new"] is moved["more"] is moved["others"] is new
+
+
+def test_stacks_of_containers_with_other_indices_of_the_cpu(td: Any) -> None:
+    one, two = td.to("cpu:1"), td.to("cpu:2")
+    for stack in (torch.stack, TensorDict.maybe_dense_stack, lazy_stack):
+        assert stack([one, one]).device == CPU_1
+    # As the reference: the index of the first in a stack, none in a concatenation.
+    assert torch.stack([one, two]).device == CPU_1
+    if td.ndim:
+        assert torch.cat([one, one]).device == CPU_1
+        assert torch.cat([one, two]).device is None
+    assert (one == two).all() and (one == two).device == (one + two).device == CPU_1
+    assert_close(one, two)
+
+
+def test_saves_of_a_container_with_an_index_of_the_cpu(td: Any, plain: Plain, tmp_path: pathlib.Path) -> None:
+    """As the reference: a file of consolidated entries has the index, a folder of memory-mapped ones has not."""
+    moved = td.to("cpu:1")
+    moved.consolidate(filename=tmp_path / "one")
+    loaded = TensorDict.from_consolidated(tmp_path / "one")
+    assert loaded.device == CPU_1 and all(loaded[path].device == CPU_1 for path in nodes(plain))
+    assert moved.consolidate(inplace=False).device == CPU_1
+    moved.memmap(tmp_path / "many", copy_existing=True)
+    assert TensorDict.load_memmap(tmp_path / "many").device == CPU
+    loaded = TensorDict.load_memmap(tmp_path / "many", device="cpu:1")
+    assert loaded.device == CPU_1 and all(loaded[path].device == CPU_1 for path in nodes(plain))
+    # What is mapped stays so.
+    assert all(isinstance(leaf, MemoryMappedTensor) for leaf in tree_leaves(loaded))
 
 
 def test_device_property_is_read_only(td: Any) -> None:

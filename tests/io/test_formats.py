@@ -47,8 +47,9 @@ def test_device(name: str, tmp_path: pathlib.Path) -> None:
     SAVES[name](make(), tmp_path / "x")
     assert tensordict.load(tmp_path / "x", "meta")["b", "c"].device.type == "meta"
     assert TensorDict.load(tmp_path / "x", device="meta").device.type == "meta"
-    # As tensors report it.
-    assert TensorDict.load(tmp_path / "x", device="cpu:0").device == torch.device("cpu")
+    loaded = TensorDict.load(tmp_path / "x", device="cpu:1")
+    assert loaded.device == loaded["b"].device == torch.device("cpu:1")
+    assert loaded["a"].device == loaded["b", "c"].device == torch.device("cpu")
 
 
 @FILES

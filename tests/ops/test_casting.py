@@ -6,10 +6,12 @@ import gc
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from tensordict import MemoryMappedTensor, TensorDict, lazy_stack
+from tensordict import MemoryMappedTensor, NonTensorData, TensorDict, UnbatchedTensor, lazy_stack
 
 
 def make(**kwargs: Any) -> TensorDict:
@@ -86,10 +88,36 @@ def test_to_device_sets_it_at_every_level_and_shares_leaves() -> None:
     assert moved["a"] is td["a"]
     assert moved.names == ["x"]
     assert moved.to("cpu") is moved
-    assert moved.to("cpu:0") is moved
+    assert moved.to("cpu:0")["a"] is moved["a"] and moved.to("cpu:0").device == torch.device("cpu:0")
     assert moved.to(torch.device("cpu")) is moved
     assert moved.cpu() is moved
     assert moved.to(device="cpu", non_blocking=True) is moved
+
+
+def test_the_index_of_the_cpu_concerns_no_tensor() -> None:
+    one, leaf, array = torch.device("cpu:1"), torch.zeros(2), np.zeros(2)
+    td = TensorDict({"a": leaf, "n": {"b": leaf}, "text": "t", "u": UnbatchedTensor(leaf)}, [2], device="cpu:1")
+    assert td.device == td["n"].device == td.get("text").device == one and td["a"] is td["n", "b"] is leaf
+    assert td.get("u").data.data_ptr() == leaf.data_ptr()
+    td["array"] = array
+    array += 1
+    assert td["array"].tolist() == [1.0, 1.0]
+    assert tree_map(torch.clone, td).device == one
+    plain = td.select("a", "n")
+    assert plain.apply(lambda x: x, device="cpu:2")["a"] is leaf and plain.to(plain.attrs()).device == one
+    assert NonTensorData("x").to("cpu:1").to("cpu:2").device == torch.device("cpu:2")
+    plain.load_state_dict(plain.to("cpu").state_dict())
+    assert plain.device == one
+    assert TensorDict({}, device="meta:1").device == torch.device("meta:1")
+
+
+def test_the_index_of_the_cpu_under_compile() -> None:
+    def run(td: TensorDict) -> tuple[TensorDict, ...]:
+        td["b"] = td["a"] + 1
+        return td + 1, td.to("cpu:2"), td.cpu(), TensorDict({"a": td["a"]}, device="cpu:3"), torch.stack([td, td.cpu()])
+
+    results = torch.compile(run, backend="eager", fullgraph=True)(TensorDict({"a": torch.zeros(2)}, [2], "cpu:1"))
+    assert [str(result.device) for result in results] == ["cpu:1", "cpu:2", "cpu", "cpu:3", "cpu:1"]
 
 
 def test_to_without_anything_to_do_is_the_same_container() -> None:

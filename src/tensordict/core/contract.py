@@ -612,7 +612,7 @@ class Contract:
         return self._build(
             entries,
             size if len(own) == batch_dims else size + own[batch_dims:],
-            merged_device(others),
+            merged_device(others, len(size) > batch_dims),
             None if self._names is None else self._renamed(len(size), batch_dims, rename),
         )
 
@@ -721,10 +721,13 @@ _ENTRY_KINDS: list[tuple[str, Callable[[Any], bool]]] = [
 ]
 
 
-def merged_device(containers: Sequence[Contract]) -> torch.device | None:
-    """The device that all the containers share, or `None`."""
+def merged_device(containers: Sequence[Contract], stacked: bool = False) -> torch.device | None:
+    """The device that all the containers share, or `None`; stacked ones on the CPU have the index of the first one."""
     devices = [container._device for container in containers]
-    return devices[0] if devices.count(devices[0]) == len(devices) else None
+    first = devices[0]
+    if devices.count(first) == len(devices):
+        return first
+    return first if stacked and all(device is not None and device.type == "cpu" for device in devices) else None
 
 
 def named_error(error: Exception, path: tuple[str, ...]) -> Exception:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
+
+ValueT = TypeVar("ValueT")
 
 _CPU = torch.device("cpu")
+_WITHOUT_INDEX = {"cpu": _CPU, "meta": torch.device("meta")}
 
 
 def as_device(device: object) -> torch.device:
-    """A device as tensors report it: a bare `cuda` gets the index it stands for, the CPU has none.
+    """A device as a container reports it: a bare `cuda` gets the index it stands for, the CPU keeps what it was given.
 
     Raises:
         RuntimeError: there is no such device.
@@ -30,13 +34,25 @@ def as_device(device: object) -> torch.device:
     found: torch.device = device if isinstance(device, torch.device) else torch.device(device)
     # Torch's annotations leave out that a device may have no index.
     kind, index = found.type, cast("int | None", found.index)
-    if kind in ("cpu", "meta"):
-        return found if index is None else torch.device(kind)
-    if index is not None:
+    if index is not None or kind in ("cpu", "meta"):
         return found
     if kind == "cuda":
         return torch.device(kind, torch.cuda.current_device())
     return torch.device(kind, torch.empty((), device=found).device.index)
+
+
+def place_of(device: torch.device) -> torch.device:
+    """Where the tensors of a container on `device` are: torch keeps no index of the CPU, and copies to `cpu:1` anew."""
+    # The frequent case first: it takes half the time.
+    return device if device.index is None else _WITHOUT_INDEX.get(device.type, device)  # type: ignore[redundant-expr]
+
+
+def put_on(value: ValueT, device: torch.device, non_blocking: bool = False) -> ValueT:
+    """A tensor or a container on `device`; a tensor that is there is not copied, whatever index the CPU has."""
+    item: Any = value
+    if isinstance(value, Tensor):
+        return item.to(place_of(device), non_blocking=non_blocking)  # type: ignore[no-any-return]
+    return item.to(device)  # type: ignore[no-any-return]
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:

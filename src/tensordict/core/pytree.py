@@ -11,6 +11,7 @@ from torch import Tensor
 from tensordict.core import ragged, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, Names, is_node
+from tensordict.core.devices import place_of
 
 T = TypeVar("T", bound=type)
 
@@ -135,8 +136,10 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
             values = [_along_with(value, size, batch_dims) for value in values]
         if len(size) != batch_dims or change:
             names = None
-        if device is not None and any(value.device != device for value in known):  # type: ignore[union-attr]
-            device = None
+        if device is not None:
+            here = (device, place_of(device))
+            if any(value.device not in here for value in known):  # type: ignore[union-attr]
+                device = None
     return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
 
 

@@ -62,7 +62,7 @@ def dim(value: object, ndim: int = _MAX_DIMS) -> int:
 
 
 def device(name: object) -> torch.device | None:
-    """The device of a loaded container: its tensors come from a file, whatever device they were on.
+    """The device of a loaded container: its tensors come from a file to the CPU, whatever device they were on.
 
     Raises:
         ValueError: there is no such device.
@@ -70,7 +70,7 @@ def device(name: object) -> torch.device | None:
     if name is None:
         return None
     try:
-        torch.device(name if type(name) is str else "")
+        found = torch.device(name if type(name) is str else "")
     except RuntimeError:
         raise ValueError(f"its device is {name!r:.80}, which is unknown") from None
-    return torch.device("cpu")
+    return found if found.type == "cpu" else torch.device("cpu")

@@ -218,7 +218,7 @@ class _Foreign:
             if form.columns:
                 names, size = None, torch.Size((form.batch_size[form.stack_dim or 0],))
             node["cls_metadata"] = {
-                "device": None if form.device is None else "cpu",
+                "device": None if form.device is None else str(form.device if form.device.type == "cpu" else "cpu"),
                 "names": names or [None] * len(size),
                 "batch_size": list(size),
                 "is_locked": locked,

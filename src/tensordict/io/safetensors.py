@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.contract import Contract
+from tensordict.core.devices import put_on
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
@@ -306,7 +307,7 @@ class _Mapped:
         if self.progress is not None:
             self.progress.add(tensor.numel() * tensor.itemsize)
         device = self.device
-        return tensor if device is None or self.unread else tensor.to(device, non_blocking=True)
+        return tensor if device is None or self.unread else put_on(tensor, device, non_blocking=True)
 
     def _tensor(self, entry: _Entry) -> Tensor:
         dtype, shape = entry.dtype, entry.shape

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import torch_internals as internals
+from tensordict.core.devices import place_of
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import Path, joined
 
@@ -162,9 +163,10 @@ class StoredTensor(Tensor):
         key: Path,
     ) -> StoredTensor:
         shape = torch.Size([1 if dim is None else len(picks[dim]) for dim in dims])
-        self: StoredTensor = internals.make_wrapper(cls, shape, dtype=dtype, device=device or _CPU)
+        device = _CPU if device is None else place_of(device)
+        self: StoredTensor = internals.make_wrapper(cls, shape, dtype=dtype, device=device)
         self.array, self.key, self.picks, self.dims = array, key, picks, dims
-        self.shape, self.dtype, self.device = shape, dtype, device or _CPU
+        self.shape, self.dtype, self.device = shape, dtype, device
         return self
 
     def _on(self, device: torch.device) -> StoredTensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, EntryStore, Names, is_node
-from tensordict.core.devices import as_device
+from tensordict.core.devices import as_device, put_on
 from tensordict.core.errors import add_note
 from tensordict.core.key_views import IsLeaf, MembersApart
 from tensordict.core.keys import Path, joined
@@ -322,7 +322,7 @@ class Applying(Writing):
         device = as_device(call.device)
         for name, value in entries.items():
             if value.device != device:
-                entries[name] = value.to(device)
+                entries[name] = put_on(value, device)
         return self._build(entries, size, device, names)
 
     def _counterparts(self, name: str, call: _Call, others: Sequence[Any], path: Path) -> Sequence[Any]:

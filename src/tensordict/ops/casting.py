@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tensordict.core.context import remember
 from tensordict.core.contract import Contract, unchanged
-from tensordict.core.devices import as_device, wait_for
+from tensordict.core.devices import as_device, place_of, put_on, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.describing import fitted, is_description
 from tensordict.ops.leaves import Leaves, _walk
@@ -195,12 +195,12 @@ class Casting(Leaves):
             source = self.pin_memory(request.num_threads)
         if torch.compiler.is_compiling():
             # A compiled function cannot wait for a stream: its copies wait for themselves.
-            options = {"device": device, "non_blocking": request.non_blocking}
+            options = {"device": place_of(device), "non_blocking": request.non_blocking}
             return source._map_or_name(_formatted(request, options), device)
         here = unchanged if request.plain else _formatted(request, {})
         if device.type == "cpu" and all([leaf.is_cpu for leaf in source._leaves()]):  # noqa: C419 (half the time)
             return source._map_or_name(here, device)
-        fn = _formatted(request, {"device": device, "non_blocking": True})
+        fn = _formatted(request, {"device": place_of(device), "non_blocking": True})
         if device.type != "cpu":
             result = source._map_or_name(fn, device)
             if not request.non_blocking:
@@ -524,11 +524,11 @@ def _back(result: Any, source: Any) -> Any:
             if isinstance(old, Contract):
                 value = _back(value, old)
             elif device is not None:
-                value = value._placed(partial(Tensor.to, device=device), device)
+                value = value._placed(partial(put_on, device=device), device)
         elif isinstance(old, Tensor):
             value = _leaf_back(value, old)
         elif device is not None:
-            value = value.to(device)
+            value = put_on(value, device)
         entries[name] = value
     return result._build(entries, result._batch_size, device, result._names)
 

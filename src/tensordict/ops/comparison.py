@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract
+from tensordict.core.devices import place_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.ops.leaves import Leaves
 from tensordict.ops.pairing import spread_over
@@ -134,9 +135,10 @@ class Comparison(Leaves):
 
     def _compared_with_container(self, other: Contract, op: BinaryOp) -> Self:
         result = self._compared_by_leaf(other, op)
-        if self._device is not None and other._device is None:
+        own, theirs = self._device, other._device
+        if own is not None and result._device is None and (theirs is None or place_of(theirs) == place_of(own)):
             # What is on the left decides: tensors that met one another are on its device.
-            return result._placed(lambda leaf: leaf, self._device)
+            return result._placed(lambda leaf: leaf, own)
         return result
 
     def _compared_by_leaf(self, other: Contract, op: BinaryOp) -> Self:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
-from tensordict.core.devices import as_device, wait_for
+from tensordict.core.devices import as_device, put_on, wait_for
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.io import checksums, consolidated
 from tensordict.io.consolidated import BlockPlan
@@ -164,7 +164,7 @@ class Consolidating(Leaves):
         target = _CPU if self._device is None else self._device
         if device is not None:
             target = as_device(device)
-        if filename is not None and device is not None and target != _CPU:
+        if filename is not None and device is not None and target.type != "cpu":
             raise ValueError(f"a file is mapped on the CPU: pass filename or device={str(device)!r}, not both")
         if filename is None and (checksum or progress):
             raise ValueError("checksum and progress are for a file: pass filename too")
@@ -223,7 +223,7 @@ class Consolidating(Leaves):
         if not flat_buffers.is_whole(leaves, self._consolidated) or any(leaf.is_nested for leaf in leaves):
             return None
         assert self._consolidated is not None
-        block = Block(self._consolidated[0].to(device, non_blocking=True))
+        block = Block(put_on(self._consolidated[0], device, non_blocking=True))
         if not non_blocking:
             wait_for((device, self._consolidated[0].device))
         moved = [

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensordict.core import ragged, registry
 from tensordict.core.contract import ContainerT, Contract, is_node, named_error
+from tensordict.core.devices import place_of
 from tensordict.core.keys import Path, joined
 from tensordict.memory.stored_tensors import in_memory
 from tensordict.ops.leaves import Leaves
@@ -137,7 +138,7 @@ def fitted(node: ContainerT, description: Contract, path: Path = ()) -> Containe
             entries[name] = fitted(value, target, (*path, name))
         else:
             entries[name] = _leaf_fitted(value, target, (*path, name))
-        if device is not None and entries[name].device != device:
+        if device is not None and entries[name].device not in (device, place_of(device)):
             device = None
     return node._build(entries, node._batch_size, device, node._names)
 

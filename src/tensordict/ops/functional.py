@@ -267,7 +267,7 @@ def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
         size = list(first._batch_size)
         size.insert(dim, len(items))
         names = first._names and [*first._names[:dim], None, *first._names[dim:]]
-        return first._build(entries, torch.Size(size), merged_device(items), names)
+        return first._build(entries, torch.Size(size), merged_device(items, stacked=True), names)
     at = first.stack_dim
     if any(type(item) is not type(first) or item.stack_dim != at for item in items):
         raise ShapeError("nested lazy stacks must be stacked along the same dim")

@@ -12,6 +12,7 @@ from torch import Tensor
 from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
 from tensordict.core import registry
 from tensordict.core.contract import Contract
+from tensordict.core.devices import place_of
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
 
@@ -99,7 +100,7 @@ def stored(item: object, path: Path, size: torch.Size, device: torch.device | No
     Numbers become a tensor, a list of containers their stack, a structured array a container over its memory, anything
     else gets a holder.
     """
-    tensor = _as_numbers(item, path, device)
+    tensor = _as_numbers(item, path, device if device is None or device.index is None else place_of(device))
     if tensor is not None:
         return tensor
     if isinstance(item, np.ndarray) and item.dtype.names is not None:

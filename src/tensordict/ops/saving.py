@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tensordict.core import registry
 from tensordict.core.contract import ContainerT, Contract, underlying
-from tensordict.core.devices import as_device
+from tensordict.core.devices import as_device, place_of
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io import checksums, formats
 from tensordict.io.archive import load_archive, plan_archive, wants_archive
@@ -543,7 +543,7 @@ class Saving(Contract):
             raise ValueError(f"mode must be 'r' or 'r+', got {mode!r}")
         target = None if device is None else as_device(device)
         if out is not None and out._device is not None:
-            if target is not None and target != out._device:
+            if target is not None and place_of(target) != place_of(out._device):
                 raise ValueError(f"out is on {out._device}, which is not device={str(device)!r}; pass one of them")
             target = out._device
         if out is not None:

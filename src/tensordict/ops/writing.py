@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract, EntryStore, distinct, is_node, unchanged
-from tensordict.core.devices import wait_for
+from tensordict.core.devices import put_on, wait_for
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.foreach import refuse_graph_leaves
 from tensordict.core.key_views import IsLeaf
@@ -194,7 +194,7 @@ class Writing(Reading, Locking):
             if not isinstance(item, Tensor):
                 return self._admit_node(item, path, non_blocking)
         if self._device is not None and item.device != self._device:
-            item = item.to(self._device, non_blocking=non_blocking)
+            item = put_on(item, self._device, non_blocking)
         size = self._batch_size
         if isinstance(item, Contract):
             return item._over(item, size)  # type: ignore[attr-defined]

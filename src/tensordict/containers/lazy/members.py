@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tensordict.core import registry
 from tensordict.core.contract import Contract, EntryStore, distinct
+from tensordict.core.devices import put_on
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.keys import Path, joined
 from tensordict.ops.locking import raise_locked
@@ -173,7 +174,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
                 member._check_field(name)
         for member, piece in zip(self.containers, pieces, strict=True):
             device = member._device
-            piece = piece if device is None or piece.device == device else piece.to(device)
+            piece = piece if device is None or piece.device == device else put_on(piece, device)
             if wrapped:
                 # What is written has a form of its own there: in a container of parameters, that of one.
                 member._write_name(name, piece)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, Names
+from tensordict.core.devices import put_on
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
@@ -224,7 +225,7 @@ def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None
             raise ValueError(f"its {list(flat.shape)} elements are not those of rows of the sizes that are noted")
         leaf = columns.ragged_leaf(flat, sizes, row, False, ragged.SharedOffsets())
     assert isinstance(leaf, Tensor)
-    return leaf if device is None else leaf.to(device)
+    return leaf if device is None else put_on(leaf, device)
 
 
 def _part_of(group: Group, name: str) -> ArrayItem:
