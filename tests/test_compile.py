@@ -404,14 +404,60 @@ def test_parameters_of_a_module_taken_out_inside():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def call_with_swapped(params, net, x):
+    with params.to_module(net):
+        # A change in place reaches the memory of what was swapped in.
+        with torch.no_grad():
+            net.weight.mul_(2)
+        return net(x), net.weight.requires_grad, len(list(net.parameters()))
+
+
+def call_with_halved(params, net, x):
+    return call_with_swapped(params * 0.5, net, x)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("call", [call_with_swapped, call_with_halved])
+def test_swapped_tensors_require_gradients_as_the_parameters_do(call, backend, trained):
+    net, x = nn.Linear(3, 2).requires_grad_(trained), torch.randn(5, 3, requires_grad=True)
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    found = []
+    for function in (call, compiled):
+        params = TensorDict(weight=torch.ones(2, 3), bias=torch.zeros(2))
+        y, requires_grad, count = function(params, net, x)
+        x.grad = None
+        y.sum().backward()
+        found.append((y, y.requires_grad, requires_grad, count, x.grad, params["weight"]))
+        assert net.weight.grad is None and not params["weight"].requires_grad
+    torch.testing.assert_close(found[1], found[0])
+    assert found[0][2] is trained
+
+
+def test_tensors_that_stay_in_a_module_become_parameters():
+    def stay(params, net):
+        params.to_module(net, return_swap=False)
+
+    net, compiled = nn.Linear(3, 2), torch.compile(stay, fullgraph=True, backend="eager")
+    params = TensorDict(weight=torch.ones(2, 3), bias=torch.zeros(2))
+    compiled(params, net)
+    assert type(net.weight) is nn.Parameter and net.weight.requires_grad
+    net(torch.ones(3)).sum().backward()
+    assert net.weight.grad is not None and net.weight.data_ptr() == params["weight"].data_ptr()
+    inside = torch.compile(lambda params, net: stay(params * 2, net), fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Parameter"):
+        inside(params, net)
+
+
 def test_gradients_of_parameters_by_a_transform():
     def loss(params, x):
         with params.to_module(NET):
             return NET(x).pow(2).mean()
 
-    compiled = torch.compile(torch.func.grad(loss), fullgraph=True, backend="eager")
     params, x = TensorDict.from_module(NET).data, torch.randn(5, 3)
-    assert_same(compiled(params, x), torch.func.grad(loss)(params, x))
+    for transformed in (torch.func.grad(loss), lambda params, x: torch.func.jvp(loss, (params, x), (params, x))):
+        compiled = torch.compile(transformed, fullgraph=True, backend="eager")
+        assert_same(compiled(params, x), transformed(params, x))
 
 
 @pytest.mark.parametrize("sign", ["+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "&", "|", "^"])

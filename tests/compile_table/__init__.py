@@ -7,6 +7,6 @@ graphs.
 
     python tests/compile_table                  # runs all rows and prints those that differ from `expected.toml`
     python tests/compile_table shape: lazy      # runs rows whose name has each of these words
-    python tests/compile_table --write          # runs all rows and writes `expected.toml`
+    python tests/compile_table --write gather   # runs rows and writes what came of them to `expected.toml`
     python tests/compile_table --json           # prints the outcome of each row; works on the reference package, too
 """

@@ -39,6 +39,9 @@ class Expected:
     graphs: Mapping[str, int]
     wrong: Mapping[str, str]
 
+    def describe_row(self, name: str) -> Outcome:
+        return Outcome(self.refused.get(name), self.graphs.get(name, 1), self.wrong.get(name))
+
     def find_fault(self, name: str, outcome: Outcome) -> str | None:
         """Say in words how the outcome of a row differs from the expected one."""
         words, graphs = self.refused.get(name), self.graphs.get(name, GRAPHS)

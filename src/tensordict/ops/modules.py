@@ -222,7 +222,9 @@ class Modules(Contract):
             preserve_module_state: what takes the place of a parameter becomes one, with the `requires_grad` of the old
                 one; tensors that require gradients or are mapped by `torch.vmap` are put in as they are. Without it,
                 a plain tensor takes the place of a parameter as a plain attribute. A parameter that takes the place of
-                such an attribute is registered as a parameter of the module.
+                such an attribute is registered as a parameter of the module. In compiled code, a tensor that
+                is put in for a block requires gradients like the old parameter, and is no `nn.Parameter`. Functions of
+                `torch.func` that are compiled, and `torch.export`, put it in as it is.
             memo: the modules that were visited, by `id`; several calls that share one visit each module once.
 
         Returns:
@@ -250,7 +252,9 @@ class Modules(Contract):
         else:
             slots: list[_Slot] = []
             firsts: _Firsts = []
-            swap = _plan(container, module, slots, firsts, {} if memo is None else memo, bool(preserve_module_state))
+            visited: dict[int, Any] = {} if memo is None else memo
+            preserve = bool(preserve_module_state)
+            swap = _plan(container, module, slots, firsts, visited, preserve, not return_swap)
             undo = _fill_in(slots, firsts, container, bool(inplace), non_blocking)
         if not return_swap:
             return None
@@ -335,7 +339,13 @@ _Firsts = list[tuple[nn.Module, list[_Slot]]]
 
 
 def _plan(
-    container: Contract, module: nn.Module, slots: list[_Slot], firsts: _Firsts, memo: dict[int, Any], preserve: bool
+    container: Contract,
+    module: nn.Module,
+    slots: list[_Slot],
+    firsts: _Firsts,
+    memo: dict[int, Any],
+    preserve: bool,
+    lasting: bool,
 ) -> Any:
     """Note what goes where, and give the container of what is there."""
     done = memo.get(id(module))
@@ -354,12 +364,12 @@ def _plan(
             if not preserve and not is_parameter(value):
                 slots.append(_Slot(parameters, name, old, value, entries, kept, state))
                 continue
-            new = value if is_parameter(value) else _as_parameter(value, old)
+            new = value if is_parameter(value) else _as_parameter(value, old, lasting)
             slots.append(_Slot(parameters, name, old, new, entries, kept))
         elif (old := buffers.get(name)) is not None:
             slots.append(_Slot(buffers, name, old, value, entries, kept))
         elif (child := modules.get(name)) is not None and isinstance(value, Contract):
-            kept[name] = _plan(value._wrapped_container(), child, slots, firsts, memo, preserve)
+            kept[name] = _plan(value._wrapped_container(), child, slots, firsts, memo, preserve, lasting)
         elif isinstance(old := state.get(name), Tensor) and not isinstance(value, Contract):
             # A plain attribute, as a swap without `preserve_module_state` leaves it. A parameter is registered again.
             slots.append(_Slot(state, name, old, value, entries, kept, parameters if is_parameter(value) else None))
@@ -387,9 +397,30 @@ def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[
     return result
 
 
-def _as_parameter(value: Tensor, old: nn.Parameter) -> Tensor:
+class _RequireGrad(torch.autograd.Function):
+    """A tensor on the memory of another, which requires gradients if a parameter does, and keeps none."""
+
+    @staticmethod
+    def forward(ctx: object, value: Tensor, parameter: nn.Parameter) -> Tensor:
+        # A view would refuse to be changed in place.
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _as_parameter(value: Tensor, old: nn.Parameter, lasting: bool) -> Tensor:
     """What takes the place of a parameter; a tensor that gradients or a map go through stays itself."""
-    if value.requires_grad or torch.compiler.is_compiling() or internals.is_transformed(value):
+    if value.requires_grad:
+        return value
+    if torch.compiler.is_compiling():
+        if internals.transforms_active() or torch.compiler.is_exporting():
+            return value
+        # Dynamo makes parameters of what the graph is given, not of what is computed in it.
+        if not lasting:
+            return _RequireGrad.apply(value, old) if old.requires_grad else value  # type: ignore[no-untyped-call]
+    elif internals.is_transformed(value):
         return value
     return nn.Parameter(value, requires_grad=old.requires_grad)
 
