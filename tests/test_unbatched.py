@@ -164,3 +164,24 @@ def test_what_is_made_of_it_and_of_batched_tensors_is_batched() -> None:
     ]
     assert {type(result) for result in kept} == {UnbatchedTensor}
     assert type(torch.compile(lambda td: td["a"] * td["u"], backend="eager", fullgraph=True)(td)) is torch.Tensor
+
+
+def test_names_of_a_container_pass_it_by() -> None:
+    td = TensorDict(
+        {"u": UnbatchedTensor(torch.ones(3)), "n": TensorDict({"v": UnbatchedTensor(torch.ones(4))}, [2])}, [2]
+    )
+    td.names = ["time"]
+    assert td.names == td["n"].names == ["time"] and td["n", "v"].shape == (4,)
+    assert TensorDict({"n": td}, [2], names=["time"]).names == ["time"]
+    stack = lazy_stack([TensorDict({"u": UnbatchedTensor(torch.ones(3))}, [2]), TensorDict({}, [2])])
+    stack.names = ["rank", "time"]
+    assert stack[0].names == ["time"]
+
+
+def test_operations_in_place_pass_it_by() -> None:
+    for change in (
+        lambda td: td.gather(0, torch.tensor([1, 0]), inplace=True),
+        lambda td: td.reshape(1, 2, inplace=True),
+    ):
+        td = TensorDict({"u": UnbatchedTensor(torch.ones(3)), "a": torch.arange(2)}, [2], names=["x"])
+        assert change(td) is td and torch.equal(td["u"], torch.ones(3))

@@ -221,7 +221,7 @@ def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path,
     """All nested containers, their paths, and the names that their leading dims are to have."""
     structure = entries if type(entries := node._entries) is dict else node._structure()
     for name, value in structure.items():
-        if type(value) is not Tensor and isinstance(value, Contract):
+        if not isinstance(value, Tensor) and isinstance(value, Contract):
             path = (*prefix, name)
             found.append((path, value, names))
             _collect(value, path, names, found)
@@ -231,7 +231,7 @@ def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path,
         rest = names[:dim] + names[dim + 1 :]
         for member in members:
             for name, value in member._structure().items():
-                if name not in structure and isinstance(value, Contract):
+                if name not in structure and not isinstance(value, Tensor) and isinstance(value, Contract):
                     found.append(((*prefix, name), value, rest))
                     _collect(value, (*prefix, name), rest, found)
 

@@ -156,9 +156,9 @@ def replace_leaves(
                 elif value._is_non_tensor:
                     node._entries[name] = value._map(fn, size, batch_dims, rename)
                 del value
-            names = None if node._names is None else node._renamed(len(size), batch_dims, rename)
+            if node._names is not None:
+                node._names = node._renamed(len(size), batch_dims, rename)
             node._batch_size = size + node._batch_size[batch_dims:]
-            node._names = names
     return root
 
 
