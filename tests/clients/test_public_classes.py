@@ -48,8 +48,6 @@ GPU, LANGUAGE, OLD = "needs a GPU", "needs a language model", "its documentation
 OPEN = "no program uses it yet"
 UNUSED = {
     "AdditiveGaussianWrapper": OLD,
-    "AsyncBatchedCollector": OPEN,
-    "AsyncCollector": OPEN,
     "AutoResetEnv": OPEN,
     "AutoResetTransform": OPEN,
     "CartesianSolver": OPEN,
@@ -58,7 +56,6 @@ UNUSED = {
     "DecodeVideoTransform": OPEN,
     "EGreedyWrapper": OLD,
     "EndOfLifeTransform": GYM,
-    "Evaluator": OPEN,
     "GRPOTrainer": LANGUAGE,
     "GrayScale": VISION,
     "HumanoidMacroAction": GYM,
@@ -66,16 +63,13 @@ UNUSED = {
     "MCTSScore": BASE,
     "MPCPlannerBase": BASE,
     "MultiCollector": BASE,
-    "MultiProcessedWeightUpdater": OPEN,
     "NormalParamWrapper": OLD,
     "OrnsteinUhlenbeckProcessWrapper": OLD,
     "PinMemoryTransform": GPU,
-    "ProfileConfig": OPEN,
     "R3MTransform": WEIGHTS,
     "RayReplayBuffer": RAY,
     "RayTransform": RAY,
     "RayWeightUpdater": RAY,
-    "RemoteModuleWeightUpdater": OPEN,
     "Resize": VISION,
     "SampleUnit": BASE,
     "Sampler": BASE,
@@ -87,8 +81,6 @@ UNUSED = {
     "VIPTransform": WEIGHTS,
     "ValueEstimatorBase": BASE,
     "ValueNorm": BASE,
-    "VanillaWeightUpdater": OPEN,
-    "WeightUpdaterBase": BASE,
     "Writer": BASE,
 }
 
