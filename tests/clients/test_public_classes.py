@@ -48,9 +48,6 @@ GPU, LANGUAGE, OLD = "needs a GPU", "needs a language model", "its documentation
 OPEN = "no program uses it yet"
 UNUSED = {
     "AdditiveGaussianWrapper": OLD,
-    "AutoResetEnv": OPEN,
-    "AutoResetTransform": OPEN,
-    "CartesianSolver": OPEN,
     "CenterCrop": VISION,
     "Crop": VISION,
     "DecodeVideoTransform": OPEN,
