@@ -45,12 +45,11 @@ GYM = "needs an environment that is not installed"
 BASE = "a base class: programs use its subclasses"
 REFUSES = "lists cannot be saved: programs reach it through `ListStorage`"
 GPU, LANGUAGE, OLD = "needs a GPU", "needs a language model", "its documentation says that it is gone or going"
-OPEN = "no program uses it yet"
+SERVER = "needs a server, and the package redis"
 UNUSED = {
     "AdditiveGaussianWrapper": OLD,
     "CenterCrop": VISION,
     "Crop": VISION,
-    "DecodeVideoTransform": OPEN,
     "EGreedyWrapper": OLD,
     "EndOfLifeTransform": GYM,
     "GRPOTrainer": LANGUAGE,
@@ -71,7 +70,7 @@ UNUSED = {
     "SampleUnit": BASE,
     "Sampler": BASE,
     "Storage": BASE,
-    "StoreStorage": OPEN,
+    "StoreStorage": SERVER,
     "TargetNetUpdater": BASE,
     "VC1Transform": WEIGHTS,
     "VIPRewardTransform": WEIGHTS,

@@ -1,16 +1,28 @@
 """Recorders of steps and of videos, environments that reset themselves, solvers of poses."""
 
+import pickle
+import unittest.mock
 from pathlib import Path
 
 import torch
 from collectors import counter, counting, leaning
 from recording import SEED, Record, case, run
-from torchrl.data import Composite, Unbounded
+from torchrl.data import (
+    Composite,
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    SliceSampler,
+    Unbounded,
+    VideoClipRef,
+)
 from torchrl.envs import GymEnv, RobotMacroAction, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import (
     AutoResetEnv,
     AutoResetTransform,
     CartesianSolver,
+    DecodeVideoTransform,
     StepCounter,
     Transform,
     URScriptPrimitiveTransform,
@@ -43,13 +55,13 @@ def steps(record: Record) -> None:
             record(path.name, [type(kept).__name__, kept])
 
 
-def make_films(size: int) -> TensorDict:
+def make_frames(size: int) -> TensorDict:
     return TensorDict({"pixels": torch.randint(255, (size, 3, 8, 8), dtype=torch.uint8)}, [size])
 
 
 @case
 def videos(record: Record) -> None:
-    frames = make_films(6)
+    frames = make_frames(6)
     for kind in ("pt", "memmap"):
         logger = CSVLogger(exp_name=kind, log_dir="logs", video_format=kind)
         recorder = VideoRecorder(logger, tag="film", skip=1)
@@ -97,6 +109,42 @@ def videos_of_rollouts(record: Record) -> None:
         env.transform.dump(step=7)
         record(f"{name} films", [torch.load(path) for path in sorted(Path("logs", name).rglob("*.pt"))])
         env.close()
+
+
+def paint_frames(source: str, stream: int | None, indices: list[int], device: object) -> torch.Tensor:
+    """Stands in for torchcodec, which is not installed: frame `n` has the brightness `n`."""
+    return torch.tensor(indices, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2) + 100 * (
+        "second" in source
+    )
+
+
+@case
+def films_read_when_sampled(record: Record) -> None:
+    installed = {"_has_torchcodec": True, "_decode_group": paint_frames}
+    with (
+        unittest.mock.patch.multiple("torchrl.data.video", **installed),
+        unittest.mock.patch("torchrl.envs.transforms._video._has_torchcodec", True),
+    ):
+        film = VideoClipRef(("first.mp4", "second.mp4"), torch.arange(20) % 10, file_id=torch.arange(20) // 10)
+        for name, part in {"whole": film, "slice": film[3:12], "one": film[11], "list": film[[1, 15]]}.items():
+            record(name, [part.batch_size, part.frame_index, part.file_id, part.decode()])
+        record("stacked", torch.stack([film[:3], film[12:15]]).decode())
+        record("joined", torch.cat([film[:3], film[12:15]]).decode())
+        record("pickled", pickle.loads(pickle.dumps(film)).decode())
+        record("in bins", VideoClipRef("first.mp4", torch.arange(12)).rebin(4, frames_per_bin=2).decode())
+        record("source", VideoClipRef("first.mp4", torch.arange(3)).source)
+        data = TensorDict({"frame": film, "episode": torch.arange(20) // 10}, [20])
+        in_slices = SliceSampler(slice_len=4, traj_key="episode")
+        for name, storage, sampler in (
+            ("tensors", LazyTensorStorage(20), in_slices),
+            ("list", ListStorage(20), RandomSampler()),
+        ):
+            decode = DecodeVideoTransform(in_keys=["frame"], out_keys=["pixels"], dtype=torch.float)
+            buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=8, transform=decode)
+            buffer.extend(data)
+            sample = buffer.sample()
+            record(f"{name} sample", sample["pixels"])
+            record(f"{name} keys", sorted(map(str, sample.keys())))
 
 
 class ResettingCartPole(GymEnv):
