@@ -148,7 +148,7 @@ def films_read_when_sampled(record: Record) -> None:
 
 
 class ResettingCartPole(GymEnv):
-    """Begins again by itself: what it gives after the last step is the first observation of what follows."""
+    """Begins again by itself, so its last step already gives the first observation of the next episode."""
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         following = super()._step(tensordict)
