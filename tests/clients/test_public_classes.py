@@ -45,20 +45,13 @@ GYM = "needs an environment that is not installed"
 BASE = "a base class: programs use its subclasses"
 REFUSES = "lists cannot be saved: programs reach it through `ListStorage`"
 GPU, LANGUAGE, OLD = "needs a GPU", "needs a language model", "its documentation says that it is gone or going"
-OPEN = "no program uses it yet"
+SERVER = "needs a server, and the package redis"
 UNUSED = {
     "AdditiveGaussianWrapper": OLD,
-    "AsyncBatchedCollector": OPEN,
-    "AsyncCollector": OPEN,
-    "AutoResetEnv": OPEN,
-    "AutoResetTransform": OPEN,
-    "CartesianSolver": OPEN,
     "CenterCrop": VISION,
     "Crop": VISION,
-    "DecodeVideoTransform": OPEN,
     "EGreedyWrapper": OLD,
     "EndOfLifeTransform": GYM,
-    "Evaluator": OPEN,
     "GRPOTrainer": LANGUAGE,
     "GrayScale": VISION,
     "HumanoidMacroAction": GYM,
@@ -66,29 +59,24 @@ UNUSED = {
     "MCTSScore": BASE,
     "MPCPlannerBase": BASE,
     "MultiCollector": BASE,
-    "MultiProcessedWeightUpdater": OPEN,
     "NormalParamWrapper": OLD,
     "OrnsteinUhlenbeckProcessWrapper": OLD,
     "PinMemoryTransform": GPU,
-    "ProfileConfig": OPEN,
     "R3MTransform": WEIGHTS,
     "RayReplayBuffer": RAY,
     "RayTransform": RAY,
     "RayWeightUpdater": RAY,
-    "RemoteModuleWeightUpdater": OPEN,
     "Resize": VISION,
     "SampleUnit": BASE,
     "Sampler": BASE,
     "Storage": BASE,
-    "StoreStorage": OPEN,
+    "StoreStorage": SERVER,
     "TargetNetUpdater": BASE,
     "VC1Transform": WEIGHTS,
     "VIPRewardTransform": WEIGHTS,
     "VIPTransform": WEIGHTS,
     "ValueEstimatorBase": BASE,
     "ValueNorm": BASE,
-    "VanillaWeightUpdater": OPEN,
-    "WeightUpdaterBase": BASE,
     "Writer": BASE,
 }
 

@@ -56,7 +56,7 @@ class Sequences(nn.Module):
         return self.last(self.cell(torch.cat([observation, asked], -1))[0])
 
 
-def asked() -> TensorDict:
+def ask_for_returns() -> TensorDict:
     return continuous().set("return_to_go", torch.randn(3, 5, 1))
 
 
@@ -67,9 +67,9 @@ def decision_transformers(record: Record) -> None:
     module = TensorDictModule(Sequences(ACTIONS), in_keys=keys, out_keys=["param"])
     actor = ProbabilisticActor(module, in_keys=["param"], distribution_class=TanhDelta, spec=spec)
     for reduction in ("mean", "sum"):
-        evaluated(record, f"offline {reduction}", DTLoss(actor, reduction=reduction), asked())
-    record("smooth", DTLoss(actor, loss_function="smooth_l1", reduction="none")(asked()))
-    trained(record, DTLoss(actor), asked(), None)
+        evaluated(record, f"offline {reduction}", DTLoss(actor, reduction=reduction), ask_for_returns())
+    record("smooth", DTLoss(actor, loss_function="smooth_l1", reduction="none")(ask_for_returns()))
+    trained(record, DTLoss(actor), ask_for_returns(), None)
 
 
 @case
@@ -82,12 +82,12 @@ def decision_transformers_online(record: Record) -> None:
         TensorDictSequential(module, halves), in_keys=["loc", "scale"], distribution_class=TanhNormal, spec=spec
     )
     loss = OnlineDTLoss(actor, alpha_init=0.5, min_alpha=0.1, max_alpha=2.0, samples_mc_entropy=3)
-    evaluated(record, "online", loss, asked())
-    record("fixed", OnlineDTLoss(actor, fixed_alpha=True, target_entropy=-3.0)(asked()))
-    each = OnlineDTLoss(actor, reduction="none", scalar_output_mode="non_tensor")(asked())
+    evaluated(record, "online", loss, ask_for_returns())
+    record("fixed", OnlineDTLoss(actor, fixed_alpha=True, target_entropy=-3.0)(ask_for_returns()))
+    each = OnlineDTLoss(actor, reduction="none", scalar_output_mode="non_tensor")(ask_for_returns())
     record("each", each)
-    record("given by name", loss(**{key: asked()[key] for key in (*keys, "action")}))
-    trained(record, loss, asked(), None)
+    record("given by name", loss(**{key: ask_for_returns()[key] for key in (*keys, "action")}))
+    trained(record, loss, ask_for_returns(), None)
 
 
 @case
@@ -113,8 +113,8 @@ def imitation(record: Record) -> None:
     trained(record, GAILLoss(discriminator, use_grad_penalty=True), pairs(6), None)
 
 
-def world_model() -> WorldModelWrapper:
-    """A model that encodes pixels, follows a hidden state, and draws the pixels and the reward from it."""
+def make_world_model() -> WorldModelWrapper:
+    """Makes a model that encodes pixels, follows a hidden state, and draws the pixels and the reward from it."""
     prior = TensorDictModule(
         RSSMPrior(Bounded(-1, 1, (ACTIONS,)), hidden_dim=8, rnn_hidden_dim=BELIEF, state_dim=STATE),
         in_keys=["state", "belief", "action"],
@@ -141,14 +141,14 @@ def world_model() -> WorldModelWrapper:
     )
 
 
-def filmed() -> TensorDict:
-    """Two trajectories of five steps, with pixels."""
+def make_film() -> TensorDict:
+    """Makes two trajectories of five steps, with pixels."""
     following = {"pixels": torch.rand(2, 5, 3, 4, 4), "reward": torch.randn(2, 5, 1)}
     start = {"state": torch.zeros(2, 5, STATE), "belief": torch.zeros(2, 5, BELIEF)}
     return TensorDict({**start, "action": torch.rand(2, 5, ACTIONS), "next": following}, [2, 5])
 
 
-def optimized(record: Record, name: str, loss: nn.Module, data: TensorDict, kept: slice) -> Any:
+def optimize(record: Record, name: str, loss: nn.Module, data: TensorDict, kept: slice) -> Any:
     """Records three steps of a loss that gives its losses and the data that it made; returns these data."""
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
     for step in range(3):
@@ -169,11 +169,11 @@ def models_of_the_world(record: Record) -> None:
         "averaged": {"global_average": True, "lambda_kl": 0.5, "free_nats": 0},
         "clamped later": {"delayed_clamp": True, "reco_loss": "l1", "reward_loss": "smooth_l1"},
     }.items():
-        optimized(record, name, DreamerModelLoss(world_model(), **options), filmed(), slice(None))
+        optimize(record, name, DreamerModelLoss(make_world_model(), **options), make_film(), slice(None))
 
 
-def imagined() -> DreamerEnv:
-    """An environment in which a network says what follows."""
+def make_imagined_env() -> DreamerEnv:
+    """Makes an environment of a network, which gives the next state and the reward."""
     hidden, action = ["state", "belief"], Bounded(-1, 1, (ACTIONS,))
     prior = RSSMPrior(action, hidden_dim=8, rnn_hidden_dim=BELIEF, state_dim=STATE, action_dim=ACTIONS)
     model = WorldModelWrapper(
@@ -202,11 +202,11 @@ def policies_and_values_in_imagination(record: Record) -> None:
     values = TensorDictModule(network(STATE + BELIEF, 1), hidden, ["state_value"])
     start = TensorDict({"state": torch.randn(6, STATE), "belief": torch.randn(6, BELIEF)}, [6])
     for name, options in {"discounted": {}, "not discounted": {"discount_loss": False}}.items():
-        loss = DreamerActorLoss(actor, values, imagined(), imagination_horizon=4, **options)
+        loss = DreamerActorLoss(actor, values, make_imagined_env(), imagination_horizon=4, **options)
         loss.make_value_estimator(gamma=0.9, lmbda=0.8)
-        made = optimized(record, f"policy, {name}", loss, start, slice(None))
+        made = optimize(record, f"policy, {name}", loss, start, slice(None))
         loss = DreamerValueLoss(values, gamma=0.9, **options)
-        optimized(record, f"value, {name}", loss, made, slice(4))
+        optimize(record, f"value, {name}", loss, made, slice(4))
 
 
 @case
@@ -286,7 +286,7 @@ def held_out(record: Record) -> None:
 
 
 def read_example(value: type) -> dict[str, Any]:
-    """The variables that the example in the documentation of `value` leaves."""
+    """Runs the example in the documentation of `value` and returns the variables that it leaves."""
     variables: dict[str, Any] = {"__name__": "example"}
     for example in doctest.DocTestParser().get_examples(inspect.getdoc(value) or ""):
         exec(example.source, variables)

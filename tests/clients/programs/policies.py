@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import torch
-from recording import SEED, Record, case, run
+from recording import SEED, Record, case, run, slow_case
 from torch import nn
 from torch.distributions import Categorical, Normal
 from torchrl.data import Bounded, Composite, OneHot, Unbounded
@@ -328,7 +328,7 @@ def parameters_of_models(record: Record) -> None:
     record("state", dict(policy.state_dict()))
 
 
-@case
+@slow_case
 def exported_agents(record: Record) -> None:
     for share in (False, True):
         options = {"n_agents": 2, "centralized": False, "share_params": share, "use_td_params": False}
