@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -374,8 +378,91 @@ def test_trees_of_sizes_that_vary_are_put_together():
 def test_a_batch_size_that_torch_lost():
     values, spec = _pytree.tree_flatten(make())
     context = spec.context._replace(batch_size=pytree.BatchDims(1))
+    assert pytree.unflatten_container(values, context).batch_size == make().batch_size
     with pytest.raises(RuntimeError, match="kept no batch size"):
-        pytree.unflatten_container(values, context)
+        pytree.unflatten_container([], context._replace(keys=()))
+
+
+def over_rows(x):
+    return TensorDict({"a": x, "n": TensorDict({"b": x * 2}, x.shape[:2])}, x.shape[:1], names=["time"])
+
+
+class Calling(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+EXPORTED = {
+    "container": over_rows,
+    "in a dict": lambda x: (x.sum(), {"k": over_rows(x)}),
+    "tensorclass": lambda x: Row(x, x * 2, batch_size=x.shape[:1]),
+    "lazy stack": lambda x: lazy_stack([over_rows(x), over_rows(x + 1)], 1),
+    "of no dims": lambda x: TensorDict(a=x.sum()),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exported_programs_give_containers_of_any_batch_size(name, strict):
+    module = Calling(EXPORTED[name])
+    shapes = {"x": {0: torch.export.Dim("rows")}}
+    program = torch.export.export(module, (torch.randn(5, 3),), dynamic_shapes=shapes, strict=strict)
+    if name in ("container", "in a dict", "of no dims"):
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        program = torch.export.load(file)
+    for count in (5, 7):
+        x = torch.randn(count, 3)
+        found, expected = program.module()(x), module(x)
+        if name == "in a dict":
+            found, expected = found[1]["k"], expected[1]["k"]
+        assert_same(found, expected)
+        assert found.names == expected.names and found.batch_size == expected.batch_size
+
+
+class Weighted(TensorClass):
+    x: torch.Tensor
+    weight: torch.Tensor = torch.ones(3)
+    bias: torch.Tensor = dataclasses.field(default=torch.zeros(3), init=False)
+
+
+class Twice(Weighted):
+    weight: torch.Tensor = torch.full((3,), 2.0)
+    scale: torch.Tensor = dataclasses.field(default=torch.ones(3), kw_only=True)
+
+
+class Handing(Weighted):
+    def __init__(self, x):
+        super().__init__(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: Weighted(x),
+        lambda x: Weighted(x, x * 3),
+        lambda x: Weighted(x, weight=None),
+        lambda x: Twice(x),
+        lambda x: Handing(x),
+        lambda x: Weighted(x).weight * x,
+    ],
+)
+def test_tensors_as_defaults_of_fields(function):
+    compiled, x = torch.compile(function, fullgraph=True, backend="eager"), torch.arange(3.0)
+    for _ in range(2):
+        assert_same(compiled(x), function(x))
+
+
+def test_constructors_give_the_default_itself():
+    x = torch.zeros(3)
+    assert Weighted(x).weight is Weighted(x).weight is Handing(x).weight
+    assert Twice(x).weight[0] == 2 and Weighted(x).weight[0] == 1
+    assert inspect.signature(Weighted).parameters["weight"].default is Weighted(x).weight
 
 
 def test_parameters_as_an_argument():

@@ -573,6 +573,29 @@ def test_vmap_over_stacked_parameters(make_module):
     assert_one_graph(lambda td: torch.vmap(one, (0, None))(params, td))
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda module, params, x: params,
+        lambda module, params, x: params["0", "weight"].sum() + params.data["1", "running_mean"],
+        lambda module, params, x: [[name for name, _ in f()] for f in (params.named_parameters, params.named_buffers)],
+    ],
+)
+def test_parameters_of_a_module_as_a_module(use):
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+    def call(x):
+        return use(module, TensorDict.from_module(module, as_module=True), x)
+
+    x = torch.ones(2, 3)
+    found, expected = compiled(call)(x), call(x)
+    assert type(found) is type(expected)
+    if isinstance(expected, list):
+        assert found == expected
+    else:
+        assert_same(found, expected)
+
+
 def test_gradients_by_a_transform_through_a_log_probability():
     module, td = normal(), make().set("y", torch.zeros(5, 2))
     params = TensorDict.from_module(module).data

@@ -42,6 +42,10 @@ class _ToBeMade:
     """Stands for what a `default_factory` makes."""
 
 
+class _ToBeRead:
+    """Stands for a tensor, which `torch.compile` takes as an attribute of the class only."""
+
+
 # `data` is too common a name for what a class holds: such a field stands in the place of the container's attribute.
 _ALLOWED = frozenset({"data"})
 
@@ -209,6 +213,8 @@ def _default(f: dataclasses.Field[Any]) -> Any:
     """The default of the parameter that a field is."""
     if f.default_factory is not MISSING:
         return _ToBeMade
+    if isinstance(f.default, Tensor):
+        return _ToBeRead
     return NOT_GIVEN if f.default is MISSING else f.default
 
 
@@ -225,7 +231,12 @@ def _constructor(
     parameters += [*(f"{name}=None" for name in (*keywords, *own)), "**__unknown"]
     # No more than functions and classes: `torch.compile` traces these wherever they come from.
     scope: dict[str, Any] = {"__class": cls, "__construct": base._store_fields}
-    scope.update({"__not_given": NOT_GIVEN, "__made": _ToBeMade})
+    scope.update({"__not_given": NOT_GIVEN, "__made": _ToBeMade, "__read": _ToBeRead})
+    # Each constructor reads the defaults of its own class, also for an instance of a subclass.
+    kept: dict[str, Any] = {}
+    for parent in reversed(cls.__mro__):
+        kept.update(vars(parent).get("_tensor_defaults", {}))
+    cls._tensor_defaults = kept
     lines = [
         f"def __init__({', '.join(parameters)}):",
         "if __more or __unknown: raise __class._layout.refused(__more, __unknown)",
@@ -234,11 +245,15 @@ def _constructor(
         absent = " or ".join(f"{name} is __not_given" for name in required)
         lines.append(f"if {absent}: raise __class._layout.missing({_dict(required)})")
     for name, f in specs.items():
-        scope[f"__fixed_{name}"], make = _made(f)
+        fixed, make = _made(f)
         if make is not None:
             scope[f"__make_{name}"] = make
             lines.append(f"{f'if {name} is __made: ' if f.init else ''}{name} = __make_{name}()")
+        elif _default(f) is _ToBeRead:
+            kept[key := f"{cls.__module__}.{cls.__qualname__}.{name}"] = f.default
+            lines.append(f"{f'if {name} is __read: ' if f.init else ''}{name} = type(__self)._tensor_defaults[{key!r}]")
         elif not f.init:
+            scope[f"__fixed_{name}"] = fixed
             lines.append(f"{name} = __fixed_{name}")
     given = [name if name in own else "None" for name in _OWN_ARGUMENTS]
     lines.append(f"__construct(__self, {_dict(layout.names)}, {', '.join(given[:4])})")

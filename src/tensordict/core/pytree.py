@@ -117,7 +117,7 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
     if is_nothing(values):
         return None
     known = [value for value in values if isinstance(value, (Tensor, Contract))]
-    size = size_of(context.batch_size)
+    size = _find_size(context.batch_size, known)
     batch_dims = len(size)
     names: Names | None = None if context.names is None else list(context.names)
     device = context.device
@@ -155,19 +155,22 @@ def held(size: torch.Size) -> HeldSize:
     return dims
 
 
-def size_of(size: HeldSize) -> torch.Size:
-    """The batch size that a context has.
+def _find_size(size: HeldSize, known: Sequence[Contract | Tensor]) -> torch.Size:
+    """The batch size that a context has, or the one that its entries show.
+
+    `torch.export` makes a constant of the context of a result, and loses the sizes that vary.
 
     Raises:
-        RuntimeError: torch made a constant of the context, and has lost it.
+        RuntimeError: no entry shows the batch size.
     """
     if not isinstance(size, BatchDims):
         return torch.Size(size)
-    if size.size is None:
-        raise RuntimeError(
-            "torch.compile kept no batch size for this container: take it apart in the code that uses it"
-        )
-    return size.size
+    if size.size is not None:
+        return size.size
+    for value in known:
+        if not _has_no_batch(value) and len(shape := _shape_of(value)) >= size:
+            return shape[: int(size)]
+    raise RuntimeError("torch.compile kept no batch size for this container: take it apart in the code that uses it")
 
 
 def is_nothing(values: Sequence[object]) -> bool:
@@ -194,20 +197,25 @@ def _flatten_with_keys(container: Contract) -> tuple[list[Any], Context]:
 
 def _dumpable(context: Context) -> dict[str, object]:
     """The context as JSON can hold it."""
+    size = context.batch_size
+    # The number of dims alone, where sizes vary.
+    if not isinstance(size, BatchDims) and not all(type(count) is int for count in size):
+        size = BatchDims(len(size))
     return {
         "cls": context.cls.__name__,
         "keys": list(context.keys),
-        "batch_size": list(size_of(context.batch_size)),
+        "batch_size": int(size) if isinstance(size, BatchDims) else list(size),
         "names": None if context.names is None else list(context.names),
         "device": None if context.device is None else str(context.device),
     }
 
 
 def _from_dumpable(data: dict[str, Any]) -> Context:
+    size = data["batch_size"]
     return Context(
         registry.lookup(data["cls"]),
         tuple(data["keys"]),
-        tuple(data["batch_size"]),
+        BatchDims(size) if isinstance(size, int) else tuple(size),
         None if data["names"] is None else tuple(data["names"]),
         None if data["device"] is None else torch.device(data["device"]),
     )
@@ -236,18 +244,19 @@ def _depth(values: Sequence[Any]) -> int:
     return deepest
 
 
+def _shape_of(value: Contract | Tensor) -> torch.Size:
+    if isinstance(value, Contract):
+        return value._batch_size
+    return ragged.shape_of(value) if value.is_nested else value.shape
+
+
 def _shared_size(values: Sequence[Contract | Tensor], size: torch.Size, change: int) -> torch.Size:
     """The longest leading shape that all the values share, of at most `len(size) + change` dims.
 
     One more if a new dim lies in front of the old ones.
     """
     ndim = max(0, len(size) + change)
-    shapes = [
-        value._batch_size
-        if isinstance(value, Contract)
-        else (ragged.shape_of(value) if value.is_nested else value.shape)
-        for value in values
-    ]
+    shapes = list(map(_shape_of, values))
     first = shapes[0]
     if not change:
         if all(shape[:ndim] == size for shape in shapes):

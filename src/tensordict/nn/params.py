@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorDictParams"]
 
+# Dynamo replaces this function when it compiles first, and does not trace its own.
+_INIT_MODULE = nn.Module.__init__
+
 Convert = Literal["auto", "parameter", "buffer"]
 _CHOICES = ("auto", "parameter", "buffer")
 
@@ -184,7 +187,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
             self._lock_tree()
 
     def _set_up(self, container: Any, convert: Convert, kind: Any) -> None:
-        nn.Module.__init__(self)
+        _INIT_MODULE(self)
         self.__dict__.update(_convert=convert, _get_hooks=[], _kind=kind)
         self._hold(container)
 

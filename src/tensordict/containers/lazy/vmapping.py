@@ -8,8 +8,7 @@ arguments and results are given to it in another form, with other dims.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,18 +22,26 @@ from tensordict.core.errors import StackError
 from tensordict.core.shapes import as_dim, as_new_dim
 
 
-@dataclass(frozen=True)
-class LazyContext:
-    """What a lazy stack is apart from its members."""
+class LazyContext(NamedTuple):
+    """What a lazy stack is apart from its members; a named tuple, as `Context`."""
 
     cls: type[Any]
     dim: int
     name: str | None
     hooks: tuple[Any, Any]
     # The stack dim of what is made of the new members, when a level of `vmap` lies between; no part of the structure.
-    after: int | None = field(default=None, compare=False)
-    # How many levels of `vmap` the members are in.
-    depth: int = field(default=0, compare=False)
+    after: int | None = None
+    # How many levels of `vmap` the members are in; no part of the structure.
+    depth: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is LazyContext and self[:4] == other[:4]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:4])
 
 
 def flatten_stack(stack: Any) -> tuple[list[Any], LazyContext]:
