@@ -238,6 +238,17 @@ def _shared() -> object:
     return td["a"]
 
 
+def _call_lazy_modules() -> Any:
+    modules = [torch.nn.LazyLinear(2) for _ in range(2)]
+    weights = TensorDict.from_modules(*modules, as_module=True)
+
+    def call(weights: Any, x: torch.Tensor) -> torch.Tensor:
+        with weights.to_module(modules[0]):
+            return modules[0](x)
+
+    return torch.vmap(call)(weights, torch.ones(2, 3)).shape
+
+
 def _vmapped() -> object:
     td = TensorDict(a=torch.arange(6.0).view(2, 3), batch_size=2)
     return torch.vmap(lambda x: x + 1)(td)["a"]
@@ -363,6 +374,9 @@ USES: dict[str, tuple[Callable[[], Any], bool]] = {
     f"{_F}peek_interpreter_stack": (_vmapped, True),
     f"{_C}_are_functorch_transforms_active": (_vmapped, True),
     f"{_V}_add_batch_dim": (_vmapped, False),
+    f"{_C}_functorch.maybe_get_bdim": (_call_lazy_modules, False),
+    "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack": (_call_lazy_modules, False),
+    f"{_N}_make_subclass": (_call_lazy_modules, False),
     f"{_V}_remove_batch_dim": (_vmapped, False),
     f"{_P}register_pytree_node": (_flat, True),
     f"{_P}SUPPORTED_NODES": (_to_pytree, True),
