@@ -210,7 +210,11 @@ def test_a_long_chunk_is_read_in_parts(group: Group, monkeypatch: pytest.MonkeyP
     expected = save_group(remote)
     proxy.clear()
     assert torch.equal(read(remote), expected)
-    assert proxy.fetched(chunk) < 34_000 and proxy.count("GET", chunk) >= 11
+    assert proxy.fetched(chunk) < 34_000 and proxy.count("GET", chunk) in (
+        11,
+        12,
+        13,
+    )  # GCS is asked for the length, too
     # An object that becomes shorter meanwhile is read again.
     proxy.faults = [Fault(SHORT, path=chunk, after=3)]
     assert torch.equal(read(remote), expected) and not proxy.faults[0].times

@@ -42,7 +42,7 @@ def as_device(device: object) -> torch.device:
 
 
 def place_of(device: torch.device) -> torch.device:
-    """Where the tensors of a container on `device` are: torch keeps no index of the CPU, and copies to `cpu:1` anew."""
+    """Return the device of the tensors in a container on `device`: torch drops the CPU index, and copies to `cpu:1`."""
     # The frequent case first: it takes half the time.
     return device if device.index is None else _WITHOUT_INDEX.get(device.type, device)  # type: ignore[redundant-expr]
 

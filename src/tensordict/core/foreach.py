@@ -214,9 +214,7 @@ def _dispatched(tensors: list[Tensor]) -> bool:
     return kinds != _PLAIN and any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds)
 
 
-# Whether a transformation of `torch.func` is at work: Dynamo knows this of the code that it traces.
 _transformed: Callable[[], bool] = internals.transforms_active
-# Whether autograd records what is done with any of the tensors in its arguments, which are tensors or lists of such.
 _any_requires_grad: Callable[..., bool] = internals.any_requires_grad
 
 

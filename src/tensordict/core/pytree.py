@@ -156,7 +156,7 @@ def held(size: torch.Size) -> HeldSize:
 
 
 def _find_size(size: HeldSize, known: Sequence[Contract | Tensor]) -> torch.Size:
-    """The batch size that a context has, or the one that its entries show.
+    """Return the batch size of a context, or the size that its entries show.
 
     `torch.export` makes a constant of the context of a result, and loses the sizes that vary.
 

@@ -27,7 +27,7 @@ _HAVE_ALL = "torch 2.11 to 2.15 have it"
 
 
 def _take(path: str, instead: Any, lost: str) -> Any:
-    """What torch has at this dotted path, or `instead` where that is absent, which `LACKING` then tells."""
+    """Return the object at a dotted path in torch, or `instead` where torch lacks it; `LACKING` then has the loss."""
     found: Any = torch
     prefix = "torch"
     for name in path.split(".")[1:]:
@@ -43,7 +43,7 @@ def _take(path: str, instead: Any, lost: str) -> Any:
 
 
 def _need(path: str, feature: str) -> Any:
-    """What torch has at this dotted path, or a function that says which feature is missing without it."""
+    """Return the object at a dotted path in torch, or a function that raises an error naming the missing feature."""
 
     def refuse(*args: object, **kwargs: object) -> Any:
         raise RuntimeError(f"{feature} needs {path}, which torch {torch.__version__} does not have; {_HAVE_ALL}")
@@ -187,7 +187,7 @@ def _find_requires_grad(*operands: Any) -> bool:
     return any([one.requires_grad if isinstance(one, Tensor) else _find_requires_grad(*one) for one in operands])  # noqa: C419
 
 
-# Whether autograd records what is done with any of the tensors in its arguments, which are tensors or lists of such.
+# Returns True if autograd records operations on one of its arguments, which are tensors or lists of tensors.
 any_requires_grad: Callable[..., bool] = _take(
     "torch._C._any_requires_grad", _find_requires_grad, "slower: writes into leaves while gradients are recorded"
 )
@@ -232,7 +232,7 @@ def _has_dispatch(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
-# Whether a tensor consists of other tensors.
+# Returns True for a tensor that consists of other tensors.
 is_wrapper: Callable[[Tensor], bool] = _take(
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
     _has_dispatch,

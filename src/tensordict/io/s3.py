@@ -21,6 +21,8 @@ class Session(AIOHTTPSession):  # type: ignore[misc]
     async def _get_session(self, proxy_url: str | None) -> Any:
         session = await super()._get_session(proxy_url)
         # aiobotocore makes the session and takes no class of answers.
+        if not hasattr(session, "_response_class"):
+            raise RuntimeError("this aiohttp has no place for a class of answers, so that no answer would be bounded")
         session._response_class = _Answer
         return session
 

@@ -23,7 +23,7 @@ from tensordict.core.shapes import as_dim, as_new_dim
 
 
 class LazyContext(NamedTuple):
-    """What a lazy stack is apart from its members; a named tuple, as `Context`."""
+    """Describes a lazy stack apart from its members."""
 
     cls: type[Any]
     dim: int
