@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("house_check", Path(__file__).with_name("check.py"))
-assert _spec is not None and _spec.loader is not None
-check: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(check)
 
-FOUND = {"entries": 3, "lines_of_a_file": 10, "hooks": 2}
+def load_program(name: str) -> Any:
+    """The module of a program in this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"house_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+check = load_program("check")
+flows = load_program("flows")
+
+FOUND = {"entries": 3, "hooks": 2, "flows": {"td[0]": 6}}
 PLAN = {**FOUND, "rooms": {"core": 10, "ops": 10, "public": 10}}
 
 
@@ -26,7 +35,7 @@ def house(folder: Path, **files: str) -> Any:
     return check.House(folder)
 
 
-def problems(made: Any, **found: int) -> list[str]:
+def problems(made: Any, **found: Any) -> list[str]:
     return list(check.problems(made, PLAN, {**FOUND, **found, "rooms": made.lines()}))
 
 
@@ -60,9 +69,43 @@ def test_budgets(tmp_path: Path) -> None:
     made = house(tmp_path, core__keys="x = 1\n" * 11, ops__shape="", other__new="")
     assert problems(made, hooks=3) == [
         "hooks: 3, and house.toml allows 2",
-        "core/ has 11 lines of code, and house.toml allows 10",
+        "core/ has 11 lines of code, and house.toml allows 10 and 3 % more",
         "other is no room of house.toml",
     ]
+
+
+def test_flows_have_budgets(tmp_path: Path) -> None:
+    made = house(tmp_path, core__keys="", ops__shape="", base="")
+    assert problems(made, flows={"td[0]": 7, "td[1]": 1}) == [
+        "td[0]: 7 calls, and house.toml allows 6",
+        "td[1]: 1 calls, and house.toml allows 0",
+    ]
+
+
+def test_calls_are_counted_in_all_threads() -> None:
+    import threading
+
+    from tensordict import TensorDict
+
+    td = TensorDict({"a": [1]})
+
+    def flow() -> None:
+        other = threading.Thread(target=td.is_empty)
+        other.start()
+        other.join()
+
+    assert flows.count_calls(flow) == flows.count_calls(td.is_empty) != (0, 0, 0)
+
+
+def test_a_generator_is_one_call() -> None:
+    def generate() -> Iterator[int]:
+        yield from range(5)
+
+    package, flows._PACKAGE = flows._PACKAGE, __file__
+    try:
+        assert flows.count_calls(lambda: list(generate())).calls == 2
+    finally:
+        flows._PACKAGE = package
 
 
 def test_lines_of_code() -> None:
