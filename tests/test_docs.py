@@ -56,8 +56,15 @@ def test_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             exec(compile("\n" * line + block[1], str(page), "exec", dont_inherit=True), names)
 
 
-def test_readme_has_a_tour() -> None:
-    assert len(BLOCK.findall((ROOT / "README.md").read_text())) >= 6
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_page_is_reachable_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    indices = {"index.md", "changelog.md"}
+    pages = (page.relative_to(ROOT).as_posix() for folder in FOLDERS for page in folder.glob("*.md"))
+    assert [page for page in pages if Path(page).name not in indices and f"]({page})" not in readme] == []
 
 
 def docstring_examples() -> Iterator[doctest.DocTest]:

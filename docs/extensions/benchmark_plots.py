@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parent.parent.parent
-NONE = "No run is kept yet: the figures in the README are those of the runs that it names."
+NONE = "No run is kept yet: the tables above name their runs."
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
