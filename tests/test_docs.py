@@ -60,6 +60,10 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_the_guide_for_contributors_is_short() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 120
+
+
 def test_every_page_is_reachable_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     indices = {"index.md", "changelog.md"}
