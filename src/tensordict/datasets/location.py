@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tensordict.core import registry
+from tensordict.containers.dense import TensorDict
 from tensordict.core.errors import SaveError
 from tensordict.datasets.folders import (
     IsOurs,
@@ -47,7 +47,6 @@ from tensordict.io.remote import IN_FLIGHT, Remote, is_url
 from tensordict.io.remote_rows import open_rows
 from tensordict.io.remote_saves import Access
 from tensordict.io.source import PrivateSave
-from tensordict.io.specification import DICT
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, SCHEMA, local_path
@@ -329,7 +328,7 @@ class LocalLocation(Location):
         if format == DIRECTORY and mode == "r":
             return load_directory(path, LoadOptions(source=PrivateSave(path)))
         if format in (DIRECTORY, ARCHIVE):
-            return registry.lookup(DICT).load_memmap(path, mode=mode)
+            return TensorDict.load_memmap(path, mode=mode)
         return open_file(path, format, mode=mode)
 
     def label(self, name: str) -> Label | None:
@@ -572,7 +571,7 @@ class RemoteLocation(Location):
         return sorted(name for name in names if name not in (SCHEMA, SHARDS, WRITERS, _LOCK))
 
     def rows_of_schema(self) -> Any:
-        return registry.lookup(DICT).load(
+        return TensorDict.load(
             self.path(SCHEMA), storage_options=self.access.storage_options, cache_dir=self.access.cache
         )
 

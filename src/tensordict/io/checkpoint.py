@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import foreach, ragged, registry
+from tensordict.core import foreach, makers, ragged, registry
 from tensordict.core.context import same_memory
 from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
@@ -134,7 +134,7 @@ class _Plan:
         if isinstance(item, Contract):
             return item
         value = item.value if isinstance(item, Level) else item
-        return registry.lookup("NonTensorData")._of(value, size, device)
+        return makers.value(value, size, device)
 
     def _match_value(self, node: Any, level: Level, key: Path) -> None:
         """The state of a holder that is loaded by itself."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from tensordict.core import registry
+from tensordict.core import makers, registry
 from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path
@@ -209,7 +209,7 @@ def open_file(
         raise ValueError(f"{given} cannot be had of {shown!r}, which is of the format {format!r}")
     target = None if device is None else as_device(device)
     if format in BACKENDS:
-        return registry.lookup("PersistentTensorDict")._opened(path, backend=format, mode=mode, device=target)
+        return makers.open_store(path, backend=format, mode=mode, device=target)
     assert not isinstance(path, Remote)
     if format in _TABLE_METHODS:
         name, _, how = _TABLE_METHODS[format]

@@ -1,10 +1,11 @@
-"""`memmap`, `save`, `load` and `load_memmap` as functions."""
+"""Free functions that make, save and load containers: each is a method of `TensorDict`, or calls one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from tensordict.core import registry
+from tensordict.containers.dense import TensorDict
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
@@ -18,6 +19,67 @@ if TYPE_CHECKING:
     from tensordict.ops.saving import _Save as _FileOptions
 
     _Container = TypeVar("_Container", bound=TensorCollection)
+
+
+from_any = TensorDict.from_any
+from_arrow = TensorDict.from_arrow
+from_csv = TensorDict.from_csv
+from_json = TensorDict.from_json
+from_namedtuple = TensorDict.from_namedtuple
+from_pandas = TensorDict.from_pandas
+from_parquet = TensorDict.from_parquet
+from_polars = TensorDict.from_polars
+from_pytree = TensorDict.from_pytree
+from_struct_array = TensorDict.from_struct_array
+from_tuple = TensorDict.from_tuple
+fromkeys = TensorDict.fromkeys
+
+
+def from_dict(
+    d: object,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: object = None,
+    batch_size: object = None,
+) -> TensorDict:
+    """A `TensorDict` made from a (nested) dict; see :meth:`TensorDict.from_dict`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import from_dict
+        >>> from_dict({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, auto_batch_size=True).batch_size
+        torch.Size([3])
+    """
+    return TensorDict.from_dict(
+        d, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
+    )
+
+
+def make_tensordict(
+    input_dict: Mapping[Any, Any] | None = None,
+    batch_size: object = None,
+    device: object = None,
+    auto_batch_size: bool | None = None,
+    **kwargs: object,
+) -> TensorDict:
+    """A `TensorDict` made from a (nested) dict, from keyword arguments, or from both.
+
+    Args:
+        input_dict: a mapping from (nested) keys to values, or a container.
+        batch_size: the batch size; none by default.
+        device: where the entries are moved.
+        auto_batch_size: without a `batch_size`, give every level the longest one that its entries share.
+        **kwargs: further entries; these win over entries of the same name in `input_dict`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import make_tensordict
+        >>> sorted(make_tensordict({"a": torch.zeros(3)}, b=torch.ones(3), batch_size=[3]).keys())
+        ['a', 'b']
+    """
+    entries = kwargs if input_dict is None else ({**dict(input_dict.items()), **kwargs} if kwargs else input_dict)
+    return TensorDict.from_dict(entries, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device)
 
 
 @overload
@@ -207,7 +269,7 @@ def load_memmap(
         >>> meta["a"].device
         device(type='meta')
     """
-    return registry.lookup("TensorDict").load_memmap(
+    return TensorDict.load_memmap(
         prefix,
         device,
         non_blocking,
@@ -258,7 +320,7 @@ def load(
         >>> again["a"]
         tensor([1., 1.])
     """
-    return registry.lookup("TensorDict").load(
+    return TensorDict.load(
         prefix,
         device,
         non_blocking,
@@ -329,7 +391,7 @@ def from_safetensors(
     Args:
         filename, separator, device, progress, storage_options, cache_dir: as in the method.
     """
-    return registry.lookup("TensorDict").from_safetensors(
+    return TensorDict.from_safetensors(
         filename,
         separator=separator,
         device=device,
@@ -366,7 +428,7 @@ def from_h5(
         ...     data[0]["a"]
         tensor(1.)
     """
-    return registry.lookup("TensorDict").from_h5(
+    return TensorDict.from_h5(
         h5_file,
         mode=mode,
         auto_batch_size=auto_batch_size,
@@ -403,7 +465,7 @@ def from_zarr(
         >>> from_zarr(store, batch_size=[2])[0]["a"]
         tensor(1.)
     """
-    return registry.lookup("TensorDict").from_zarr(
+    return TensorDict.from_zarr(
         zarr_file,
         mode=mode,
         auto_batch_size=auto_batch_size,
@@ -432,6 +494,4 @@ def from_consolidated(
         >>> again["a"]
         tensor([0, 1, 2])
     """
-    return registry.lookup("TensorDict").from_consolidated(
-        filename, storage_options=storage_options, cache_dir=cache_dir
-    )
+    return TensorDict.from_consolidated(filename, storage_options=storage_options, cache_dir=cache_dir)
