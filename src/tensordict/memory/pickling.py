@@ -144,7 +144,11 @@ def _way_of_ours() -> Any:
 
 
 def _is_unbatched(value: object) -> bool:
-    return type(value) is registry.lookup(_UNBATCHED)
+    return type(value) is _unbatched_class()
+
+
+def _unbatched_class() -> Any:
+    return registry.lookup(_UNBATCHED)
 
 
 def _is_tree(value: Contract) -> bool:
@@ -423,7 +427,7 @@ def _composed(slot: tuple[str, list[Any], Any], leaves: list[Tensor]) -> Any:
         return ragged.from_buffer(*parts)
     if kind == _PARAMETER:
         return torch.nn.Parameter(parts[0], rest)
-    return registry.lookup(_UNBATCHED)._over(parts[0], rest)
+    return _unbatched_class()._over(parts[0], rest)
 
 
 def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:

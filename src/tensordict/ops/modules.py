@@ -104,7 +104,7 @@ class Modules(Contract):
         else:
             result = _taken_out(module, filter_empty, {}, make)
         if as_module:
-            return registry.lookup("TensorDictParams")(result, no_convert="buffer", lock=lock)
+            return _as_module(result, lock)
         return result.lock_() if lock else result
 
     @overload
@@ -183,7 +183,7 @@ class Modules(Contract):
                 f"the modules have different parameters: {error}; lazy_stack=True takes such modules"
             ) from error
         if as_module:
-            return registry.lookup("TensorDictParams")(result, no_convert="buffer", lock=lock)
+            return _as_module(result, lock)
         return result.lock_() if lock else result
 
     @overload
@@ -272,6 +272,10 @@ def is_parameter(value: object) -> bool:
 
 
 # --- taking out -------------------------------------------------------------------------------------------------------
+
+
+def _as_module(container: Any, lock: bool) -> Any:
+    return registry.lookup("TensorDictParams")(container, no_convert="buffer", lock=lock)
 
 
 def _taken_out(module: nn.Module, filter_empty: bool, memo: dict[nn.Module, Any], make: Callable[..., Any]) -> Any:

@@ -194,7 +194,7 @@ class Persisting(Contract):
             "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
             "prefix": prefix, "device": device, **kwargs,
         }  # fmt: skip
-        return registry.lookup("TensorDictStore").from_tensordict(self, **server)  # type: ignore[no-any-return]
+        return server_class().from_tensordict(self, **server)  # type: ignore[no-any-return]
 
     @classmethod
     def from_zarr(
@@ -351,3 +351,8 @@ class Persisting(Contract):
             save.commit()
             # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
             return makers.open_store(save.path, backend=backend, mode=kind.mode_of_saved(path), options=kwargs)
+
+
+def server_class() -> Any:
+    """The class of containers on a Redis server."""
+    return registry.lookup("TensorDictStore")

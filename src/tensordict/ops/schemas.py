@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from tensordict.core import makers, registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.core.keys import Path, joined, path_of
@@ -17,6 +17,7 @@ from tensordict.io import reopening
 from tensordict.io.remote import is_url
 from tensordict.io.stores.backends import BACKENDS, backend_of
 from tensordict.memory.names import without_scheme
+from tensordict.ops.persisting import server_class
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +87,7 @@ class Schemas(Contract):
         flat: dict[Path, tuple[torch.Size, torch.dtype]] = {}
         _flatten(schema, (), flat)
         if storage == "redis":
-            return registry.lookup("TensorDictStore")._zeros(flat, size, device=device, **kwargs)  # type: ignore[no-any-return]
+            return server_class()._zeros(flat, size, device=device, **kwargs)  # type: ignore[no-any-return]
         result = makers.dense({}, size, None if storage or device is None else as_device(device), None)
         on_disk = storage in ("memmap", *BACKENDS)
         for path, (shape, dtype) in flat.items():
