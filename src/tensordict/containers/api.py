@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from tensordict.containers.dense import TensorDict
 from tensordict.memory.mapped import PathLike
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tensordict.ops.saving import _Save as _FileOptions
 
     _Container = TypeVar("_Container", bound=TensorCollection)
+    _P = ParamSpec("_P")
 
 
 from_any = TensorDict.from_any
@@ -33,6 +34,17 @@ from_pytree = TensorDict.from_pytree
 from_struct_array = TensorDict.from_struct_array
 from_tuple = TensorDict.from_tuple
 fromkeys = TensorDict.fromkeys
+
+
+def _of_any_class(load: Callable[_P, TensorDict]) -> Callable[_P, TensorCollection]:
+    """`load`, to type checkers a function that gives whatever was saved."""
+    return load
+
+
+load = _of_any_class(TensorDict.load)
+load_memmap = _of_any_class(TensorDict.load_memmap)
+from_consolidated = _of_any_class(TensorDict.from_consolidated)
+from_safetensors = _of_any_class(TensorDict.from_safetensors)
 
 
 def from_dict(
@@ -236,107 +248,6 @@ def save(
     )
 
 
-def load_memmap(
-    prefix: PathLike,
-    device: object = None,
-    non_blocking: bool = False,
-    *,
-    out: object = None,
-    robust_key: bool | None = True,
-    subpath: object = None,
-    mode: str = "r",
-    num_threads: int = 0,
-    allow_pickle: bool | None = None,
-    keys: object = None,
-    progress: bool | None = None,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-) -> TensorCollection:
-    """Load the container that was saved in a folder or an archive; see :meth:`TensorDict.load_memmap`.
-
-    Args:
-        prefix: the folder, or the archive, or its URL.
-        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress,
-            storage_options, cache_dir: as in the method.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, load_memmap
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = TensorDict(a=torch.ones(2)).save(folder)
-        ...     meta = load_memmap(folder, device="meta")
-        >>> meta["a"].device
-        device(type='meta')
-    """
-    return TensorDict.load_memmap(
-        prefix,
-        device,
-        non_blocking,
-        out=out,
-        robust_key=robust_key,
-        subpath=subpath,
-        mode=mode,
-        num_threads=num_threads,
-        allow_pickle=allow_pickle,
-        keys=keys,
-        progress=progress,
-        storage_options=storage_options,
-        cache_dir=cache_dir,
-    )
-
-
-def load(
-    prefix: PathLike,
-    device: object = None,
-    non_blocking: bool = False,
-    *,
-    out: object = None,
-    robust_key: bool | None = True,
-    subpath: object = None,
-    mode: str = "r",
-    num_threads: int = 0,
-    allow_pickle: bool | None = None,
-    keys: object = None,
-    progress: bool | None = None,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-) -> TensorCollection:
-    """Load a container that was saved, in any format; see :meth:`TensorDict.load`.
-
-    Args:
-        prefix: the folder or the file, or its URL; of tables a pattern, too.
-        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress,
-            storage_options, cache_dir: as in :func:`load_memmap`; `out`, `subpath` and `keys` are for folders and
-            archives, `mode` for HDF5 files and Zarr groups, too.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, load
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     TensorDict(a=torch.ones(2)).to_safetensors(folder + "/td.safetensors")
-        ...     again = load(folder + "/td.safetensors")
-        >>> again["a"]
-        tensor([1., 1.])
-    """
-    return TensorDict.load(
-        prefix,
-        device,
-        non_blocking,
-        out=out,
-        robust_key=robust_key,
-        subpath=subpath,
-        mode=mode,
-        num_threads=num_threads,
-        allow_pickle=allow_pickle,
-        keys=keys,
-        progress=progress,
-        storage_options=storage_options,
-        cache_dir=cache_dir,
-    )
-
-
 def to_safetensors(
     data: Any,
     filename: PathLike,
@@ -374,30 +285,6 @@ def to_safetensors(
         progress=progress,
         overwrite=overwrite,
         storage_options=storage_options,
-    )
-
-
-def from_safetensors(
-    filename: PathLike,
-    *,
-    separator: str | None = ".",
-    device: object = None,
-    progress: bool | None = None,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-) -> TensorCollection:
-    """Load a safetensors file, of any program; see :meth:`TensorDict.from_safetensors`.
-
-    Args:
-        filename, separator, device, progress, storage_options, cache_dir: as in the method.
-    """
-    return TensorDict.from_safetensors(
-        filename,
-        separator=separator,
-        device=device,
-        progress=progress,
-        storage_options=storage_options,
-        cache_dir=cache_dir,
     )
 
 
@@ -474,24 +361,3 @@ def from_zarr(
         device=device,
         storage_options=storage_options,
     )
-
-
-def from_consolidated(
-    filename: PathLike, *, storage_options: StorageOptions | None = None, cache_dir: CacheDir | None = None
-) -> TensorCollection:
-    """The container in a file that :meth:`TensorDict.consolidate` wrote; see :meth:`TensorDict.from_consolidated`.
-
-    Args:
-        filename, storage_options, cache_dir: as in the method.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, from_consolidated
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = TensorDict(a=torch.arange(3)).consolidate(folder + "/data")
-        ...     again = from_consolidated(folder + "/data")
-        >>> again["a"]
-        tensor([0, 1, 2])
-    """
-    return TensorDict.from_consolidated(filename, storage_options=storage_options, cache_dir=cache_dir)
