@@ -22,7 +22,7 @@ dense: Callable[[dict[str, Any], torch.Size, torch.device | None, Names | None],
 value: Callable[..., Any]
 # A stack of values in nested lists: lists, batch size, stack dim, device.
 values: Callable[[Any, torch.Size, int, torch.device | None], Any]
-# A stack of the values of a list, in which nested lists are further batch dims.
+# A stack of the values of a list; nested lists are further batch dims.
 value_list: Callable[[list[Any]], Any]
 # A holder of any value, or the stack of the values of a list: value, batch size, device.
 held: Callable[[object, torch.Size, torch.device | None], Any]
